@@ -227,7 +227,7 @@ class PolicyOutputError(PolicyError, TypeError):
 
 
 class NonFiniteLoss(PolicyError, ArithmeticError):
-    """A loss is NaN or infinite; the parameters are those from before the update."""
+    """A loss or gradient is NaN or infinite; its step, and those after it, changed nothing."""
 
 
 class RankLost(PolicyError, ConnectionError):

@@ -226,6 +226,9 @@ def scheduled(values: Range, *, reach: Range | None = None) -> Range:
         values: the numbers that the option may be.
         reach: the values of its schedules, if they differ: a learning rate is positive, but may
             fall to 0.
+
+    Returns:
+        The range; its ``fits`` raises a :class:`ConfigError` for a schedule with another value.
     """
     of_schedule = values if reach is None else reach
 
@@ -233,7 +236,12 @@ def scheduled(values: Range, *, reach: Range | None = None) -> Range:
         if not isinstance(setting, Schedule | Mapping):
             return values.fits(setting)
         # The limit of an exponential schedule counts too: rounding may reach it.
-        return all(of_schedule.fits(value) for value in Schedule.of(setting).bounds)
+        for value in Schedule.of(setting).bounds:
+            if not of_schedule.fits(value):
+                raise ConfigError(
+                    f"each value of its schedule must be {of_schedule.words}, got {value}"
+                )
+        return True
 
     return _Scheduled(f"{values.words}, or a schedule", fits)
 

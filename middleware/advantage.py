@@ -42,7 +42,7 @@ class AdvantageEstimator:
     def __call__(self, rows: Batch) -> Batch:
         """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
         estimated = self._estimate(rows, self._mode.get_attribute("scale_rewards")(rows))
-        self._mode.get_attribute("observe_returns")(estimated["ret"])
+        self._mode.get_attribute("observe_returns")(estimated["ret"], estimated.get("obs"))
         return estimated
 
     def again(self, rows: Batch, obs: Value) -> Batch:

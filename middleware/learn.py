@@ -173,7 +173,7 @@ class OffPolicyLearner(_PolicyUpdater):
             discount differs from the policy's.
         ValueError: if a number is not positive, ``learn_start`` is less than ``batch_size``, or
             more than the buffer's size.
-        NonFiniteLoss: from the policy; the parameters are those from before the update.
+        NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     reads = ("train_iter",)
@@ -311,7 +311,7 @@ class OnPolicyLearner(_PolicyUpdater):
         ConfigError: if ``policy`` is not a policy.
         ValueError: if a number is not positive.
         StructureError: if the policy learns from lanes, and the data is not ``[T, E, …]``.
-        NonFiniteLoss: from the policy; the parameters are those from before the update.
+        NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     def __init__(
@@ -421,13 +421,17 @@ class Trainer(_PolicyUpdater):
 
     Raises:
         ConfigError: if ``policy`` is not a policy.
+        ChainError: before the first step, if the policy has ``nstep`` above 1, and nothing in the
+            chain computes n-step returns.
     """
 
     reads = ("train_data", "train_iter")
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject a buffer in the chain whose n-step length or discount is not the policy's."""
+        """Reject data whose n-step length or discount is not the policy's."""
         yield from super().preflight(chain)
+        if not any(getattr(one, "draws_from", ()) for one in chain.middleware):
+            yield from n_step_problems(None, self._mode, chain)
         for one in chain.middleware:
             for buffer in getattr(one, "draws_from", ()):
                 try:

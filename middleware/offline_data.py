@@ -145,6 +145,8 @@ class OfflineDataFetcher:
         check_positive(batch_size=batch_size)
         self._batch_size = batch_size
         self._minibatches = self._make_minibatches(seed=0)
+        if "discount" in dataset.leaves:  # saved after nstep_reward_enhancer
+            self.computes_n_step = True
         self.policy_settings = {"learn.batch_size": batch_size}
         self.settings = {"dataset": str(dataset.path), "batch_size": batch_size}
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm, activation_of, call, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -54,6 +54,8 @@ class QEnsemble(nn.Module):
             through one encoder, which all estimates share.
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         n_critics: the number of estimates.
         n_quantiles: how many quantiles of the return each estimate has, at the middles of as many
             equal intervals of [0, 1]; None: each estimate is one value.
@@ -67,6 +69,7 @@ class QEnsemble(nn.Module):
         n_actions: int,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         n_critics: int = 2,
         n_quantiles: int | None = None,
         activation: str = "relu",
@@ -78,7 +81,11 @@ class QEnsemble(nn.Module):
         check_sizes("n_quantiles", [] if n_quantiles is None else [n_quantiles])
         shape = as_obs_shape(obs_shape)
         is_vector = isinstance(shape, tuple) and len(shape) == 1 and isinstance(shape[0], int)
-        self.encoder = None if is_vector else make_encoder(obs_shape)
+        self.encoder = None
+        if not is_vector or conv_layers is not None:
+            self.encoder = make_encoder(
+                obs_shape, conv_layers=conv_layers, activation=activation, norm=norm
+            )
         n_features = shape[0] if self.encoder is None else self.encoder.out_features
         self.n_critics = n_critics
         self.n_quantiles = n_quantiles
@@ -115,6 +122,8 @@ class GaussianActor(nn.Module):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` normalises before each activation; None does not.
         deterministic: leave out the standard deviation.
@@ -126,12 +135,15 @@ class GaussianActor(nn.Module):
         n_actions: int,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         activation: str = "relu",
         norm: Norm = None,
         deterministic: bool = False,
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(obs_shape, hidden_sizes, activation=activation, norm=norm)
+        self.encoder = make_encoder(
+            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
+        )
         self.head = nn.Linear(
             self.encoder.out_features, n_actions if deterministic else 2 * n_actions
         )
@@ -160,6 +172,8 @@ class ActorQ(Network):
         action_space: ``"continuous"``.
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         n_critics: the number of critics.
         n_quantiles: how many quantiles of the return each critic has; None: only its mean.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
@@ -183,6 +197,7 @@ class ActorQ(Network):
         action_space: ActionKind = "continuous",
         actor_hidden_sizes: Sequence[int] = (256, 256),
         critic_hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         n_critics: int = 2,
         n_quantiles: int | None = None,
         activation: str = "relu",
@@ -196,7 +211,11 @@ class ActorQ(Network):
                 f"ActorQ needs a Box of actions, got {action_space}; use PPO or DQN for others"
             )
         n_actions = part.sizes[0]
-        shared: dict[str, Any] = {"activation": activation, "norm": norm}
+        shared: dict[str, Any] = {
+            "conv_layers": conv_layers,
+            "activation": activation,
+            "norm": norm,
+        }
         self.actor = GaussianActor(
             obs_shape,
             n_actions,

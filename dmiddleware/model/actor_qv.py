@@ -10,7 +10,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_q import ActorQ, GaussianActor
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm, call
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
@@ -50,6 +50,8 @@ class StateValue(nn.Module):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each hidden layer.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` normalises before each activation; None does not.
     """
@@ -59,11 +61,14 @@ class StateValue(nn.Module):
         obs_shape: ObsShape,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         activation: str = "relu",
         norm: Norm = None,
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(obs_shape, hidden_sizes, activation=activation, norm=norm)
+        self.encoder = make_encoder(
+            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
+        )
         self.head = nn.Linear(self.encoder.out_features, 1)
 
     def forward(self, obs: Nested) -> torch.Tensor:
@@ -82,6 +87,8 @@ class ActorQV(ActorQ):
         action_space: ``"continuous"``.
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics and the state value.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
@@ -104,10 +111,16 @@ class ActorQV(ActorQ):
         action_space: ActionKind = "continuous",
         actor_hidden_sizes: Sequence[int] = (256, 256),
         critic_hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         n_critics: int = 2,
         activation: str = "relu",
         norm: Norm = None,
     ) -> None:
+        shared: dict[str, Any] = {
+            "conv_layers": conv_layers,
+            "activation": activation,
+            "norm": norm,
+        }
         super().__init__(
             obs_shape,
             action_shape,
@@ -115,10 +128,8 @@ class ActorQV(ActorQ):
             actor_hidden_sizes=actor_hidden_sizes,
             critic_hidden_sizes=critic_hidden_sizes,
             n_critics=n_critics,
-            activation=activation,
-            norm=norm,
+            **shared,
         )
-        shared: dict[str, Any] = {"activation": activation, "norm": norm}
         (part,) = self.action_parts
         self.actor = BoundedGaussianActor(
             obs_shape, part.sizes[0], hidden_sizes=actor_hidden_sizes, **shared

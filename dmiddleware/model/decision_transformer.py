@@ -7,7 +7,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import call, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -36,6 +36,8 @@ class DecisionTransformer(Network):
         n_heads: attention heads per layer, a divisor of ``embed_size``.
         dropout: share of the activations that are dropped while learning.
         max_timestep: steps of an episode that it distinguishes; later ones look like the last.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
 
     Attributes:
         context_length: as given.
@@ -60,6 +62,7 @@ class DecisionTransformer(Network):
         n_heads: int = 1,
         dropout: float = 0.1,
         max_timestep: int = 1000,
+        conv_layers: ConvLayers | None = None,
     ) -> None:
         super().__init__(obs_shape, action_shape, action_space=action_space)
         (part, *more) = self.action_parts
@@ -80,7 +83,7 @@ class DecisionTransformer(Network):
         self.context_length, self.embed_size, self.dropout = context_length, embed_size, dropout
         self._is_discrete = part.kind == "discrete"
         n_actions = part.sizes[0]
-        self.encoder = make_encoder(obs_shape, (embed_size,))
+        self.encoder = make_encoder(obs_shape, (embed_size,), conv_layers=conv_layers)
         self.embed_obs = nn.Linear(self.encoder.out_features, embed_size)
         self.embed_return = nn.Linear(1, embed_size)
         self.embed_action: nn.Module = (

@@ -11,6 +11,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_critic import Actor
+from dmiddleware.model.encoders import ConvLayers
 from dmiddleware.model.layers import Norm, call, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -37,6 +38,8 @@ class DiscreteActorQ(Network):
         action_shape: number of actions.
         actor_hidden_sizes: width of each linear layer of the actor.
         critic_hidden_sizes: width of each linear layer of the critics.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
@@ -58,13 +61,18 @@ class DiscreteActorQ(Network):
         *,
         actor_hidden_sizes: Sequence[int] = (256, 256),
         critic_hidden_sizes: Sequence[int] = (256, 256),
+        conv_layers: ConvLayers | None = None,
         n_critics: int = 2,
         activation: str = "relu",
         norm: Norm = None,
     ) -> None:
         super().__init__(obs_shape, action_shape)
         check_sizes("n_critics", [n_critics])
-        shared: dict[str, Any] = {"activation": activation, "norm": norm}
+        shared: dict[str, Any] = {
+            "conv_layers": conv_layers,
+            "activation": activation,
+            "norm": norm,
+        }
         self.actor = Actor(
             obs_shape, action_shape, encoder_hidden_sizes=actor_hidden_sizes, **shared
         )

@@ -21,7 +21,7 @@ from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, agent_spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.action_mask import masked_logit
 from dmiddleware.model.actor_critic import Actor
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
@@ -193,7 +193,8 @@ class VDNNetwork(TeamNetwork):
         obs_shape: a mapping with ``agents``, the shape of one agent's observation.
         action_shape: number of actions of one agent.
         n_agent: number of agents, ``A``.
-        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions.
+        **options: the options of :class:`QNetwork`, which gives the values of one agent's actions;
+            its layers have no noise.
 
     Raises:
         SpaceError: if a shape is invalid.
@@ -203,6 +204,11 @@ class VDNNetwork(TeamNetwork):
     def __init__(
         self, obs_shape: Mapping[str, ObsShape], action_shape: int, *, n_agent: int, **options: Any
     ) -> None:
+        if options.get("noisy", False):
+            raise ValueError(
+                f"{type(self).__name__} has no noisy layers, got noisy=True; leave it out, and "
+                "explore with ε-greedy actions"
+            )
         super().__init__(obs_shape, action_shape, n_agent=n_agent)
         self.input = AgentInput(self.obs_shape, n_agent)
         self.agent = QNetwork(self.input.shape, action_shape, **options)
@@ -292,6 +298,8 @@ class AgentActorCritic(TeamNetwork):
         n_agent: number of agents, ``A``.
         action_space: the kind of one agent's actions, ``"discrete"`` or ``"continuous"``.
         encoder_hidden_sizes: width of each linear layer of both encoders.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as
+            :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
@@ -313,13 +321,19 @@ class AgentActorCritic(TeamNetwork):
         n_agent: int,
         action_space: ActionKind = "discrete",
         encoder_hidden_sizes: Sequence[int] = (64, 64),
+        conv_layers: ConvLayers | None = None,
         activation: str = "tanh",
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
     ) -> None:
         super().__init__(obs_shape, action_shape, n_agent=n_agent, action_space=action_space)
-        options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        options: dict[str, Any] = {
+            "conv_layers": conv_layers,
+            "activation": activation,
+            "norm": norm,
+            "init": init,
+        }
         self.actor_input = AgentInput(self.obs_shape, n_agent)
         self.actor = Actor(
             self.actor_input.shape,

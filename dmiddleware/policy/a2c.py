@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, positive, switch
+from dmiddleware.config import Option, count, fraction, switch
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.schedule import scheduled
 
 __all__ = ["A2COptions", "A2CPolicy"]
 
@@ -48,9 +48,7 @@ class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
             "batch_size": Option(
                 40, count, "rows per update; set it to the rows of a collected batch"
             ),
-            "learning_rate": Option(
-                7e-4, scheduled(positive, reach=at_least(0)), "the optimiser's learning rate"
-            ),
+            "learning_rate": Option(7e-4, LEARNING_RATE, "the optimiser's learning rate"),
             "adv_norm": Option(False, switch, "whether to normalise advantages in each batch"),
         },
     }

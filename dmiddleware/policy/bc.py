@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, optional, positive
-from dmiddleware.data.batch import Value
+from dmiddleware.config import Option, count, fraction, optional, positive
+from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["BCOptions", "BCPolicy"]
 
@@ -52,9 +52,7 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(
-                1e-3, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-3, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "label_smoothing": Option(
                 0.0, fraction, "weight of the uniform distribution in discrete targets"
@@ -114,6 +112,12 @@ class BCPolicy(ActorPolicy, CommandModePolicy):
         return answer
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **kwargs)
+        return self._acted(obs, action_mask, None if deterministic else self._generator)

@@ -12,10 +12,11 @@ from torch import nn
 from dmiddleware.config import Option, count, number, optional, positive
 from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["CQLOptions", "CQLPolicy"]
 
@@ -42,7 +43,10 @@ class CQLPolicy(SACPolicy):
 
     Learns from the columns of :class:`SACPolicy`, and needs no environment. As in the authors' own
     code, a third of the actions are those of the policy for ``next_obs``. Differences from that
-    code: targets contain the entropy, as SAC's do, and the actor is not cloned at first.
+    code: targets contain the entropy, as SAC's do; the actor is not cloned at first; and the
+    estimate of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where
+    that code has their sum. A ``lagrange_gap`` of that code is therefore ``log(3 * n_actions)``
+    less here.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -57,7 +61,7 @@ class CQLPolicy(SACPolicy):
                 "the τ of the paper: the gap that the tuned weight aims at; None: a fixed weight",
             ),
             "learning_rate_lagrange": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the tuned weight"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the tuned weight"
             ),
             "n_actions": Option(
                 10, count, "actions of each of the three kinds from which the integral is estimated"

@@ -16,12 +16,12 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
 
@@ -47,8 +47,9 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
 
     A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
     gradient (equation 6); both have target networks that track them. Differences from the paper:
-    the noise on collected actions is Gaussian, as in TD3, unless ``collect.noise`` is ``"ou"``, and
-    there is neither batch normalisation nor weight decay.
+    the noise on collected actions is Gaussian, as in TD3, unless ``collect.noise`` is ``"ou"``;
+    actions enter the critic's first layer, not its second; target networks move by 0.005 in an
+    update, not by 0.001; and there is neither batch normalisation nor weight decay.
 
     ``"ou"`` is the paper's Ornstein-Uhlenbeck process (section 3), which is correlated from step to
     step. Each env has its own; it starts at 0 in every episode. The component that steps the envs
@@ -68,10 +69,10 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate_critic": Option(
-                1e-3, scheduled(positive), "Adam's learning rate for the critics"
+                1e-3, LEARNING_RATE, "Adam's learning rate for the critics"
             ),
             "learning_rate_actor": Option(
-                1e-3, scheduled(positive), "Adam's learning rate for the actor"
+                1e-3, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "actor_update_freq": Option(
                 1, count, "updates of the critics for each of the actor and the target networks"

@@ -12,7 +12,6 @@ from torch import nn
 
 from dmiddleware.config import (
     Option,
-    at_least,
     count,
     number,
     optional,
@@ -24,12 +23,13 @@ from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
+from dmiddleware.policy.base.data_parallel import largest_over_ranks
 from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
 
@@ -56,8 +56,8 @@ class LargestReturn(nn.Module):
         self.register_buffer("value", torch.tensor(-math.inf))
 
     def add(self, ret: torch.Tensor, counts: torch.Tensor) -> None:
-        """Take the returns ``[…]`` where ``counts``."""
-        largest = ret.masked_fill(~counts, -math.inf).amax()
+        """Take the returns ``[…]`` where ``counts``; those that are not finite are ignored."""
+        largest = ret.masked_fill(~counts | ~ret.isfinite(), -math.inf).amax()
         self.value.copy_(torch.maximum(self.value, largest))
 
 
@@ -99,9 +99,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "sequences per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(
-                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
             "grad_clip_norm": Option(
                 0.25, optional(positive), "largest norm of the gradient; None does not clip"
             ),
@@ -162,6 +160,9 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             torch.manual_seed(int(seed))
             return super()._forward_learn(batch, **kwargs)
 
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        return int(batch["mask"].sum())
+
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
         raw = self._codec.to_raw(batch["action"])
@@ -172,6 +173,8 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
         norm = self._parts["transformer"].step(loss)
         self._largest.add(ret, mask & (timestep == 0))
+        if self._reducer is not None:
+            largest_over_ranks(self._largest.value)
         logged = {"total_loss": loss.detach(), "largest_return": self._largest.value.clone()}
         hits = bc_hits(distribution, raw)
         if hits is not None:
@@ -201,16 +204,26 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         }
 
     def _forward_eval_batch(
+        self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._next_step(obs, None if deterministic else self._eval_generator, **kwargs)
+
+    def _forward_collect_batch(
+        self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._next_step(obs, None if deterministic else self._generator, **kwargs)
+
+    def _next_step(
         self,
         obs: Value,
-        env_id: np.ndarray,
+        generator: torch.Generator | None,
         *,
         state: Nested | None = None,
         prev_reward: torch.Tensor | None = None,
         action_mask: Nested | None = None,
-        deterministic: bool = True,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        """Return the actions after the steps before, and the state with this step in its window."""
         if state is None or prev_reward is None:
             raise PolicyError(
                 "a decision transformer acts on the steps before; pass prev_reward= and state=, at "
@@ -239,7 +252,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         )
         last = {name: column[slot, row] for name, column in output.items()}
         distribution = self._acting_distribution(last, obs, action_mask)
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
+        raw = distribution.mode() if generator is None else distribution.sample(generator)
         assert isinstance(raw, torch.Tensor)
         action[row, slot] = raw.to(action.device)
         following = {
@@ -249,11 +262,6 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             "timestep": timestep + 1,
         }
         return {"action": self._codec.to_env(raw), "state": following}
-
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **kwargs)
 
     def _asked_return(self) -> torch.Tensor:
         """Return what to ask for at the start of an episode, a scalar."""

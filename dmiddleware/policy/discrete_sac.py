@@ -15,13 +15,13 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import Temperature
 from dmiddleware.rl import Categorical, ensemble_td_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
 
@@ -65,14 +65,12 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the critics"
-            ),
+            "learning_rate_q": Option(3e-4, LEARNING_RATE, "Adam's learning rate for the critics"),
             "learning_rate_policy": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the actor"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "learning_rate_alpha": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the temperature"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the temperature"
             ),
             "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
             "auto_alpha": Option(True, switch, "whether to tune the temperature"),
@@ -180,9 +178,9 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         return prob, log_prob.masked_fill(prob == 0, 0.0)
 
     def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
+        self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, **{**kwargs, "deterministic": False})
+        return self._acted(obs, action_mask, self._generator)
 
     def _forward_eval_batch(
         self,
@@ -193,12 +191,13 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         action_mask: Nested | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        # Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
-        logit = self._parts["actor"].module(obs)["logit"].cpu()
-        mask = self._mask_of(obs, action_mask)
-        distribution = Categorical(logit, None if mask is None else mask.cpu())
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
-        return {"action": self._codec.to_env(raw)}
+        return self._acted(obs, action_mask, None if deterministic else self._eval_generator)
+
+    def _acted(
+        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        output = self._parts["actor"].module(obs)
+        return self._chosen_action(self._acting_distribution(output, obs, action_mask), generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]

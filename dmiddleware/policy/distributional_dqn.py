@@ -107,7 +107,8 @@ class QRDQNPolicy(QuantilePolicy):
 
     As :class:`DQNPolicy`, with a network that gives quantiles of each action's return
     (:class:`~dmiddleware.model.QuantileQNetwork`). The loss is equation 10 for the target's
-    quantiles (algorithm 1); the priority is the absolute error of the mean.
+    quantiles (algorithm 1); the priority is the absolute error of the mean. Difference from the
+    paper: ``learn.double``, the default, chooses the target's action by the online network.
     """
 
     def default_model(self) -> tuple[str, list[str]]:

@@ -9,15 +9,15 @@ import torch
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Option, at_least, check_value, count, fraction, positive
+from dmiddleware.config import Option, check_value, count, fraction, positive
 from dmiddleware.data import MinibatchUnit
 from dmiddleware.data.batch import Batch
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
-from dmiddleware.schedule import scheduled
 
 __all__ = ["IMPALAOptions", "IMPALAPolicy"]
 
@@ -53,9 +53,7 @@ class IMPALAPolicy(PolicyGradientPolicy):
     config: ClassVar[dict[str, Any]] = {
         "learn": {
             "batch_size": Option(640, count, "least rows per update, in whole lanes"),
-            "learning_rate": Option(
-                6e-4, scheduled(positive, reach=at_least(0)), "the optimiser's learning rate"
-            ),
+            "learning_rate": Option(6e-4, LEARNING_RATE, "the optimiser's learning rate"),
             "trace_decay": Option(1.0, fraction, "λ of V-trace (remark 2)"),
             "rho_clip": Option(1.0, positive, "bound of the ratios ρ, also of the advantages'"),
             "c_clip": Option(1.0, positive, "bound of the ratios c, at most that of ρ"),

@@ -21,11 +21,16 @@ from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TD_COLUMNS, TD_OPTIONS
+from dmiddleware.policy.base.common_options import (
+    COLLECT_OPTIONS,
+    LEARNING_RATE,
+    TD_COLUMNS,
+    TD_OPTIONS,
+)
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss, td_target
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["IQLOptions", "IQLPolicy"]
 
@@ -60,7 +65,8 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     learn towards it (equation 6), and the actor clones the actions of the data, weighted by how
     much better than the state they are (equation 7). As in the authors' own code, each of the three
     steps uses the outcome of the step before, in the order value, actor, critics, and the weights
-    are limited.
+    are limited. Difference from that code: the actor's learning rate is constant by default, and
+    does not fall along a cosine; ``learning_rate_actor`` may be such a schedule.
 
     Learns from the columns ``obs``, ``action``, ``reward``, ``next_obs`` and ``terminated``, and
     needs no environment. Actions are a Box of any shape.
@@ -75,13 +81,13 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
             "learning_rate_actor": Option(
-                3e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate for the actor"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the actor"
             ),
             "learning_rate_critic": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the critics"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the critics"
             ),
             "learning_rate_value": Option(
-                3e-4, scheduled(positive), "Adam's learning rate for the state value"
+                3e-4, LEARNING_RATE, "Adam's learning rate for the state value"
             ),
             "expectile": Option(
                 0.7, _EXPECTILE, "τ, the expectile of the state value: 0.5 is the mean, 1 the best"
@@ -172,7 +178,7 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._forward_eval_batch(obs, env_id, deterministic=False)
+        return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "value_loss", "policy_loss", "critic_loss", "q_value", "advantage_weight"]

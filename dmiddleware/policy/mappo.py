@@ -9,6 +9,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
+from dmiddleware.data.batch import Batch
 from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
@@ -54,6 +55,10 @@ class IPPOPolicy(AgentsPolicy, PPOPolicy):
         weight: torch.Tensor = present / present.mean().clamp_min(1.0 / present.numel())
         return weight
 
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        obs: Any = batch["obs"]
+        return int((obs["agent_mask"] != 0).sum())
+
     def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the agents that take part."""
         assert weight is not None
@@ -72,7 +77,8 @@ class MAPPOPolicy(IPPOPolicy):
     observation, so acting needs no state. ``value_norm`` is section 5.1, few epochs (5 to 15) and
     large minibatches are sections 5.3 and 5.5.
 
-    Differences from the paper: agents have no memory, and the value loss is not clipped by default.
+    Differences from the paper: agents have no memory; the value loss is the squared error instead
+    of Huber's, and is not clipped by default; ``value_norm`` is off by default.
     """
 
     def default_model(self) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ from dmiddleware.config import (
 )
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -53,9 +54,9 @@ class PPOPolicy(AdvantagePolicy):
     """Proximal policy optimisation (Schulman et al., "PPO Algorithms", 2017), with clipping.
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
-    initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, a
-    clipped value loss, an entropy bonus, a clipped gradient, and, as options, a learning rate that
-    falls linearly, normalised observations and scaled rewards.
+    initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, and a
+    clipped gradient. Others are options that are off by default: a clipped value loss, an entropy
+    bonus, a learning rate that falls linearly, normalised observations and scaled rewards.
 
     One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``.
@@ -83,9 +84,7 @@ class PPOPolicy(AdvantagePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per minibatch"),
             "epoch_per_collect": Option(10, count, "passes over each collected batch"),
-            "learning_rate": Option(
-                3e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(3e-4, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-5, positive, "Adam's ε"),
             "clip_ratio": Option(0.2, scheduled(positive), "ε of the clipped objective"),
             "dual_clip": Option(
@@ -129,10 +128,6 @@ class PPOPolicy(AdvantagePolicy):
         """
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
-    def _init_common(self) -> None:
-        super()._init_common()
-        self._target_kl = self._cfg.target_kl
-
     def _make_parts(self) -> dict[str, Part]:
         learn = self._cfg.learn
         optimizer = adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps)
@@ -172,7 +167,7 @@ class PPOPolicy(AdvantagePolicy):
         entropy = (entropy if weight is None else entropy * weight).mean()
         entropy_weight = self._values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
-        stop = self._has_moved_too_far(policy.approx_kl, log_prob.numel())
+        stop = self._has_moved_too_far(policy.approx_kl, batch)
         norm = self._parts["actor_critic"].step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),
@@ -198,15 +193,17 @@ class PPOPolicy(AdvantagePolicy):
             "clip_fraction",
         ]
 
-    def _has_moved_too_far(self, kl: torch.Tensor, n_rows: int) -> torch.Tensor | None:
+    def _has_moved_too_far(self, kl: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the one that collected."""
-        if self._target_kl is None:
+        target_kl = self._cfg.target_kl
+        if target_kl is None:
             return None
         if self._reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
+            n_rows = self._n_learned_rows(batch)
             total, count = sum_over_ranks([kl.item() * n_rows, n_rows])
             kl = kl.new_tensor(total / count)
-        near: torch.Tensor = kl <= self._target_kl
+        near: torch.Tensor = kl <= target_kl
         return near.logical_not()
 
     def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:

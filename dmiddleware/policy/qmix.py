@@ -14,6 +14,7 @@ from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.base.parts import Part
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.rl import weighted_mean
 
 __all__ = ["QMIXPolicy", "VDNPolicy"]
 
@@ -87,8 +88,7 @@ class VDNPolicy(AgentsPolicy, QLearningPolicy):
         value = part.target.mix(following, batch["next_obs"])
         target = self._td_target({**batch, "reward": batch["reward"].mean(-1)}, value)
         error = part.module.mix(self._of_actions(output, action), batch["obs"]) - target
-        squares = error.square()
-        loss = (squares * batch["weight"] if "weight" in batch else squares).mean()
+        loss = weighted_mean(error.square(), batch.get("weight"))
         error, mean_target = error.detach(), target.mean()
         logged = {"q_value": mean_target + error.mean(), "target_q_value": mean_target}
         return loss, error.abs(), logged

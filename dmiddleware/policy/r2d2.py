@@ -13,6 +13,7 @@ from dmiddleware.config import Option, at_least, count, fraction, positive, swit
 from dmiddleware.data.batch import Batch, Nested, Value, map_nested
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.base.recurrent import RecurrentPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -27,7 +28,6 @@ from dmiddleware.rl import (
     td_loss,
     unscale_value,
 )
-from dmiddleware.schedule import scheduled
 
 __all__ = ["R2D2Options", "R2D2Policy"]
 
@@ -60,7 +60,9 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
     It learns from sequences ``[T, B, …]`` of one episode each, as a
     :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len``, ``burn_in``, ``n_step=1`` and
     ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``nstep`` steps;
-    near the end of a sequence it sums fewer, so no row beyond the sequence is needed.
+    near the end of a sequence it sums fewer, so no row beyond the sequence is needed. As in the
+    paper, the first ``burn_in`` rows of an episode are never learned from, and an episode of
+    ``burn_in`` rows or fewer is never drawn.
 
     Collecting takes the keyword ``eps``, as :class:`DQNPolicy` does; actors with different ε, as in
     the paper, get it from their own programs.
@@ -79,9 +81,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         ),
         "learn": {
             "batch_size": Option(64, count, "sequences per update"),
-            "learning_rate": Option(
-                1e-4, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-3, positive, "Adam's ε"),
             "target_update_freq": Option(2500, count, "updates between target updates"),
             "value_rescaling": Option(
@@ -169,6 +169,10 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
                 "unroll_len, burn_in=policy.burn_in and start_columns=('state',)"
             )
         return super()._forward_learn(batch, **kwargs)
+
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        # The loss is a mean over padding too, where it is 0.
+        return int(batch["mask"][self.burn_in :].numel())
 
     def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
         batch = self._normalised_rows(batch)

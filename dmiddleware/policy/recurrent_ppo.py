@@ -71,8 +71,8 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
     ) -> dict[str, Any]:
         output = self._acting_output(obs, **kwargs)
         distribution = self._acting_distribution(output, obs, action_mask)
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
-        return {"action": self._codec.to_env(raw), "state": output["state"]}
+        acted = self._chosen_action(distribution, None if deterministic else self._eval_generator)
+        return {**acted, "state": output["state"]}
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         if batch["adv"].dim() != 2:

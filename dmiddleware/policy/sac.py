@@ -14,12 +14,12 @@ from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import TanhGaussian, ensemble_td_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import Schedule
 
 __all__ = ["SACOptions", "SACPolicy"]
 
@@ -71,11 +71,9 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(256, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(3e-4, scheduled(positive), "learning rate of the critics"),
-            "learning_rate_policy": Option(3e-4, scheduled(positive), "learning rate of the actor"),
-            "learning_rate_alpha": Option(
-                3e-4, scheduled(positive), "learning rate of the temperature"
-            ),
+            "learning_rate_q": Option(3e-4, LEARNING_RATE, "learning rate of the critics"),
+            "learning_rate_policy": Option(3e-4, LEARNING_RATE, "learning rate of the actor"),
+            "learning_rate_alpha": Option(3e-4, LEARNING_RATE, "learning rate of the temperature"),
             "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
             "auto_alpha": Option(True, switch, "whether to tune the temperature"),
             "target_entropy": Option(
@@ -202,7 +200,7 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        return {"action": self._forward_eval_batch(obs, env_id, deterministic=False)["action"]}
+        return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:
         return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]

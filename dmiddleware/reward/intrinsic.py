@@ -25,8 +25,9 @@ class IntrinsicReward(RewardModel):
 
     - Observations are shifted and scaled by their running mean and standard deviation, and clipped
       (Burda et al., "Exploration by Random Network Distillation", 2018, section 2.4); images too.
-    - Rewards are divided by the running standard deviation of their discounted sum over an episode
-      (the same section), so that one weight suits many environments.
+    - Rewards are divided by the running standard deviation of their discounted sum over an episode,
+      so that one weight suits many environments. The sum of that section does not end with the
+      episode.
 
     Both statistics take each collected batch once, before it is rewarded.
 

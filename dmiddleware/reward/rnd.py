@@ -23,12 +23,15 @@ class RND(IntrinsicReward):
     """Random network distillation (Burda et al., 2018, section 2.2).
 
     A predictor network learns the output of a target network, whose weights are random and fixed.
-    The reward of a row is the squared error for its next observation, ``‖f̂(s') - f(s')‖²``, which
-    is large where the predictor has not learned yet.
+    The reward of a row is the squared error for its next observation, averaged over the dimensions
+    of the output: ``‖f̂(s') - f(s')‖² / embedding_size``. It is large where the predictor has not
+    learned yet.
 
-    Differences from the paper: the predictor learns from every collected row, not from a quarter;
-    observations are normalised from the first batch on, without random steps before. The paper's
-    second value head is :class:`IntrinsicCritic`.
+    Differences from the paper: the error is a mean, not a sum, which makes no difference after the
+    rewards have been scaled; the networks see whole stacks of frames, not only the newest frame;
+    the predictor learns from every collected row, not from a quarter; observations are normalised
+    from the first batch on, without random steps before. The paper's second value head is
+    :class:`IntrinsicCritic`.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.

@@ -20,10 +20,10 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
 from dmiddleware.policy import Part
+from dmiddleware.policy.base.parts import broken_weights
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
-    load_optimizer_state,
     model_state,
     optimizer_state,
 )
@@ -62,11 +62,11 @@ class RowLearner(ABC):
         self._batch_size, self._epochs = batch_size, epochs
         self._device = torch.device(device)
         self._generator = torch.Generator().manual_seed(seed)
-        self._n_bad = torch.zeros((), device=self._device)
+        self._not_finite = torch.zeros((), device=self._device)
         for part in self._parts.values():
             if isinstance(part.module, nn.Module):
                 part.module.to(self._device)
-            part.prepare(n_bad=self._n_bad)
+            part.prepare(not_finite=self._not_finite)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,7 +87,9 @@ class RowLearner(ABC):
             What to log, averaged over the minibatches.
 
         Raises:
-            NonFiniteLoss: if a loss or a gradient was not finite; its step was skipped.
+            NonFiniteLoss: if a loss was not finite, or the norm of the gradient of a part that is
+                clipped; its step and all later ones were skipped. Also if weights are not finite,
+                because a gradient of a part that is not clipped was not.
         """
         batch = self._flat(rows, self.columns)
         n = n_minibatches(batch, self._batch_size)
@@ -96,11 +98,15 @@ class RowLearner(ABC):
             for _ in range(self._epochs)
             for minibatch in minibatches(batch, n, generator=self._generator)
         ]
-        if self._n_bad.item():
-            self._n_bad.zero_()
+        if self._not_finite.item():
+            self._not_finite.zero_()
+            broken = broken_weights(self._parts)
             raise NonFiniteLoss(
-                f"a loss or gradient of {type(self).__name__} was NaN or infinite, and its step "
-                "was skipped; check the observations for NaN, or lower the learning rate"
+                f"a loss or gradient of {type(self).__name__} was NaN or infinite; its step and "
+                "all later ones were skipped: check the observations for NaN, or lower the "
+                "learning rate"
+                if broken is None
+                else f"{type(self).__name__}: {broken}"
             )
         return {
             name: torch.stack([output[name].detach().float() for output in outputs]).mean().item()
@@ -143,7 +149,7 @@ class RowLearner(ABC):
             else:
                 part.module.load_state_dict(saved[name])
             if part.optimizer is not None:
-                load_optimizer_state(part.optimizer, state["optimizer"][name])
+                part.load_optimizer(state["optimizer"][name])
         self._generator.set_state(state["generator"].cpu())
 
     def _for_each(

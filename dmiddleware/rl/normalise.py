@@ -97,6 +97,14 @@ class RunningMeanStd:
         """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalisation."""
         return (batch / self._scale).add_(self.mean).float()
 
+    def adopt(self, other: RunningMeanStd) -> None:
+        """Take the present statistics of another one, of the same shape and on the same device.
+
+        Nothing is copied, because an update replaces the tensors and never writes to them.
+        """
+        self.mean, self.var, self.count = other.mean, other.var, other.count
+        self._refresh()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: ``mean`` and ``var`` (copies, on the CPU) and ``count``."""
         return {

@@ -284,6 +284,12 @@ class RMSprop(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self._collect()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or pickled optimiser."""
+        super().__setstate__(state)
+        if "state" in state:
+            self._collect()
+
     def _collect(self) -> None:
         """Collect what a step needs, so that it looks nothing up."""
         (group,) = self.param_groups

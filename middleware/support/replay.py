@@ -227,11 +227,24 @@ def bind_to_policy(buffer: object, mode: LearnMode) -> None:
 
 
 def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterator[str]:
-    """Yield the problem of a policy for n-step returns that gets one-step transitions."""
+    """Yield the problem of a policy for n-step returns that gets one-step transitions.
+
+    Args:
+        buffer: from where the rows are drawn; None: no buffer of the chain.
+        mode: the policy's learn mode.
+        chain: the chain; middleware with the attribute ``computes_n_step`` provide such returns.
+    """
     n_step = mode.get_attribute("nstep")
-    if n_step == 1 or not isinstance(buffer, TensorBuffer) or buffer.n_step == n_step:
+    if n_step == 1 or any(hasattr(one, "computes_n_step") for one in chain.middleware):
         return
-    if not any(hasattr(one, "computes_n_step") for one in chain.middleware):
+    if buffer is None:
+        yield (
+            f"the policy has nstep={n_step}, but nothing in the chain computes n-step returns; "
+            "push the rows to a TensorBuffer(size, n_step=policy.nstep) and learn with "
+            "OffPolicyLearner, or build the policy with nstep=1 (a middleware that draws from a "
+            "buffer of its own declares it with draws_from)"
+        )
+    elif isinstance(buffer, TensorBuffer) and buffer.n_step != n_step:
         yield (
             f"the policy has nstep={n_step}, but the buffer has n_step={buffer.n_step}; build it "
             "with TensorBuffer(size, n_step=policy.nstep)"

@@ -130,12 +130,15 @@ def test_an_option_takes_numbers_and_schedules_within_its_range():
     assert values.fits({"start": 1.0, "end": 0.0})
     assert values.fits(Schedule.piecewise([(0, 0.0), (1, 1.0), (2, 0.5)]))
     assert not values.fits(1.5)
-    assert not values.fits({"start": 1.5, "end": 0.0})
-    assert not values.fits(Schedule.piecewise([(0, 0.0), (1, 1.1), (2, 0.5)]))
+    with pytest.raises(ConfigError, match=r"must be a number from 0 to 1, got 1\.5"):
+        values.fits({"start": 1.5, "end": 0.0})
+    with pytest.raises(ConfigError, match=r"got 1\.1"):
+        values.fits(Schedule.piecewise([(0, 0.0), (1, 1.1), (2, 0.5)]))
 
 
 def test_the_schedule_of_a_learning_rate_may_reach_zero():
     values = scheduled(positive, reach=at_least(0))
     assert values.fits({"start": 1.0, "end": 0.0})
     assert not values.fits(0.0)
-    assert not values.fits({"start": 1.0, "end": -0.1})
+    with pytest.raises(ConfigError, match=r"got -0\.1"):
+        values.fits({"start": 1.0, "end": -0.1})

@@ -6,9 +6,10 @@ import torch
 
 from dmiddleware.data import OfflineDataset, as_tree, save_dataset
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.errors import ChainError, NotEnoughData, StructureError
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
+from middleware.advantage import nstep_reward_enhancer
 from middleware.collect import StepCollector
 from middleware.learn import trainer
 from middleware.offline_data import offline_data_fetcher, offline_data_saver
@@ -191,6 +192,24 @@ def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
         task.run()
         assert task.ctx.train_iter == 120
     assert sum(accuracy[-10:]) == 10.0
+
+
+@pytest.mark.parametrize("nstep", [1, 3])
+@pytest.mark.parametrize("saves_n_step", [False, True])
+def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
+    run_steps: Any, collector: StepCollector, tmp_path: Path, nstep: int, saves_n_step: bool
+) -> None:
+    policy = DQNPolicy({"nstep": nstep, "model": MODEL})
+    path = tmp_path / "rows.safetensors"
+    enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
+    run_steps(collector, *enhancers, offline_data_saver(path))
+    with OfflineDataset(path) as dataset:
+        chain = [offline_data_fetcher(dataset, batch_size=5), trainer(policy)]
+        if nstep == 1 or saves_n_step:
+            assert run_steps(*chain, ctx=OfflineRLContext()).train_iter == 1
+            return
+        with pytest.raises(ChainError, match=r"nstep=3, but nothing .* computes n-step returns"):
+            run_steps(*chain, ctx=OfflineRLContext())
 
 
 def test_dataset_smaller_than_a_minibatch_is_rejected(dataset: OfflineDataset) -> None:

@@ -59,6 +59,27 @@ class CodecPolicy(PartsPolicy):
             return as_mask(given)
         return None if type(obs) is torch.Tensor else action_mask_of(obs)
 
+    def _acting_distribution(
+        self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
+    ) -> Distribution:
+        """Return the distribution to act from; it and the outputs are moved to the CPU.
+
+        Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
+        """
+        mask = self._mask_of(obs, action_mask)
+        if self._on_gpu:
+            for name, column in output.items():
+                output[name] = column.cpu()
+            mask = None if mask is None else mask.cpu()
+        return self._codec.distribution(output, mask)
+
+    def _chosen_action(
+        self, distribution: Distribution, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        """Return ``{"action"}``, the most likely ones, or draws from a generator."""
+        raw = distribution.mode() if generator is None else distribution.sample(generator)
+        return {"action": self._codec.to_env(raw)}
+
     def _raw_action(self, batch: Mapping[str, Any]) -> Any:
         """Return the raw actions of a batch: those that were stored, or from the env's actions."""
         if "raw_action" in batch:
@@ -163,20 +184,6 @@ class ActorPolicy(CodecPolicy):
         output: dict[str, torch.Tensor] = actor(self._normalised(obs))
         return output
 
-    def _acting_distribution(
-        self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
-    ) -> Distribution:
-        """Return the distribution to act from; it and the outputs are moved to the CPU.
-
-        Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
-        """
-        mask = self._mask_of(obs, action_mask)
-        if self._on_gpu:
-            for name, column in output.items():
-                output[name] = column.cpu()
-            mask = None if mask is None else mask.cpu()
-        return self._codec.distribution(output, mask)
-
     def _forward_eval_batch(
         self,
         obs: Value,
@@ -186,6 +193,11 @@ class ActorPolicy(CodecPolicy):
         action_mask: Nested | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        return self._acted(obs, action_mask, None if deterministic else self._eval_generator)
+
+    def _acted(
+        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        """Return ``{"action"}``, the actor's most likely ones, or draws from a generator."""
         distribution = self._acting_distribution(self._actor_output(obs), obs, action_mask)
-        raw = distribution.mode() if deterministic else distribution.sample(self._generator)
-        return {"action": self._codec.to_env(raw)}
+        return self._chosen_action(distribution, generator)

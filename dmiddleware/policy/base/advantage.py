@@ -11,7 +11,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import Option, check_value, fraction, positive, switch
-from dmiddleware.data.batch import Batch, Value
+from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.policy.base.actions import ActorOptions
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
@@ -123,7 +123,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
         self._reward_normaliser.update(*(column.reshape(lanes) for column in columns))
         return self._reward_normaliser.normalise(reward)
 
-    def observe_returns(self, ret: torch.Tensor) -> None:
+    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
         """Add the returns ``[…]`` of a collected batch to the statistics of ``value_norm``."""
         if self._return_stats is not None:
             self._return_stats.update(ret.to(self._device))
@@ -148,8 +148,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        if self._obs_normaliser is not None:
-            self._obs_normaliser.update(obs)
+        self._count_observations(obs)
         return super()._forward_collect_batch(obs, env_id, **kwargs)
 
     def _get_trajectory_batch(self, batch: Batch) -> Batch:
@@ -160,7 +159,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
             discount=self._cfg.discount_factor,
             gae_lambda=self._cfg.gae_lambda,
         )
-        self.observe_returns(estimated["ret"])
+        self.observe_returns(estimated["ret"], estimated["obs"])
         return estimated
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dmiddleware.config import Option, count, fraction, optional, switch
+from dmiddleware.config import Option, at_least, count, fraction, optional, positive, switch
 from dmiddleware.policy.base.parts_policy import PartsOptions
+from dmiddleware.schedule import scheduled
 
-__all__ = ["COLLECT_OPTIONS", "ON_POLICY_OPTIONS", "TD_COLUMNS", "TD_OPTIONS", "TDOptions"]
+__all__ = [
+    "COLLECT_OPTIONS",
+    "LEARNING_RATE",
+    "ON_POLICY_OPTIONS",
+    "TD_COLUMNS",
+    "TD_OPTIONS",
+    "TDOptions",
+]
+
+LEARNING_RATE: Final = scheduled(positive, reach=at_least(0))
+"""The values of a learning rate: a positive number, or a schedule, which may fall to 0."""
 
 TD_COLUMNS: Final = ("obs", "action", "reward", "next_obs", "terminated")
 """The columns of a batch that such algorithms learn from."""

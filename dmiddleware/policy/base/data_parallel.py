@@ -27,6 +27,7 @@ __all__ = [
     "collective_device",
     "data_parallel",
     "gather_from_ranks",
+    "largest_over_ranks",
     "rank_and_world_size",
     "require_process_group",
     "sum_over_ranks",
@@ -237,6 +238,12 @@ def sum_over_ranks(values: Sequence[float]) -> list[float]:
         dist.all_reduce(total)
     summed: list[float] = total.tolist()
     return summed
+
+
+def largest_over_ranks(number: torch.Tensor) -> None:
+    """Replace a number by the largest of all ranks, in place; every rank must call it."""
+    with collective():
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
 
 
 def gather_from_ranks(value: Any) -> list[Any]:

@@ -45,7 +45,7 @@ class CollectMode(NamedTuple):
 
     ``forward``, ``process_transition`` and ``get_train_sample`` take per-env data (a dict keyed by
     env id, a list of transitions) and batched data (tensors, treetensors), and return the same
-    kind. ``seed`` seeds the randomness of acting.
+    kind. ``seed`` seeds the randomness of acting while collecting.
     """
 
     forward: Callable[..., dict[Any, Any]]
@@ -63,8 +63,8 @@ class EvalMode(NamedTuple):
     """The methods that an evaluator may call.
 
     ``forward`` acts greedily, on per-env or batched data as in :class:`CollectMode`; policies with
-    a distribution over actions draw from it with ``deterministic=False``. ``seed`` seeds
-    the randomness of acting, for policies that evaluate stochastically.
+    a distribution over actions draw from it with ``deterministic=False``, from a generator of its
+    own, so that evaluations do not change what is collected. ``seed`` seeds this generator.
     """
 
     forward: Callable[..., dict[Any, Any]]

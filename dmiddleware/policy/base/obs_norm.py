@@ -32,7 +32,7 @@ class ObsNormPolicy(CodecPolicy):
         super()._init_common()
         self._obs_normaliser: ObsNormaliser | None = None
         # A policy with only the command mode has no model.
-        if not self._cfg.obs_norm or not hasattr(self, "_model"):
+        if not self._cfg.get("obs_norm", False) or not hasattr(self, "_model"):
             return
         obs_shape = getattr(self._model, "obs_shape", self._cfg.model.get("obs_shape"))
         if obs_shape is None:
@@ -52,7 +52,12 @@ class ObsNormPolicy(CodecPolicy):
             obs: ``[…, *obs_shape]``; see :meth:`Policy.observe`.
         """
         if self._obs_normaliser is not None:
-            self._obs_normaliser.update(self._as_obs(obs))
+            self._count_observations(self._as_obs(obs))
+
+    def _count_observations(self, obs: Nested) -> None:
+        """Add observations on the policy's device to the statistics, if there are any."""
+        if self._obs_normaliser is not None:
+            self._obs_normaliser.update(obs)
 
     def _normalised(self, obs: Value) -> Value:
         if self._obs_normaliser is None:
@@ -62,8 +67,7 @@ class ObsNormPolicy(CodecPolicy):
 
     def _collected(self, obs: Value) -> Value:
         """Add observations to act on to the statistics, and return them normalised."""
-        if self._obs_normaliser is not None:
-            self._obs_normaliser.update(obs)
+        self._count_observations(obs)
         return self._normalised(obs)
 
     def _normalised_rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ class ObsNormaliser:
 
     def _publish(self) -> None:
         for path, stats in self._running.items():
-            self._published[path].load_state_dict(stats.state_dict())
+            self._published[path].adopt(stats)
 
     def _normalise(self, obs: Nested, path: tuple[str, ...]) -> Any:
         if isinstance(obs, Batch | Mapping):

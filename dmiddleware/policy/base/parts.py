@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,10 +11,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dmiddleware.policy.base.state_dict import load_optimizer_state
 from dmiddleware.rl.optim import FusedAdam, RMSprop
 from dmiddleware.schedule import Schedule
 
-__all__ = ["HasState", "MakeOptimizer", "Part", "TargetRule", "adam", "rmsprop"]
+__all__ = [
+    "HasState",
+    "MakeOptimizer",
+    "Part",
+    "TargetRule",
+    "adam",
+    "broken_weights",
+    "rmsprop",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +136,27 @@ class Part:
         self._online: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._n_bad = torch.zeros(())
+        self._not_finite = torch.zeros(())
         self._reduce: Callable[[], None] | None = None
         self._agree: Callable[[torch.Tensor], None] | None = None
 
     def prepare(
         self,
         *,
-        n_bad: torch.Tensor,
+        not_finite: torch.Tensor,
         reduce: Callable[[], None] | None = None,
         agree: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         """Build what learning needs: the optimiser and the target network.
 
         Args:
-            n_bad: counts steps that were skipped because the loss or a gradient was not finite.
+            not_finite: a float32 scalar, the same for all parts of an algorithm. A step whose loss
+                or norm of the gradient is not finite sets it to 1; until it is 0 again, no step
+                changes anything.
             reduce: averages the module's gradients over all ranks.
             agree: replaces a number by the largest of all ranks, in place.
         """
-        self._n_bad, self._reduce, self._agree = n_bad, reduce, agree
+        self._not_finite, self._reduce, self._agree = not_finite, reduce, agree
         if self.target_rule is not None:
             self.target = copy.deepcopy(self.module).requires_grad_(False).eval()
             self._online = list(self.module.parameters())
@@ -158,12 +169,30 @@ class Part:
             self.schedule = None if rate.type == "constant" else rate
             self.optimizer = self._make_optimizer.make(self._parameters, lr=rate.start)
 
+    def load_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of the optimiser, but not its options, which are those of this part.
+
+        A learning rate that follows a schedule is restored too; the next update sets it.
+
+        Raises:
+            CheckpointMismatch: if the state belongs to an optimiser of other parameters.
+        """
+        assert self.optimizer is not None
+        kept = {"params"} if self.schedule is None else {"params", "lr"}
+        groups = [
+            {**saved, **{name: value for name, value in own.items() if name not in kept}}
+            for saved, own in zip(state["param_groups"], self.optimizer.param_groups, strict=False)
+        ]
+        load_optimizer_state(self.optimizer, {**state, "param_groups": groups})
+
     def step(self, loss: torch.Tensor, *, skip: torch.Tensor | None = None) -> torch.Tensor:
         """Make an optimiser step from a loss; leave the part unchanged if it is not finite.
 
         Nothing is read back from a GPU, and nothing depends on the values, so that an update can be
-        compiled. A step that is skipped because the loss or the norm of the gradient is not finite
-        is counted, and the policy reports it.
+        compiled. If the loss is not finite, or the norm of the gradient of a part that is clipped,
+        this step changes nothing, and nor does any later step of any part until the policy has
+        reported it. Parts that made their step before it, in the same update, have changed. Without
+        clipping the gradient is not checked, because its norm would take time in every step.
 
         Args:
             loss: a scalar, with gradient.
@@ -185,7 +214,8 @@ class Part:
         found_inf = finite.logical_not_().float()
         if self._agree is not None:
             self._agree(found_inf)
-        self._n_bad.add_(found_inf)
+        # Parts that step later would learn from what this one could not.
+        found_inf = self._not_finite.clamp_(min=found_inf)
         if skip is not None:
             found_inf = torch.maximum(found_inf, skip.float())
         self.optimizer.apply(gradients, found_inf)
@@ -198,6 +228,11 @@ class Part:
             torch._foreach_lerp_(self._copies, self._online, self.target_rule.tau)
             for own, online in self._buffers:
                 own.copy_(online)
+
+    @property
+    def has_finite_weights(self) -> bool:
+        """Whether no weight that is trained is NaN or infinite; reads them back from a GPU."""
+        return all(bool(parameter.isfinite().all()) for parameter in self._parameters)
 
     @property
     def is_module(self) -> bool:
@@ -227,3 +262,15 @@ class Part:
         if self._reduce is not None:
             self._reduce()
         return [parameter.grad for parameter in self._parameters]
+
+
+def broken_weights(parts: Mapping[str, Part]) -> str | None:
+    """Say which parts have weights that are not finite, for an error; None: none has."""
+    broken = [name for name, part in parts.items() if not part.has_finite_weights]
+    if not broken:
+        return None
+    return (
+        f"the weights of {', '.join(broken)} are NaN or infinite, because a gradient of this or an "
+        "earlier update was; load an earlier checkpoint, and lower the learning rate or set "
+        "grad_clip_norm, with which gradients are checked too"
+    )

@@ -8,20 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import nn
 
 from dmiddleware.config import Option, check_value, switch
 from dmiddleware.data.batch import Batch, to_dict
-from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
+from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
-from dmiddleware.policy.base.data_parallel import broadcast_model, collective
-from dmiddleware.policy.base.parts import Part
+from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
+from dmiddleware.policy.base.parts import Part, broken_weights
 from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
-    load_optimizer_state,
     model_state,
     optimizer_state,
     part_of,
@@ -194,7 +192,7 @@ class PartsPolicy(BatchedPolicy):
             self._prepare_to_learn()
 
     def _prepare_to_learn(self) -> None:
-        self._n_bad = torch.zeros((), device=self._device)
+        self._not_finite = torch.zeros((), device=self._device)
         self._n_outputs = 0
         # Scalars on the device, where they change: a compiled update would not see a number change.
         self._values: dict[str, Any] = {
@@ -211,12 +209,12 @@ class PartsPolicy(BatchedPolicy):
             self._reducer.close()  # its hooks expect that backward reaches the whole model
         for name, part in self._parts.items():
             if self._reducer is None or not part.is_module:
-                part.prepare(n_bad=self._n_bad)
+                part.prepare(not_finite=self._not_finite)
                 continue
             if name not in self._paths:
                 broadcast_model(part.module)
             reduce = partial(self.sync_gradients, part.module)
-            part.prepare(n_bad=self._n_bad, reduce=reduce, agree=_take_largest)
+            part.prepare(not_finite=self._not_finite, reduce=reduce, agree=largest_over_ranks)
         self._has_schedules = any(
             part.schedule is not None for part in self._parts.values()
         ) or any(isinstance(value, torch.Tensor) for value in self._values.values())
@@ -242,14 +240,15 @@ class PartsPolicy(BatchedPolicy):
         columns = to_dict(batch)
         self._follow_schedules()
         output = self._run_update(columns, **self._draw(columns), **self._variant())
-        if not self._on_gpu and self._n_bad.item():
-            self._n_bad.zero_()
+        if not self._on_gpu and self._not_finite.item():
+            self._not_finite.zero_()
             raise self._non_finite_error(_what_is_bad(output), batch)
         if not output.get("kl_stop", False):
             self._train_iter += 1
             for part in self._parts.values():
                 rule = part.target_rule
                 if rule is not None and self._train_iter % rule.every == 0:
+                    # On a GPU also while steps are skipped, towards weights that do not change.
                     part.move_target()
         return self._reported(output)
 
@@ -277,13 +276,24 @@ class PartsPolicy(BatchedPolicy):
 
     def _look(self) -> None:
         """Raise if a step was skipped since the last look."""
-        if self._n_bad.item():
-            self._n_bad.zero_()
+        if self._not_finite.item():
+            self._not_finite.zero_()
             raise NonFiniteLoss(
-                "a loss or the norm of a gradient was NaN or infinite in one of the last "
-                f"{_CHECK_EVERY} updates; its step was skipped. Check observations and rewards for "
-                "NaN, lower the learning rate or clip gradients"
+                broken_weights(self._parts)
+                or "a loss or the norm of a gradient was NaN or infinite in one of the last "
+                f"{_CHECK_EVERY} updates; its step and all later ones were skipped. Check "
+                "observations and rewards for NaN, lower the learning rate or clip gradients"
             )
+
+    def _non_finite_error(self, what: str, batch: Batch) -> DMiddlewareError:
+        broken = broken_weights(self._parts)
+        return super()._non_finite_error(what, batch) if broken is None else NonFiniteLoss(broken)
+
+    def _what_was_kept(self) -> str:
+        n_trained = sum(part.optimizer is not None for part in self._parts.values())
+        if n_trained == 1:
+            return super()._what_was_kept()
+        return "its step and those of the parts that step later in this update were skipped"
 
     def _after_loading_weights(self) -> None:
         for part in self._parts.values():
@@ -333,7 +343,7 @@ class PartsPolicy(BatchedPolicy):
                 for name, part in self._parts.items()
                 if part.optimizer is not None
             },
-            "generator": self._generator.get_state(),
+            **self._generator_states(),
             "learn_generator": self._learn_generator.get_state(),
             "train_iter": self._train_iter,
         }
@@ -345,17 +355,17 @@ class PartsPolicy(BatchedPolicy):
             CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
                 loaded.
         """
-        targets, optimizers, others, acting, learning, train_iter = (
+        targets, optimizers, others, learning, train_iter = (
             part_of(state_dict, name)
             for name in (
                 "target",
                 "optimizer",
                 "learning_parts",
-                "generator",
                 "learn_generator",
                 "train_iter",
             )
         )
+        part_of(state_dict, "generator")
         for name, part in self._parts.items():
             if part.target is not None:
                 check_model_state(part.target, part_of(targets, name), f"target network of {name}")
@@ -369,8 +379,8 @@ class PartsPolicy(BatchedPolicy):
             if part.target is not None:
                 load_model_state(part.target, targets[name])
             if part.optimizer is not None:
-                load_optimizer_state(part.optimizer, optimizers[name])
-        self._generator.set_state(acting.cpu())
+                part.load_optimizer(optimizers[name])
+        self._set_generator_states(state_dict)
         self._learn_generator.set_state(learning.cpu())
         self._train_iter = int(train_iter)
 
@@ -433,11 +443,6 @@ def _what_is_bad(output: Mapping[str, Any]) -> str:
         if _is_scalar(value) and not value.isfinite():
             return f"{key} is {value.item()}"
     return "a loss or gradient is not finite"
-
-
-def _take_largest(number: torch.Tensor) -> None:
-    with collective():
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:

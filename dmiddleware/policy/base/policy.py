@@ -284,6 +284,8 @@ class Policy(Configurable):
         self._cuda = self._on_gpu = self._device != "cpu"
         seed = torch.initial_seed() if self._cfg.seed is None else self._cfg.seed
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
+        # Of its own, so that the number of evaluations does not change what is collected.
+        self._eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
         if has_model:
             self._model = self._create_model(self._cfg, model).to(self._device)
             self._submodules = tuple(self._model.modules())
@@ -488,7 +490,7 @@ class Policy(Configurable):
         """Return everything needed to resume: model, optimiser, update count, generator."""
         whole = {
             **self._state_dict_collect(),
-            "generator": self._generator.get_state(),
+            **self._generator_states(),
             "train_iter": self._train_iter,
         }
         if self._optimizer is not None:
@@ -497,13 +499,26 @@ class Policy(Configurable):
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`_state_dict_learn` returned."""
-        generator = part_of(state_dict, "generator")
+        part_of(state_dict, "generator")
         train_iter = part_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
-        self._generator.set_state(generator.cpu())
+        self._set_generator_states(state_dict)
         self._train_iter = int(train_iter)
         if self._optimizer is not None:
             load_optimizer_state(self._optimizer, part_of(state_dict, "optimizer"))
+
+    def _generator_states(self) -> dict[str, torch.Tensor]:
+        """Return the states of the generators for acting."""
+        return {
+            "generator": self._generator.get_state(),
+            "eval_generator": self._eval_generator.get_state(),
+        }
+
+    def _set_generator_states(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`_generator_states` returned, as part of a learner's state."""
+        self._generator.set_state(state_dict["generator"].cpu())
+        if "eval_generator" in state_dict:  # older states have none
+            self._eval_generator.set_state(state_dict["eval_generator"].cpu())
 
     def _state_dict_collect(self) -> dict[str, Any]:
         """Return what acting needs: the model."""
@@ -551,11 +566,11 @@ class Policy(Configurable):
         inputs = probe_inputs(names, self.initial_state, action_space)
         if field is None or inputs is None:
             return None
-        generator, acting = self._generator.get_state(), self._state_dict_collect()
+        generators, acting = self._generator_states(), self._state_dict_collect()
         try:
             action: torch.Tensor = self._act(field, obs, None, inputs)["action"]
         finally:
-            self._generator.set_state(generator)
+            self._set_generator_states(generators)
             self._load_state_dict_collect(acting)
             getattr(self, f"_reset_{field}")()
         return action
@@ -598,7 +613,7 @@ class Policy(Configurable):
             process_transition=self._public_transition,
             get_train_sample=self._public_train_sample,
             reset=self._reset_collect,
-            seed=self.seed,
+            seed=self._seed_collect,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_collect,
@@ -611,7 +626,7 @@ class Policy(Configurable):
         return self.eval_function(
             forward=self._public_eval,
             reset=self._reset_eval,
-            seed=self.seed,
+            seed=self._seed_eval,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_eval,
@@ -660,7 +675,14 @@ class Policy(Configurable):
 
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
+        self._seed_collect(seed)
+        self._seed_eval(derive_seed(seed, "eval"))
+
+    def _seed_collect(self, seed: int) -> None:
         self._generator.manual_seed(seed)
+
+    def _seed_eval(self, seed: int) -> None:
+        self._eval_generator.manual_seed(seed)
 
     def get_attribute(self, name: str) -> Any:
         """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.
@@ -713,13 +735,14 @@ class Policy(Configurable):
                 or the observations of a data set.
         """
 
-    def observe_returns(self, ret: torch.Tensor) -> None:
+    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
         """Take the returns of a collected batch, once, before learning from it.
 
         Called in the learner's process; by default does nothing.
 
         Args:
             ret: ``[…]`` float32.
+            obs: ``[…, *obs_shape]``, the observations of the same rows; None: not known.
         """
 
     def sync_gradients(self, model: nn.Module) -> None:
@@ -745,11 +768,7 @@ class Policy(Configurable):
         if not self._model.training:
             self._model.train()
         if self._reducer is not None:
-            if isinstance(learned, list):
-                n_rows = len(learned)
-            else:
-                lead = 1 if self.minibatch_unit == "rows" else 2
-                n_rows = next(iter(leaves(learned)))[1].shape[:lead].numel()
+            n_rows = len(learned) if isinstance(learned, list) else self._n_learned_rows(learned)
             self._reducer.begin(n_rows)
         output = self._forward_learn(learned, **kwargs)
         outputs = output if isinstance(output, list) else [output]
@@ -759,6 +778,12 @@ class Policy(Configurable):
                 'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
             )
         return output
+
+    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows the loss of a batch is a mean: its weight among the ranks."""
+        lead = 1 if self.minibatch_unit == "rows" else 2
+        shape: torch.Size = next(iter(leaves(batch)))[1].shape[:lead]
+        return shape.numel()
 
     def _samples(self, data: Batch | list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the samples to learn from; a list is returned as it is."""
@@ -988,9 +1013,13 @@ class Policy(Configurable):
             column = batch["collect_iter"]
             source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
         return NonFiniteLoss(
-            f"{what} on {source}; the parameters were not changed. "
+            f"{what} on {source}; {self._what_was_kept()}. "
             "Check observations and rewards for NaN, lower the learning rate or clip gradients"
         )
+
+    def _what_was_kept(self) -> str:
+        """Say what a batch whose loss is not finite left as it was."""
+        return "the parameters were not changed"
 
     def _check_fields(self, enable_field: Iterable[str] | None) -> frozenset[str]:
         if isinstance(enable_field, str):

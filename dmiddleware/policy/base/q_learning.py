@@ -26,7 +26,7 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.layers import call
 from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, TDOptions
+from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.obs_norm import OBS_NORM, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
@@ -37,7 +37,6 @@ from dmiddleware.schedule import (
     Schedule,
     ScheduleCounter,
     ScheduleType,
-    scheduled,
 )
 
 __all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
@@ -102,9 +101,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(
-                1e-3, scheduled(positive, reach=at_least(0)), "Adam's learning rate"
-            ),
+            "learning_rate": Option(1e-3, LEARNING_RATE, "Adam's learning rate"),
             "adam_eps": Option(1e-8, positive, "Adam's ε"),
             "double": Option(
                 True, switch, "double Q-learning: the online network chooses the target's action"

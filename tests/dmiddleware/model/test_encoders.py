@@ -9,11 +9,19 @@ from dmiddleware.data.batch import as_tree, from_numpy
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
     ActorCritic,
+    ActorQ,
+    ActorQV,
+    AgentActorCritic,
+    CentralisedActorCritic,
+    DecisionTransformer,
+    DiscreteActorQ,
     ImageEncoder,
     NestedEncoder,
     OneHotEncoder,
+    QMIXNetwork,
     QNetwork,
     RecurrentQNetwork,
+    VDNNetwork,
     VectorEncoder,
     make_encoder,
     obs_shape_of,
@@ -101,6 +109,38 @@ def test_other_convolutions_may_be_chosen():
 def test_networks_pass_their_convolutions_to_the_encoder(network):
     made = network((1, 10, 10), 3, conv_layers=[(6, 3, 1)])
     assert [one.out_channels for one in made.encoder.convolutions[::2]] == [6]
+
+
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        (ActorQ, {}),
+        (ActorQV, {}),
+        (DiscreteActorQ, {}),
+        (DecisionTransformer, {}),
+        (AgentActorCritic, {"n_agent": 2}),
+        (CentralisedActorCritic, {"n_agent": 2}),
+        (VDNNetwork, {"n_agent": 2}),
+        (QMIXNetwork, {"n_agent": 2}),
+    ],
+)
+def test_all_encoders_of_a_network_have_the_chosen_convolutions(network, options):
+    shape = (1, 10, 10)
+    made = network(
+        {"agents": shape} if "n_agent" in options else shape, 3, conv_layers=[(6, 3, 1)], **options
+    )
+    encoders = [one for one in made.modules() if isinstance(one, ImageEncoder)]
+    assert encoders
+    assert all([one.out_channels for one in e.convolutions[::2]] == [6] for e in encoders)
+
+
+def test_the_encoder_of_the_critics_has_the_activation_and_the_norm_of_the_network():
+    made = ActorQ((1, 40, 40), 2, activation="elu", norm="layer")
+    for encoder in (made.actor.encoder, made.critic.encoder):
+        kinds = [type(one) for one in encoder.linear]
+        assert kinds[:3] == [torch.nn.Linear, torch.nn.LayerNorm, torch.nn.ELU]
+    values = made.critic(torch.zeros(5, 1, 40, 40), torch.zeros(5, 2))
+    assert values.shape == (2, 5)
 
 
 def test_convolutions_of_nested_observations_are_for_their_images():

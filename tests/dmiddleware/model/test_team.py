@@ -48,6 +48,13 @@ def test_all_networks_take_any_leading_dimensions(lead: tuple[int, ...], as_batc
         assert output["value"].shape == (*lead, 2)
 
 
+@pytest.mark.parametrize("cls", [VDNNetwork, QMIXNetwork])
+def test_noisy_layers_are_refused(cls: type[VDNNetwork]) -> None:
+    cls(**SHAPES, noisy=False)
+    with pytest.raises(ValueError, match="no noisy layers"):
+        cls(**SHAPES, noisy=True)
+
+
 def test_agents_that_see_the_same_can_differ() -> None:
     obs = team_obs(1)
     obs["agents"][:, 1] = obs["agents"][:, 0]

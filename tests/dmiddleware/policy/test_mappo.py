@@ -12,8 +12,9 @@ import torch
 from dmiddleware.data.batch import as_tree, map_leaves
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import IPPOPolicy, MAPPOPolicy
+from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy, VDNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
 
 BOTH = pytest.mark.parametrize("cls", [IPPOPolicy, MAPPOPolicy])
@@ -84,6 +85,34 @@ def test_agents_that_do_not_take_part_change_nothing() -> None:
     states = [policy.learn_mode.state_dict()["model"] for policy in policies]
     for name, tensor in states[0].items():
         torch.testing.assert_close(tensor, states[1][name])
+
+
+@pytest.mark.parametrize("cls", [IPPOPolicy, MAPPOPolicy, VDNPolicy, QMIXPolicy])
+def test_agents_that_do_not_take_part_are_not_in_the_statistics_of_observations(
+    cls: type[IPPOPolicy | VDNPolicy],
+) -> None:
+    policy = cls.for_env(CountingTeam(), seed=0, obs_norm=True)
+    obs = collected(policy, leaves={1: 2})["obs"]
+    here = obs["agent_mask"] != 0
+    assert 0 < here.sum() < here.numel()
+    learner = cls.for_env(CountingTeam(), seed=0, obs_norm=True)
+    learner.observe(obs)
+    for one in (policy, learner):
+        stats = one.get_attribute("obs_normaliser").state_dict()["running"]
+        assert stats["obs.agents"]["count"] == here.sum()
+        assert stats["obs.state"]["count"] == here[..., 0].numel()
+        mean = obs["agents"][here].double().mean(0)
+        torch.testing.assert_close(stats["obs.agents"]["mean"], mean)
+
+
+def test_agents_that_do_not_take_part_are_not_in_the_statistics_of_returns() -> None:
+    policy = IPPOPolicy.for_env(CountingTeam(), seed=0, value_norm=True)
+    rows = collected(policy, leaves={1: 2})
+    estimated = AdvantageEstimator(policy.learn_mode, user="test")(rows)
+    here = rows["obs"]["agent_mask"] != 0
+    stats = policy.get_attribute("return_stats")
+    assert stats.count == here.sum()
+    torch.testing.assert_close(stats.mean, estimated["ret"][here].double().mean())
 
 
 @BOTH

@@ -99,7 +99,6 @@ def test_the_advantage_of_a_single_row_is_not_normalised(small, ppo_batch):
 
 def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, ppo_batch):
     policy = PPOPolicy({"model": small, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
-    assert policy.learn_mode.get_attribute("target_kl") == 0.01
     batch = ppo_batch(policy)
     stopped = None
     for _ in range(20):

@@ -91,11 +91,21 @@ def test_the_state_of_another_model_is_refused() -> None:
 def test_a_loss_that_is_not_finite_is_rejected_and_changes_no_weight() -> None:
     model, batch = Predictor(), rows(8)
     batch["obs"][2, 0] = float("nan")
-    before = model.net.weight.detach().clone()
     with pytest.raises(NonFiniteLoss, match="Predictor was NaN"):
-        Predictor.update(model, batch)
+        model.update(batch)
     assert model.net.weight.isfinite().all()
-    assert before.shape == model.net.weight.shape
+
+
+class Rooted(Predictor):
+    """Its loss is 0 at first, where the slope of the root is infinite."""
+
+    def _reward(self, batch: Batch) -> torch.Tensor:
+        return (self.net(batch["obs"]) - self.net(batch["obs"]).detach()).abs().sqrt().squeeze(-1)
+
+
+def test_weights_that_an_unchecked_gradient_broke_are_named() -> None:
+    with pytest.raises(NonFiniteLoss, match=r"Rooted: the weights of net .* grad_clip_norm"):
+        Rooted().update(rows(8))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"epochs": 0}, {"epochs": 1.5}])

@@ -129,37 +129,49 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         policy(nested(path, value))
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        DQNPolicy,
-        C51Policy,
-        QRDQNPolicy,
-        IQNPolicy,
-        RainbowPolicy,
-        DiscreteSACPolicy,
-        R2D2Policy,
-        PPOPolicy,
-        RecurrentPPOPolicy,
-        A2CPolicy,
-        IMPALAPolicy,
-        VDNPolicy,
-        QMIXPolicy,
-        IPPOPolicy,
-        MAPPOPolicy,
-        BCPolicy,
-        SACPolicy,
-        DDPGPolicy,
-        TD3Policy,
-        TQCPolicy,
-        TD3BCPolicy,
-        CQLPolicy,
-        IQLPolicy,
-        DecisionTransformerPolicy,
-    ],
-)
+STOCK = [
+    DQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    RainbowPolicy,
+    DiscreteSACPolicy,
+    R2D2Policy,
+    PPOPolicy,
+    RecurrentPPOPolicy,
+    A2CPolicy,
+    IMPALAPolicy,
+    VDNPolicy,
+    QMIXPolicy,
+    IPPOPolicy,
+    MAPPOPolicy,
+    BCPolicy,
+    SACPolicy,
+    DDPGPolicy,
+    TD3Policy,
+    TQCPolicy,
+    TD3BCPolicy,
+    CQLPolicy,
+    IQLPolicy,
+    DecisionTransformerPolicy,
+]
+
+
+@pytest.mark.parametrize("policy", STOCK)
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
+
+
+@pytest.mark.parametrize("policy", STOCK)
+def test_the_schedule_of_every_learning_rate_may_fall_to_zero(policy):
+    paths = [path for path in policy.options() if "learning_rate" in path]
+    assert paths
+    for path in paths:
+        policy.merged_config(nested(path, {"start": 1e-3, "end": 0.0}))
+        with pytest.raises(ConfigError, match=rf"{re.escape(path)}: .* ≥ 0, got -1\.0"):
+            policy.merged_config(nested(path, {"start": 1e-3, "end": -1.0}))
+        with pytest.raises(ConfigError, match=f"{re.escape(path)} must be a positive number"):
+            policy.merged_config(nested(path, 0.0))
 
 
 def test_an_unknown_key_names_the_nearest_one():

@@ -1,13 +1,18 @@
 """Data-parallel learning, with real processes over gloo."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
+from dmiddleware.data.batch import as_tree, map_leaves, to_dict
 from dmiddleware.errors import ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
+    DecisionTransformerPolicy,
     DQNPolicy,
+    IPPOPolicy,
     PPOPolicy,
+    R2D2Policy,
     gather_from_ranks,
     rank_and_world_size,
     sum_over_ranks,
@@ -159,6 +164,71 @@ def train_long(name, rank, split=None):
     return {k: v.tolist() for k, v in policy.learn_mode.state_dict()["model"].items()}
 
 
+def sequences(policy, n, seed):
+    """Columns ``[5, n, …]`` for R2D2 and the decision transformer, with padding at the ends."""
+    generator = torch.Generator().manual_seed(seed)
+    lead = (5, n)
+    ends = torch.randint(1, 6, (n,), generator=generator)
+    columns = {
+        "obs": torch.randn(*lead, 4, generator=generator),
+        "next_obs": torch.randn(*lead, 4, generator=generator),
+        "action": torch.randint(2, lead, generator=generator),
+        "prev_action": torch.randint(2, lead, generator=generator),
+        "reward": torch.randn(lead, generator=generator),
+        "prev_reward": torch.randn(lead, generator=generator),
+        "return_to_go": torch.randn(lead, generator=generator),
+        "timestep": torch.arange(5)[:, None].expand(lead),
+        "terminated": torch.zeros(lead, dtype=torch.bool),
+        "is_first": torch.zeros(lead, dtype=torch.bool),
+        "mask": torch.arange(5)[:, None] < ends,
+    }
+    if policy is R2D2Policy:
+        return {**columns, "state": torch.zeros(5, n, 2 * 8)}
+    return columns
+
+
+def team_rows(policy, n, seed):
+    """Rows of two agents, of which the second takes part in few of the first rows."""
+    one = ppo_rows(2 * n, seed)
+    columns = {name: column.unflatten(0, (n, 2)) for name, column in one.items()}
+    present = torch.ones(n, 2, dtype=torch.int8)
+    present[: n - 2, 1] = 0
+    return {**columns, "obs": {"agents": columns["obs"], "agent_mask": present}}
+
+
+MASKED = {
+    R2D2Policy: (sequences, {**SMALL, "hidden_size": 8}, {"burn_in": 1}),
+    DecisionTransformerPolicy: (
+        sequences,
+        {"obs_shape": 4, "action_shape": 2, "context_length": 5, "embed_size": 8, "dropout": 0.0},
+        {"obs_norm": False, "return_scale": 1.0},
+    ),
+    IPPOPolicy: (
+        team_rows,
+        {"obs_shape": {"agents": 4}, "action_shape": 2, "n_agent": 2},
+        {"learn": {"adv_norm": False}, "target_kl": 100.0},
+    ),
+}
+
+
+def train_masked(cls, rank, split=None):
+    """Learn from batches of which some rows do not count, and not equally many on each rank."""
+    make_rows, model, options = MASKED[cls]
+    policy = cls({"model": model, "seed": 0, "multi_gpu": split is not None, **options})
+    for seed in range(3):
+        batch, width = make_rows(cls, 8, seed), 0 if cls is IPPOPolicy else 1
+        if split is not None:
+            own = (slice(0, split) if rank == 0 else slice(split, 8),)
+            own = (slice(None),) * width + own
+            batch = to_dict(map_leaves(lambda leaf, own=own: leaf[own], as_tree(batch)))
+        if "state" in batch:
+            batch["state"] = batch["state"][0]
+        policy.learn_mode.forward(as_tree(batch))
+    state = policy.learn_mode.state_dict()
+    largest = state["acting_parts"].get("largest_return", {})
+    return {name: value.tolist() for name, value in {**state["model"], **largest}.items()}
+
+
 def sum_and_gather(rank):
     assert rank_and_world_size() == (rank, WORLD)
     assert sum_over_ranks([1.5, rank]) == [3.0, 1.0]
@@ -170,6 +240,7 @@ JOBS = {
     "dqn 40+24": lambda rank: train_long("dqn", rank, 40),
     "ppo 32+32": lambda rank: train_long("ppo", rank, 32),
     "ppo 40+24": lambda rank: train_long("ppo", rank, 40),
+    **{cls: partial(train_masked, cls, split=5) for cls in MASKED},
     "gather": sum_and_gather,
     "half": lambda rank: train_half(rank, overlap=False),
     "half overlapping": lambda rank: train_half(rank, overlap=True),
@@ -223,6 +294,17 @@ def test_100_updates_of_two_ranks_equal_those_of_one_process_with_the_whole_batc
     for parameter, value in train_long(name, rank=None).items():
         torch.testing.assert_close(
             torch.tensor(first[parameter]), torch.tensor(value), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("cls", MASKED)
+def test_ranks_weigh_their_batches_by_the_rows_that_count(ranks, cls):
+    first, second = ranks[cls]
+    assert first == second
+    for name, value in train_masked(cls, rank=None).items():
+        torch.testing.assert_close(
+            torch.tensor(first[name]), torch.tensor(value), rtol=1e-4, atol=1e-6
         )
 
 

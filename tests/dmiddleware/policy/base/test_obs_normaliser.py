@@ -32,6 +32,17 @@ def test_held_statistics_change_only_when_the_first_new_observations_come():
     assert not torch.equal(normaliser(probe), first)
 
 
+def test_statistics_are_published_without_a_way_through_the_cpu(monkeypatch):
+    normaliser = ObsNormaliser(1)
+
+    def fail(tensor):
+        raise AssertionError("a tensor was moved to the CPU")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", fail)
+    normaliser.update(torch.tensor([[0.0], [2.0]]))
+    assert normaliser(torch.tensor([[2.0]])).item() == pytest.approx(1.0)
+
+
 def test_results_are_clipped():
     normaliser = ObsNormaliser(1, clip=3.0)
     normaliser.update(torch.tensor([[0.0], [2.0]]))

@@ -13,7 +13,15 @@ from torch import nn
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
-from dmiddleware.policy import DQNPolicy, Part, PartsPolicy, PPOPolicy, TargetRule, adam
+from dmiddleware.policy import (
+    A2CPolicy,
+    DQNPolicy,
+    Part,
+    PartsPolicy,
+    PPOPolicy,
+    TargetRule,
+    adam,
+)
 from dmiddleware.policy.base.parts_policy import UpdateOutput
 from dmiddleware.schedule import Schedule
 
@@ -117,18 +125,6 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     assert same(second.learn_mode.state_dict(), whole.learn_mode.state_dict())
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
-def test_a_copy_learns_as_its_original_does(copied: Any) -> None:
-    policy = made()
-    policy.learn_mode.forward(batch())
-    twin = copied(policy)
-    before = policy.learn_mode.state_dict()
-    twin.learn_mode.forward(batch(seed=1))
-    assert same(policy.learn_mode.state_dict(), before)
-    policy.learn_mode.forward(batch(seed=1))
-    assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
-
-
 def test_each_part_is_trained_on_its_own_loss_alone() -> None:
     policy = made(learning_rate=0.05)
     parts = policy.get_attribute("parts")
@@ -156,8 +152,7 @@ def test_a_norm_is_clipped_and_reported() -> None:
     weight = nn.Parameter(torch.ones(3))
     module = nn.ParameterList([weight])
     part = Part(module, adam(0.1), grad_clip_norm=0.5)
-    n_bad = torch.zeros(())
-    part.prepare(n_bad=n_bad)
+    part.prepare(not_finite=torch.zeros(()))
     assert part.step(3 * weight.sum()).item() == pytest.approx(3 * math.sqrt(3))
     assert weight.grad is not None
     assert weight.grad.norm().item() == pytest.approx(0.5)
@@ -177,6 +172,60 @@ def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None
     assert after["train_iter"] == 1
 
 
+def test_parts_that_step_after_a_loss_that_is_not_finite_change_nothing() -> None:
+    policy = made()
+    policy.learn_mode.forward(batch())
+    before = policy.learn_mode.state_dict()
+    bad = batch()
+    bad["reward"][0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match="parts that step later in this update were skipped"):
+        policy.learn_mode.forward(bad)
+    after = policy.learn_mode.state_dict()
+    for name in ("model", "optimizer", "target", "learning_parts"):
+        assert same(after[name], before[name]), name
+    policy.learn_mode.forward(batch())
+    moved = policy.learn_mode.state_dict()
+    for name in ("model", "target", "learning_parts"):
+        assert not same(moved[name], before[name]), name
+
+
+def test_all_parts_wait_until_a_loss_that_is_not_finite_has_been_reported() -> None:
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    first, second = (Part(nn.ParameterList([weight]), adam(0.1)) for weight in weights)
+    not_finite = torch.zeros(())
+    for part in (first, second):
+        part.prepare(not_finite=not_finite)
+    first.step(weights[0].sum() * math.nan)
+    for _ in range(2):
+        first.step(weights[0].sum())
+        second.step(weights[1].sum())
+    assert [weight.item() for weight in weights] == [1.0, 1.0]
+    not_finite.zero_()
+    second.step(weights[1].sum())
+    assert weights[1].item() == pytest.approx(0.9)
+
+
+class Root(PartsPolicy):
+    """Finite losses at 0, where the slope of the root is infinite."""
+
+    def _make_parts(self) -> dict[str, Part]:
+        return {"root": Part(self._model, adam(0.1), acts=True)}
+
+    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+        loss = self._model.weight.sum().sqrt()
+        self._parts["root"].step(loss)
+        return {"total_loss": loss.detach()}
+
+
+def test_an_error_names_the_weights_that_an_earlier_gradient_broke() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    policy = Root(model=model, enable_field=["learn"])
+    assert policy.learn_mode.forward(batch())["total_loss"] == 0.0
+    with pytest.raises(NonFiniteLoss, match=r"weights of root are NaN.*grad_clip_norm"):
+        policy.learn_mode.forward(batch())
+
+
 def test_a_part_that_is_missing_in_a_checkpoint_is_named() -> None:
     policy = made()
     state = policy.learn_mode.state_dict()
@@ -188,12 +237,33 @@ def test_a_part_that_is_missing_in_a_checkpoint_is_named() -> None:
 def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
     weight = nn.Parameter(torch.ones(1))
     part = Part(nn.ParameterList([weight]), adam(Schedule.linear(0.1, 0.0, decay=10, by="update")))
-    part.prepare(n_bad=torch.zeros(()))
+    part.prepare(not_finite=torch.zeros(()))
     assert part.schedule is not None
     part.learning_rate = part.schedule(5)
     assert part.learning_rate == pytest.approx(0.05)
     part.step(weight.sum())
     assert weight.item() == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loaded_state_does_not_change_the_settings_of_the_optimiser(compiled: bool) -> None:
+    old = dqn(learn={"learning_rate": 1e-2, "adam_eps": 1e-8})
+    old.learn_mode.forward(transitions(0))
+    learn = {"learning_rate": 0.5, "adam_eps": 0.1}
+    new, other = (dqn(learn=learn, compile=flag) for flag in (compiled, False))
+    new.learn_mode.load_state_dict(old.learn_mode.state_dict())
+    part = new.get_attribute("parts")["q"]
+    assert part.learning_rate == 0.5
+    assert part.optimizer.param_groups[0]["eps"] == 0.1
+    # As if the state had been saved with these settings.
+    state = old.learn_mode.state_dict()
+    state["optimizer"]["q"]["param_groups"][0].update(lr=0.5, eps=0.1)
+    other.learn_mode.load_state_dict(state)
+    for policy in (new, other):
+        assert policy.learn_mode.forward(transitions(1))["cur_lr"] == 0.5
+    weights = [policy.learn_mode.state_dict()["model"] for policy in (new, other)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], atol=1e-5, rtol=1e-5)
 
 
 def test_outputs_on_a_gpu_are_read_once_and_only_when_they_are_asked_for() -> None:
@@ -252,6 +322,23 @@ def dqn(**cfg: Any) -> DQNPolicy:
 def ppo(**cfg: Any) -> PPOPolicy:
     learn = {"clip_ratio": Schedule.linear(0.2, 0.1, decay=8, by="update")}
     return PPOPolicy({"model": SMALL, "seed": 0, "learn": learn, "target_kl": 5.0, **cfg})
+
+
+def a2c() -> A2CPolicy:
+    return A2CPolicy({"model": SMALL, "seed": 0})  # its optimiser is RMSprop
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+@pytest.mark.parametrize(("make", "rows"), [(made, batch), (a2c, transitions)])
+def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -> None:
+    policy = make()
+    policy.learn_mode.forward(rows(seed=0))
+    twin = copied(policy)
+    before = policy.learn_mode.state_dict()
+    twin.learn_mode.forward(rows(seed=1))
+    assert same(policy.learn_mode.state_dict(), before)
+    policy.learn_mode.forward(rows(seed=1))
+    assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
 
 
 @pytest.mark.parametrize("make", [dqn, pytest.param(ppo, marks=pytest.mark.slow)])

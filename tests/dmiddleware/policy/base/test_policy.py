@@ -1,6 +1,7 @@
 import copy
 import pickle
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -9,11 +10,16 @@ from dmiddleware.policy import (
     BatchedPolicy,
     BCPolicy,
     CollectMode,
+    DecisionTransformerPolicy,
+    DiscreteSACPolicy,
     DQNPolicy,
     EvalMode,
+    IQLPolicy,
     LearnMode,
     Policy,
     PPOPolicy,
+    RecurrentPPOPolicy,
+    SACPolicy,
 )
 
 
@@ -285,16 +291,51 @@ def test_a_copy_is_independent(small, transitions, copied):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_collect_and_eval_modes_can_be_seeded(small):
-    policy = DQNPolicy({"model": small})
+def test_collect_and_eval_modes_can_be_seeded():
+    policy = PPOPolicy.for_env(gym.make("CartPole-v1"))
     obs = torch.randn(64, 4)
-    for mode in (policy.collect_mode, policy.eval_mode):
+    for mode, kwargs in ((policy.collect_mode, {}), (policy.eval_mode, {"deterministic": False})):
         draws = []
         for seed in (1, 1, 2):
             mode.seed(seed)
-            draws.append(policy.collect_mode.forward(obs, eps=1.0)["action"])
+            draws.append(mode.forward(obs, **kwargs)["action"])
         assert torch.equal(draws[0], draws[1])
         assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize(
+    ("cls", "env", "options"),
+    [
+        (PPOPolicy, "CartPole-v1", {}),
+        (RecurrentPPOPolicy, "CartPole-v1", {}),
+        (DiscreteSACPolicy, "CartPole-v1", {}),
+        (BCPolicy, "CartPole-v1", {}),
+        (DecisionTransformerPolicy, "CartPole-v1", {"obs_norm": False}),
+        (SACPolicy, "Pendulum-v1", {}),
+        (IQLPolicy, "Pendulum-v1", {}),
+    ],
+)
+def test_evaluations_that_draw_actions_do_not_change_what_is_collected(cls, env, options):
+    policies = [cls.for_env(gym.make(env), seed=0, **options) for _ in range(3)]
+    obs = torch.randn(64, policies[0].get_attribute("model").obs_shape[0])
+
+    def act(mode, **kwargs):
+        state = mode.get_attribute("initial_state")(64)
+        if state is not None:
+            kwargs |= {"state": state, "is_first": torch.ones(64, dtype=torch.bool)}
+            kwargs |= {"prev_reward": torch.zeros(64), "prev_action": torch.zeros(64).long()}
+        return mode.forward(obs, **kwargs)["action"]
+
+    first = [act(policy.eval_mode, deterministic=False) for policy in policies[1:]]
+    kwargs = {"deterministic": False} if cls in (BCPolicy, DecisionTransformerPolicy) else {}
+    collected = [act(policy.collect_mode, **kwargs) for policy in policies]
+    assert torch.equal(*first)
+    assert torch.equal(collected[0], collected[1])
+    # The generator is part of what a resumed run continues from.
+    policies[0].learn_mode.load_state_dict(policies[1].learn_mode.state_dict())
+    drawn = [act(policy.eval_mode, deterministic=False) for policy in policies]
+    assert not torch.equal(drawn[0], first[0])
+    assert torch.equal(drawn[0], drawn[1])
 
 
 def test_the_modes_expose_discount_nstep_and_lambda(small):

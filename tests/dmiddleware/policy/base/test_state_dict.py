@@ -215,9 +215,9 @@ def test_reward_statistics_must_match_the_option(small, chosen):
     policy.eval_mode.load_state_dict(other.learn_mode.state_dict())
 
 
-def test_a_policy_per_env_saves_model_and_generator_too(per_env):
+def test_a_policy_per_env_saves_model_and_generators_too(per_env):
     state = per_env.learn_mode.state_dict()
-    assert set(state) == {"model", "generator", "train_iter"}
+    assert set(state) == {"model", "generator", "eval_generator", "train_iter"}
     per_env.learn_mode.load_state_dict(state)
 
 
