@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from strange_envs import Nested, SavesItself, Walk, WithSimulator
+from strange_envs import Fragile, FragileSimulator, Nested, SavesItself, Walk, WithSimulator
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager
@@ -371,6 +371,39 @@ def test_envs_that_cannot_be_saved_start_over_with_other_seeds(kind, caplog):
         assert resumed[:, 0].tolist() == [0, 0, 0]
         assert not np.array_equal(resumed, first)
     assert "start new episodes" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
+def test_envs_start_over_with_other_seeds_after_every_resume(kind):
+    firsts, state = [], None
+    for _ in range(3):
+        with make(kind, WithSimulator) as manager:
+            if state is not None:
+                assert not manager.load_state_dict(state)
+            firsts += manager.ready_obs[:, 2].tolist()
+            manager.step(np.zeros(3, np.int64))
+            state = manager.state_dict()
+    assert len(set(firsts)) == 9
+
+
+@pytest.mark.parametrize("env_fn", [Fragile, FragileSimulator])
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
+def test_a_restart_after_a_resume_has_its_own_seeds(kind, env_fn):
+    def step_until_restarted(manager):
+        for _ in range(3):
+            batch = manager.step(np.zeros(3, np.int64))
+        assert batch.abnormal.all()
+        return batch.obs[:, 2].tolist()
+
+    with make(kind, env_fn) as manager:
+        first = step_until_restarted(manager)
+        state = manager.state_dict()
+        expected = step_until_restarted(manager), manager.restarts
+    with make(kind, env_fn) as manager:
+        assert manager.load_state_dict(state) == (env_fn is Fragile)
+        second = step_until_restarted(manager)
+        assert (second, manager.restarts) == expected
+    assert len({*first, *second}) == 6
 
 
 class Interrupted(Walk):
