@@ -222,7 +222,8 @@ class AsyncEnvManager(BaseEnvManager):
                 self._failures.record_failure(
                     failure.env_id, failure.doing, failure.error, failure.details
                 )
-                self._reseed(failure.env_ids, self._failures.restarts_of(failure.env_id))
+                n_restarts = map(self._failures.restarts_of, failure.env_ids)
+                self._reseed(failure.env_ids, sum(n_restarts))
             begun, failures = self._running.restart(failures, self._take_seeds())
             infos |= begun
             if self._fixes_seeds:
