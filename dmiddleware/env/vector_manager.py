@@ -396,15 +396,20 @@ class VectorEnvManager(BaseEnvManager):
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs; see :meth:`BaseEnvManager.seed`."""
-        if not dynamic_seed and not (self._takes_seeds() and self._mode is AutoresetMode.DISABLED):
-            raise ConfigError(
-                "dynamic_seed=False is not possible here, because the vector env resets its envs "
-                "itself; make it with autoreset_mode=AutoresetMode.DISABLED, or pass env functions"
-            )
+        if not dynamic_seed:
+            with self._some_vector() as vector:
+                mode = _autoreset_mode(vector, self._env_num)
+                can_fix = _takes_seeds(vector) and mode is AutoresetMode.DISABLED
+            if not can_fix:
+                raise ConfigError(
+                    "dynamic_seed=False is not possible here, because the vector env resets its "
+                    "envs itself; make it with autoreset_mode=AutoresetMode.DISABLED, or pass env "
+                    "functions"
+                )
         super().seed(seed, dynamic_seed)
 
     def _takes_seeds(self) -> bool:
-        return isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
+        return _takes_seeds(self._env)
 
     def _can_mask(self) -> bool:
         return self._mode is AutoresetMode.DISABLED or self._takes_seeds()
@@ -468,11 +473,20 @@ class VectorEnvManager(BaseEnvManager):
             self._adrift = np.isin(self._all_ids, states[0]["adrift"])
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        with self._some_vector() as vector:
+            _autoreset_mode(vector, self._env_num)
+            return vector.single_observation_space, vector.single_action_space
+
+    @contextlib.contextmanager
+    def _some_vector(self) -> Iterator[gym.vector.VectorEnv[Any, Any, Any]]:
+        """Give access to the vector env; before launch, to one that is closed again."""
+        if self._vector is not None:
+            yield self._vector
+            return
         with self._failing_for_good():
             vector = self._vector_fn()
         try:
-            _autoreset_mode(vector, self._env_num)
-            return vector.single_observation_space, vector.single_action_space
+            yield vector
         finally:
             close_quietly(vector)
 
@@ -496,6 +510,11 @@ def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; it must be a "
             "gymnasium.vector.AutoresetMode"
         ) from None
+
+
+def _takes_seeds(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
+    """Return whether a vector env takes a seed for each of its envs."""
+    return isinstance(vector.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
 
 
 def _device_of(obs: Any) -> Any:

@@ -500,8 +500,23 @@ def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
 
 
 def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
-    with make(SAME_STEP, Walk) as manager, pytest.raises(ConfigError, match="DISABLED"):
+    manager = make(SAME_STEP, Walk)
+    with pytest.raises(ConfigError, match="DISABLED"):
         manager.seed(3, dynamic_seed=False)
+    assert manager.closed
+    with manager, pytest.raises(ConfigError, match="DISABLED"):
+        manager.seed(3, dynamic_seed=False)
+
+
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, DISABLED])
+def test_a_fixed_seed_may_be_set_before_launch(kind):
+    manager = make(kind, Walk, seed=None)
+    manager.seed(3, dynamic_seed=False)
+    with manager:
+        first = manager.ready_obs[:, 2].tolist()
+        manager.step(np.zeros(3, np.int64))
+        manager.reset()
+        assert manager.ready_obs[:, 2].tolist() == first
 
 
 @pytest.mark.parametrize("kind", ALL)
