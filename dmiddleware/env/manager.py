@@ -263,8 +263,10 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
         Raises:
             EnvStateError: before launch and after close.
-            StructureError: if the actions do not fit the action space or the envs; no env has
-                stepped then.
+            StructureError: if the actions do not fit the envs or the action space. If it is their
+                number, structure, shape or dtype, no env has stepped. Values outside the space are
+                looked for only after an env has raised, because the check takes time in every step;
+                the manager is closed then, because other envs may have stepped.
             EnvCrashed: if an env used up its retries; the manager is closed.
             EnvTimeout: if an env that did not answer used up its retries; the manager is closed.
             KeyboardInterrupt: the manager is closed, because some envs may have stepped.
