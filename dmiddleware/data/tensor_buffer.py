@@ -66,7 +66,7 @@ class TensorBuffer(Buffer):
             complete stacks. Requires ``store_next_obs=False``.
         storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
             :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
-            scratch space, removed by :meth:`close`.
+            scratch space, removed by :meth:`close`; each buffer needs a folder of its own.
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
