@@ -191,29 +191,43 @@ class DeletedRows:
         return self._is_deleted.take(index % self._size)
 
     def delete(self, index: Ints) -> None:
-        """Mark rows as deleted; all of them are held."""
+        """Mark rows as deleted; all of them are held, and none occurs twice."""
         self._is_deleted[index % self._size] = True
-        self._recount()
+        self._count += len(index)
+        self._present = None
 
     def write(self, first: int, n: int) -> None:
         """Mark rows ``first … first + n - 1`` as written."""
         self._present = None
         if not self._count:
             return
-        slots = np.arange(first, first + n) % self._size
-        if self._is_deleted[slots].any():
-            self._is_deleted[slots] = False
-            self._recount()
+        self.drop(first, first + n)
 
     def drop(self, first: int, last: int) -> None:
         """Remove the marks of rows ``first … last - 1``, which have left the ring."""
-        self._is_deleted[np.arange(first, last) % self._size] = False
-        self._recount()
+        slots = np.arange(first, last) % self._size
+        self._count -= int(np.count_nonzero(self._is_deleted[slots]))
+        self._is_deleted[slots] = False
+        self._present = None
 
     def clear(self) -> None:
         """Remove all marks."""
         self._is_deleted[:] = False
-        self._recount()
+        self._count = 0
+        self._present = None
+
+    def oldest_present(self, first: int, total: int) -> int:
+        """Return the first row of ``first … total - 1`` that was not deleted; ``total`` if none.
+
+        Takes time in proportion to the rows before it.
+        """
+        n = 64
+        while first < total:
+            marks = self.at(np.arange(first, min(first + n, total)))
+            if not marks.all():
+                return first + int(marks.argmin())
+            first, n = first + len(marks), 2 * n
+        return total
 
     def present(self, first: int, total: int) -> Ints:
         """Return the rows of ``first … total - 1`` that were not deleted, ascending."""
@@ -230,10 +244,6 @@ class DeletedRows:
         """Restore what :meth:`state_dict` returned."""
         self.clear()
         self.delete(np.asarray(state["deleted"]))
-
-    def _recount(self) -> None:
-        self._present = None
-        self._count = int(self._is_deleted.sum())
 
 
 class FreeNumbers:
@@ -290,8 +300,8 @@ class SideTable:
     @property
     def nbytes(self) -> int:
         """Memory, in bytes."""
-        arrays = (self._position, self._free, *self._arrays.values())
-        return sum(array.nbytes for array in arrays)
+        arrays = (self._position, *self._arrays.values())
+        return self._free.nbytes + sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
         return self._capacity - len(self._free)
