@@ -17,7 +17,7 @@ from dmiddleware.data import (
     select_columns,
     to_device,
 )
-from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.errors import ConfigError, NotEnoughData, PolicyOutputError
 from dmiddleware.pipeline import ChainView, Role, Task
 from dmiddleware.policy import (
     HasModes,
@@ -423,6 +423,7 @@ class Trainer(_PolicyUpdater):
         ConfigError: if ``policy`` is not a policy.
         ChainError: before the first step, if the policy has ``nstep`` above 1, and nothing in the
             chain computes n-step returns.
+        PolicyOutputError: in the first update, if the policy makes several updates from a batch.
     """
 
     reads = ("train_data", "train_iter")
@@ -444,7 +445,13 @@ class Trainer(_PolicyUpdater):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         if self._all_can(update=ctx.train_data is not None):
-            (ctx.train_output,) = self._update(ctx, ctx.train_data)
+            outputs = self._update(ctx, ctx.train_data)
+            if len(outputs) != 1:
+                raise PolicyOutputError(
+                    f"the policy's forward in learn mode returned {len(outputs)} outputs, but "
+                    f"{type(self).__name__} makes one update in a step; use MultistepTrainer"
+                )
+            ctx.train_output = outputs[0]
 
 
 class MultistepTrainer(Trainer):

@@ -31,12 +31,14 @@ class OfflineDataSaver:
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
-    the rows from before.
+    the rows from before. The rows of each episode are saved together, in temporal order.
 
     Args:
         path: the file, usually ``….safetensors``, which
             :class:`~dmiddleware.data.OfflineDataset` reads.
-        columns: the columns to save, including ``done``; None: all.
+        columns: the columns to save, including ``done``; None: all. Without ``episode_id``, an
+            episode that was collected in several steps of the task is not saved in one piece, which
+            returns to go and n-step returns need.
         max_rows: stop the task after this number of rows; None: never.
         metadata: strings to store with the data.
 

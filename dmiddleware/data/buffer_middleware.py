@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dmiddleware.data.arguments import check_count, check_flag, check_number, check_priority
@@ -34,6 +35,7 @@ from dmiddleware.data.batch import Batch, map_leaves
 from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Ints, PrioritySampler
+from dmiddleware.data.schema import to_array
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.schedule import Schedule
 
@@ -307,6 +309,7 @@ class staleness_check(ActionMiddleware):
         self._max_staleness = check_number("max_staleness", max_staleness)
         # The iteration of the item in each slot of a DequeBuffer; NaN where it is only in its meta.
         self._collected = np.full(buffer.size if isinstance(buffer, DequeBuffer) else 0, np.nan)
+        self._lowest = _LowestIterations(buffer) if isinstance(buffer, TensorBuffer) else None
 
     def push(self, chain: Chain, data: Any, **kwargs: Any) -> Any:
         """Check that the data states its iteration."""
@@ -316,7 +319,10 @@ class staleness_check(ActionMiddleware):
                     "staleness_check needs the column collect_iter (the iteration of the policy "
                     "that collected each row), but the batch does not have it"
                 )
-            return chain(data, **kwargs)
+            pushed: range = chain(data, **kwargs)
+            if self._lowest is not None and len(pushed):
+                self._lowest.push(pushed, float(to_array(data["collect_iter"]).min()))
+            return pushed
         meta = kwargs.get("meta") or {}
         if "train_iter_data_collected" not in meta:
             raise ValueError(
@@ -331,6 +337,8 @@ class staleness_check(ActionMiddleware):
         """Change items, perhaps their iterations too."""
         if isinstance(self._buffer, DequeBuffer):
             self._collected[index % len(self._collected)] = np.nan
+        if self._lowest is not None:
+            self._lowest.forget()
         return chain(index, *args, **kwargs)
 
     def sample(
@@ -360,10 +368,8 @@ class staleness_check(ActionMiddleware):
             return 0
         buffer = self._attached
         oldest = train_iter - self._max_staleness
-        if isinstance(buffer, TensorBuffer):
-            index = buffer.index
-            collected = buffer.get(index, ["collect_iter"])["collect_iter"].numpy()
-            return buffer.delete(index[collected < oldest])
+        if self._lowest is not None:
+            return self._lowest.delete_below(oldest)
         index = self._deque.drawable().every_index()
         collected = self._collected.take(index % buffer.size)
         for i in np.flatnonzero(np.isnan(collected)):
@@ -378,6 +384,62 @@ class staleness_check(ActionMiddleware):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Read the iterations from the items again."""
         self._collected[:] = np.nan
+        if self._lowest is not None:
+            self._lowest.forget()
+
+
+class _LowestIterations:
+    """The lowest iteration in each block of a TensorBuffer's rows, to find stale rows quickly.
+
+    What it keeps are lower bounds: rows may be overwritten or deleted without its knowledge.
+
+    Args:
+        buffer: the buffer, with the column ``collect_iter``.
+    """
+
+    _LENGTH = 512
+
+    def __init__(self, buffer: TensorBuffer) -> None:
+        self._buffer = buffer
+        # By the block's number modulo their count; no two blocks with held rows share a place.
+        self._lows = np.full(buffer.size // self._LENGTH + 2, np.inf)
+        self._last_block: int | None = None
+
+    def push(self, pushed: range, lowest: float) -> None:
+        """Note rows that were pushed, and the lowest of their iterations."""
+        if self._last_block is not None:
+            first, self._last_block = (row // self._LENGTH for row in (pushed[0], pushed[-1]))
+            places = np.arange(first, self._last_block + 1) % len(self._lows)
+            self._lows[places] = np.minimum(self._lows[places], lowest)
+
+    def forget(self) -> None:
+        """Look at all rows again the next time, because they may have changed."""
+        self._last_block = None
+
+    def delete_below(self, limit: float) -> int:
+        """Delete the rows whose iteration is below the limit, and return their number."""
+        if self._last_block is None:
+            index = self._buffer.index
+            self._last_block = int(index[-1]) // self._LENGTH
+            self._lows[:] = np.inf
+            places = index // self._LENGTH % len(self._lows)
+            np.minimum.at(self._lows, places, self._iterations(index))
+        place = np.flatnonzero(self._lows < limit)
+        if not len(place):
+            return 0
+        found: list[Ints] = []
+        for block in (self._last_block - (self._last_block - place) % len(self._lows)).tolist():
+            index = self._buffer.held(block * self._LENGTH, (block + 1) * self._LENGTH)
+            iterations = self._iterations(index)
+            is_below = iterations < limit
+            found.append(index[is_below])
+            self._lows[block % len(self._lows)] = iterations[~is_below].min(initial=np.inf)
+        return self._buffer.delete(np.concatenate(found))
+
+    def _iterations(self, index: Ints) -> npt.NDArray[np.float64]:
+        return to_array(self._buffer.get(index, ["collect_iter"])["collect_iter"]).astype(
+            np.float64
+        )
 
 
 class use_time_check(ActionMiddleware):

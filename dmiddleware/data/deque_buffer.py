@@ -391,8 +391,7 @@ class DequeBuffer(Buffer):
             self._slots[index % self._size] = None
         if gone:
             self._deleted.delete(np.array(gone))
-            present = self._deleted.present(self._first, self._total)
-            oldest = int(present[0]) if len(present) else self._total
+            oldest = self._deleted.oldest_present(self._first, self._total)
             self._deleted.drop(self._first, oldest)
             self._first = oldest
         return len(gone)

@@ -37,8 +37,10 @@ def save_dataset(
     Args:
         path: the file, usually ``….safetensors``; its folder is created if needed, and an existing
             file is replaced.
-        batches: one or several batches of one structure: ``[N, …]``, or ``[T, E, …]`` if ``done``
-            has two dimensions. The rows of one env stay together, in temporal order.
+        batches: one or several batches of one structure, in temporal order: ``[N, …]``, or
+            ``[T, E, …]`` if ``done`` has two dimensions. With a column ``episode_id``, the rows of
+            each episode are written together, in temporal order, even if it spans several batches.
+            Without it, the rows of one env stay together within each batch only.
         metadata: strings to store with it, such as the env's name or the collecting policy.
 
     Returns:
@@ -58,9 +60,11 @@ def save_dataset(
     n_rows = sum(len(next(iter(part.values()))) for part in rows)
     if not n_rows:
         raise StructureError("a dataset must have at least one row, but the batches are empty")
-    columns = {
-        leaf: torch.from_numpy(np.concatenate([part[leaf] for part in rows])) for leaf in rows[0]
-    }
+    order = _order_by_episode(rows)
+    columns: dict[str, torch.Tensor] = {}
+    for leaf in rows[0]:
+        column = np.concatenate([part[leaf] for part in rows])
+        columns[leaf] = torch.from_numpy(column if order is None else column[order])
     notes = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -265,6 +269,19 @@ def _by_env(rows: dict[str, Array], lead: tuple[int, ...]) -> dict[str, Array]:
         name: array.reshape(*lead, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
         for name, array in rows.items()
     }
+
+
+def _order_by_episode(parts: Sequence[Mapping[str, Array]]) -> Ints | None:
+    """Return the order that puts the rows of each episode together; None if they are already.
+
+    The episodes are in the order of their first rows.
+    """
+    if "episode_id" not in parts[0]:
+        return None
+    ids = np.concatenate([part["episode_id"].reshape(-1) for part in parts])
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    begin = first[number]
+    return None if (begin[1:] >= begin[:-1]).all() else begin.argsort(kind="stable")
 
 
 def _check_file(path: Path) -> tuple[str, dict[str, str]]:

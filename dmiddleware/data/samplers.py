@@ -39,7 +39,7 @@ class Eligible:
         index: the rows one by one (int64 ``[count]``, ascending); None if they are
             ``first … first + count - 1``.
         accept: a further condition: returns for indices of any shape which of them can be drawn
-            (bool, same shape).
+            (bool, same shape). ``count`` includes the others.
     """
 
     first: int

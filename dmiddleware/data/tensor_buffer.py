@@ -66,7 +66,7 @@ class TensorBuffer(Buffer):
             complete stacks. Requires ``store_next_obs=False``.
         storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
             :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
-            scratch space, removed by :meth:`close`.
+            scratch space, removed by :meth:`close`; each buffer needs a folder of its own.
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
@@ -221,6 +221,12 @@ class TensorBuffer(Buffer):
         """The index of every row held, oldest first: int64 ``[len(buffer)]``."""
         with self._lock:
             return self._deleted.present(self._rows.first, self._rows.total).copy()
+
+    def held(self, first: int, stop: int) -> Ints:
+        """Return which of the rows ``first … stop - 1`` are held, oldest first: int64 ``[n]``."""
+        with self._lock:
+            index = np.arange(max(first, self._rows.first), min(stop, self._rows.total))
+            return index[~self._deleted.at(index)] if len(self._deleted) else index
 
     def __len__(self) -> int:
         return self._rows.total - self._rows.first - len(self._deleted)
@@ -524,8 +530,9 @@ class TensorBuffer(Buffer):
         with self._lock:
             self._check_open()
             eligible = self._eligible(sample_range)
-            if n > eligible.count or n < 1:
-                raise _not_enough(n, eligible.count, len(self))
+            count = min(eligible.count, len(self))
+            if n > count or n < 1:
+                raise _not_enough(n, count, len(self))
             index, weight = self._sampler.draw(n, eligible, self._generator)
             taken = self._gather(index)
             taken["index"] = index
@@ -537,8 +544,9 @@ class TensorBuffer(Buffer):
         with self._lock:
             self._check_open()
             eligible = self._eligible(None)
-            if n > eligible.count:
-                raise _not_enough(n, eligible.count, len(self))
+            count = min(eligible.count, len(self))
+            if n > count:
+                raise _not_enough(n, count, len(self))
             drawn = [self._sampler.draw(n, eligible, self._generator) for _ in range(n_batches)]
             index = np.stack([rows for rows, _ in drawn])
             taken = self._gather(index)
@@ -554,6 +562,15 @@ class TensorBuffer(Buffer):
 
     def _eligible(self, sample_range: slice | None) -> Eligible:
         first, total, count = self._rows.first, self._rows.total, len(self)
+        accept = self._begins_sequence if self._shortest > 1 else None
+        if len(self._deleted) and sample_range is None and self._rows.starts is None:
+            # Without a look at every row, if the sampler can.
+            if type(self._sampler) is PrioritySampler and accept is None:
+                return Eligible(first, count, total, self._size)  # deleted rows have no mass
+            may_retry = type(self._sampler) is UniformSampler and self._sampler.replace
+            if may_retry and 2 * count >= total - first:
+                accept = self._is_present if accept is None else self._begins_present_sequence
+                return Eligible(first, total - first, total, self._size, accept=accept)
         index = self._deleted.present(first, total) if len(self._deleted) else None
         starts = self._rows.starts
         is_all = True
@@ -573,7 +590,6 @@ class TensorBuffer(Buffer):
             starts = starts[starts.searchsorted(first) : starts.searchsorted(last, side="right")]
             index = starts[~self._deleted.at(starts)] if len(self._deleted) else starts
             count = len(index)
-        accept = self._begins_sequence if self._shortest > 1 else None
         return Eligible(first, count, total, self._size, is_all, index, accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
@@ -610,6 +626,12 @@ class TensorBuffer(Buffer):
         wanted = self._shortest - 1
         begins: npt.NDArray[np.bool_] = self._steps_left(index, at_most=wanted) == wanted
         return begins
+
+    def _is_present(self, index: Ints) -> npt.NDArray[np.bool_]:
+        return ~self._deleted.at(index)
+
+    def _begins_present_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
+        return self._is_present(index) & self._begins_sequence(index)
 
     def _sequences(self, start: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the rows of the sequences that start at rows ``[…, n]``, with their mask.
@@ -674,8 +696,7 @@ class TensorBuffer(Buffer):
             return len(rows)
 
     def _drop_deleted_at_the_old_end(self) -> None:
-        present = self._deleted.present(self._rows.first, self._rows.total)
-        oldest = int(present[0]) if len(present) else self._rows.total
+        oldest = self._deleted.oldest_present(self._rows.first, self._rows.total)
         if oldest > self._rows.first:
             self._deleted.drop(self._rows.first, oldest)
             self._rows.drop_before(oldest)

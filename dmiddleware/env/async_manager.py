@@ -13,13 +13,11 @@ from gymnasium import spaces
 from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
 from dmiddleware.env.contract import as_frame
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns, is_int
-from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.seeding import derive_seed
 
 __all__ = ["AsyncEnvManager"]
 
@@ -61,7 +59,7 @@ class AsyncEnvManager(BaseEnvManager):
         envs_per_process: int = 1,
     ) -> None:
         self._env_fns = check_env_fns(env_fns)
-        super().__init__(len(self._env_fns), seed=seed)
+        super().__init__(len(self._env_fns), seed=seed, max_retry=max_retry)
         for name, value in (
             ("step_timeout_s", step_timeout_s),
             ("reset_timeout_s", reset_timeout_s),
@@ -73,19 +71,12 @@ class AsyncEnvManager(BaseEnvManager):
             raise ConfigError(
                 f"envs_per_process must be a positive integer, got {envs_per_process!r}"
             )
-        self._max_retry = max_retry
         self._step_timeout_s = step_timeout_s
         self._reset_timeout_s = reset_timeout_s
         self._close_timeout_s = close_timeout_s
         self._envs_per_process = envs_per_process
-        self._failures = FailureBudget(self._env_num, max_retry=max_retry)
         self._pool: EnvPool | None = None
         self._cut: set[int] = set()
-
-    @property
-    def restarts(self) -> int:
-        """How often an env failed and was restarted since launch."""
-        return self._failures.restarts
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -96,7 +87,6 @@ class AsyncEnvManager(BaseEnvManager):
         """Start the processes and reset the envs, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
-        self._failures = FailureBudget(self._env_num, max_retry=self._max_retry)
         self._cut = set()
         self._pool = EnvPool(
             self._env_fns,
@@ -232,7 +222,8 @@ class AsyncEnvManager(BaseEnvManager):
                 self._failures.record_failure(
                     failure.env_id, failure.doing, failure.error, failure.details
                 )
-                self._reseed(failure.env_ids, self._failures.restarts_of(failure.env_id))
+                n_restarts = map(self._failures.restarts_of, failure.env_ids)
+                self._reseed(failure.env_ids, sum(n_restarts))
             begun, failures = self._running.restart(failures, self._take_seeds())
             infos |= begun
             if self._fixes_seeds:
@@ -252,13 +243,6 @@ class AsyncEnvManager(BaseEnvManager):
                     f"env {failure.env_id} was given the action {action!r}, which is not in its "
                     f"action space {self.action_space}, and {failure.error}\n{failure.details}"
                 )
-
-    def _reseed(self, env_ids: Iterable[int], count: int) -> None:
-        # With the first seed, the same failure would happen again.
-        if self._seeds is not None:
-            for env_id in env_ids:
-                seed = derive_seed(self._seeds[env_id], "restart", count)
-                self._pending_seeds[env_id] = seed
 
     def _take_seeds(self) -> dict[int, int]:
         seeds, self._pending_seeds = self._pending_seeds, {}

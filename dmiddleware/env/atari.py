@@ -128,13 +128,15 @@ class _AtariPreprocessing(gym.Wrapper[Frame, Any, Any, Any]):
             info = self._start(seed, options)
         self._continues = False
         self._lives = self._ale.lives()
-        self._ale.getScreenGrayscale(self._last_two[0])
-        self._last_two[1] = 0
+        self._ale.getScreenGrayscale(self._last_two[1])
+        self._last_two[0] = self._last_two[1]
         self._stack[:] = self._observe()
         return self._stack.copy(), info
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         total = 0.0
+        if self._frame_skip == 1:  # then one of the last two frames is that of the step before
+            self._last_two[0] = self._last_two[1]
         for index in range(self._frame_skip):
             _, reward, terminated, truncated, info = self.env.step(action)
             total += float(reward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,7 +148,6 @@ class BattleEnvManager(Closing, EpisodeGoal):
         if not is_int(n_player) or n_player < 2:
             raise ConfigError(f"n_player must be an integer of at least 2, got {n_player!r}")
         self._n_player = int(n_player)
-        self._max_retry = max_retry
         self._failures = FailureBudget(self.env_num, max_retry=max_retry, kind="game")
         self._envs: list[BattleEnv] = []
         self._ready_obs: dict[int, list[Any]] = {}
@@ -156,6 +156,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._lengths = [0] * self.env_num
         self._n_ended = [0] * self.env_num
         self._revision = 0
+        self._n_start_overs = 0
         self._dropped_steps = 0
         self._seeds: list[int] | None = None
         self._fixes_seeds = False
@@ -249,7 +250,8 @@ class BattleEnvManager(Closing, EpisodeGoal):
         """
         if not self.closed:
             raise EnvStateError("BattleEnvManager is launched already; close() it first")
-        self._failures = FailureBudget(self.env_num, max_retry=self._max_retry, kind="game")
+        self._failures.clear()
+        self._n_start_overs = 0
         self._dropped_steps = 0
         self._n_ended = [0] * self.env_num
         self._pending_seeds = dict(enumerate(self._seeds or ()))
@@ -341,13 +343,16 @@ class BattleEnvManager(Closing, EpisodeGoal):
             "seeds": self._seeds,
             "fixes_seeds": self._fixes_seeds,
             "dropped_steps": self._dropped_steps,
+            "failures": self._failures.state_dict(),
+            "n_start_overs": self._n_start_overs,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore a state. The manager must be launched, with games made as they were then.
 
         Returns:
-            Whether the episodes continue; otherwise all games start new ones.
+            Whether the episodes continue; otherwise all games start new ones, with other seeds than
+            at the start and after any resume before.
 
         Raises:
             CheckpointMismatch: if the state belongs to other games, or another number of them.
@@ -362,14 +367,16 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._fixes_seeds = state["fixes_seeds"]
         self._dropped_steps = state["dropped_steps"]
         self._n_ended = list(state["n_ended"])
+        if "failures" in state:  # not in older states
+            self._failures.load_state_dict(state["failures"])
+        self._n_start_overs = state.get("n_start_overs", 0)
         self._revision += 1
         if not self._restore(state["envs"]):
-            if self._seeds is not None:
-                n_steps = sum(state["lengths"])
-                self.seed(
-                    [derive_seed(seed, "resume", n_steps) for seed in self._seeds],
-                    not self._fixes_seeds,
-                )
+            self._n_start_overs += 1
+            self._pending_seeds = {
+                env_id: derive_seed(seed, "resume", self._n_start_overs)
+                for env_id, seed in enumerate(self._seeds or ())
+            }
             self.reset()
             return False
         self._pending_seeds = {}
@@ -433,21 +440,18 @@ class BattleEnvManager(Closing, EpisodeGoal):
             self._restart(env_id, "reset", error)
 
     def _restart(self, env_id: int, doing: str, error: Exception) -> None:
+        renew = functools.partial(self._renew, env_id)
+        self._failures.restart(env_id, doing, error, renew)
+
+    def _renew(self, env_id: int) -> None:
         """Replace a game that failed by a new one, and reset it."""
-        while True:
-            self._failures.record_exception(env_id, doing, error)
-            close_quietly(self._envs[env_id])
-            if self._seeds is not None:
-                seed = self._failures.restart_seed(env_id, self._seeds[env_id])
-                self._pending_seeds[env_id] = seed
-            try:
-                self._envs[env_id] = self._made(env_id)
-                self._start(env_id)
-                return
-            except EnvProtocolError:
-                raise
-            except Exception as another:  # noqa: BLE001 - a game may raise anything
-                error, doing = another, "restart"
+        close_quietly(self._envs[env_id])
+        if self._seeds is not None:
+            # With the seed that it had, it would fail again.
+            count = self._failures.restarts_of(env_id)
+            self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+        self._envs[env_id] = self._made(env_id)
+        self._start(env_id)
 
     def _step(self, env_id: int, actions: list[Any]) -> BattleTimestep:
         try:

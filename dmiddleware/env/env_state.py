@@ -10,7 +10,8 @@ are assumed to hold no state.
 
 Python objects are restored by changing the objects that the other env has in the same attributes
 and containers; no objects are created. A state with more objects than the env has (for example in a
-list that grows during an episode) cannot be restored.
+list that grows during an episode) cannot be restored. The same holds for functions and classes in
+containers, which the other env must have in the same places.
 """
 
 from __future__ import annotations
@@ -94,28 +95,40 @@ def set_state(env: Any, state: Mapping[str, Any]) -> None:
     """Restore a state that :func:`get_state` returned, in an env made by the same factory.
 
     Raises:
-        MissingObjectError: if the env lacks an object that the state has; the caller must reset it.
+        MissingObjectError: if the env lacks an object or a function that the state has; the caller
+            must reset it.
         CheckpointMismatch: if the state belongs to another env.
     """
     Decoder().set_layers(env, state["layers"])
 
 
 def encode_infos(infos: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return infos as plain data; an info that cannot be saved becomes an empty one."""
-    found: list[Any] = []
-    for info in infos:
-        try:
-            encoded = Encoder().encode(dict(info))
-            Decoder().decode(encoded)  # infos have no existing objects to restore into
-        except (NotSavableError, CheckpointMismatch):
-            encoded = Encoder().encode({})
-        found.append(encoded)
-    return found
+    """Return infos as plain data, without the keys whose values cannot be saved."""
+    return [Encoder().encode(_savable_part(dict(info))) for info in infos]
 
 
 def decode_infos(plain: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the infos that were passed to :func:`encode_infos`."""
     return [Decoder().decode(one) for one in plain]
+
+
+def _savable_part(info: dict[str, Any]) -> dict[str, Any]:
+    if _can_save(info):
+        return info
+    kept: dict[str, Any] = {}
+    for key, value in info.items():
+        # Together with the keys before it, because two values may share their memory.
+        if _can_save({**kept, key: value}):
+            kept[key] = value
+    return kept
+
+
+def _can_save(info: dict[str, Any]) -> bool:
+    try:
+        Decoder().decode(Encoder().encode(info))  # infos have no existing objects to restore into
+    except (NotSavableError, CheckpointMismatch):
+        return False
+    return True
 
 
 class _Ordinary:
@@ -127,7 +140,7 @@ class NotSavableError(Exception):
 
 
 class MissingObjectError(CheckpointMismatch):
-    """The state has an object where the env has none that could be changed."""
+    """The state has an object or a function where the env has none."""
 
 
 class Encoder:
@@ -451,8 +464,14 @@ def _space(encoded: Mapping[str, Any], existing: Any) -> Any:
     return existing
 
 
+def _code(_: Mapping[str, Any], existing: Any) -> Any:
+    if not _is_code(existing):
+        raise MissingObjectError(f"the saved env has a function where this env has {existing!r}")
+    return existing
+
+
 _SIMPLE: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
-    "code": lambda _, existing: existing,
+    "code": _code,
     "int": lambda encoded, _: int(encoded["value"]),
     "bytes": lambda encoded, _: bytes.fromhex(encoded["value"]),
     "enum": _enum,

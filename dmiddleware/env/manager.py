@@ -33,6 +33,7 @@ from dmiddleware.env.env_state import (
     set_space_state,
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.team import n_agent_of, reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
@@ -71,16 +72,20 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     Args:
         env_num: the number of envs, ``E``.
         seed: as in :meth:`seed`; None leaves the envs unseeded.
+        max_retry: how often one env may be restarted in a row.
 
     Raises:
-        ConfigError: if ``env_num`` is not a positive integer, or ``seed`` not integers.
+        ConfigError: if ``env_num`` is not a positive integer, ``seed`` not integers, or
+            ``max_retry`` not an integer of at least 0.
     """
 
     _ready_obs: NestedArrays
     _ready_infos: StepInfo | Sequence[Mapping[str, Any]]
     _totals: EpisodeTotals
 
-    def __init__(self, env_num: int, *, seed: int | Sequence[int] | None = None) -> None:
+    def __init__(
+        self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
+    ) -> None:
         if not is_int(env_num) or env_num < 1:
             raise ConfigError(f"env_num must be a positive integer, got {env_num!r}")
         self._env_num = int(env_num)
@@ -94,6 +99,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._seeds: list[int] | None = None
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
+        self._failures = FailureBudget(self._env_num, max_retry=max_retry)
+        self._n_start_overs = 0
         self._dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
@@ -256,8 +263,10 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
         Raises:
             EnvStateError: before launch and after close.
-            StructureError: if the actions do not fit the action space or the envs; no env has
-                stepped then.
+            StructureError: if the actions do not fit the envs or the action space. If it is their
+                number, structure, shape or dtype, no env has stepped. Values outside the space are
+                looked for only after an env has raised, because the check takes time in every step;
+                the manager is closed then, because other envs may have stepped.
             EnvCrashed: if an env used up its retries; the manager is closed.
             EnvTimeout: if an env that did not answer used up its retries; the manager is closed.
             KeyboardInterrupt: the manager is closed, because some envs may have stepped.
@@ -275,9 +284,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """
 
     @property
-    @abstractmethod
     def restarts(self) -> int:
         """How often an env failed and was restarted since launch."""
+        return self._failures.restarts
 
     @property
     def dropped_steps(self) -> int:
@@ -315,6 +324,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
                 get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
             "dropped_steps": self._dropped_steps,
+            "failures": self._failures.state_dict(),
+            "n_start_overs": self._n_start_overs,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -322,8 +333,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
         Returns:
             Whether the episodes continue. If the state of an env was not saved or cannot be
-            restored (see :mod:`dmiddleware.env.env_state`), all envs start new episodes with other
-            seeds than at the start instead, and a warning is logged.
+            restored (see :mod:`dmiddleware.env.env_state`), all envs start new episodes instead,
+            with other seeds than at the start and after any resume before, and a warning is logged.
 
         Raises:
             CheckpointMismatch: if the state belongs to other envs, or to another number of envs.
@@ -341,15 +352,18 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ):
             set_space_state(space, sampler)
         self._dropped_steps = state["dropped_steps"]
+        if "failures" in state:  # not in older states
+            self._failures.load_state_dict(state["failures"])
+        self._n_start_overs = state.get("n_start_overs", 0)
         if any(one is None for one in state["envs"]):
             logger.warning("the state of the envs could not be saved; they start new episodes")
-            self._start_over(int(state["totals"]["n_steps"]))
+            self._start_over()
             return False
         try:
             self._set_env_states(state["envs"])
         except MissingObjectError as error:
             logger.warning("%s, so the envs cannot continue; they start new episodes", error)
-            self._start_over(int(state["totals"]["n_steps"]))
+            self._start_over()
             return False
         self._pending_seeds = {}
         self._revision += 1
@@ -362,14 +376,28 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """Return saved observations in the form in which :attr:`ready_obs` has them."""
         return np.array(array)
 
-    def _start_over(self, n_steps: int) -> None:
+    def _start_over(self) -> None:
+        # Saved with the state, so that no resume repeats the episodes of another one.
+        self._n_start_overs += 1
         if self._seeds is not None:
-            self._seed_envs([derive_seed(seed, "resume", n_steps) for seed in self._seeds])
+            count = self._n_start_overs
+            self._seed_envs([derive_seed(seed, "resume", count) for seed in self._seeds])
         self.reset()
 
     def _seed_envs(self, seeds: list[int]) -> None:
         """Seed each env at its next reset."""
         self._pending_seeds = dict(enumerate(seeds))
+
+    def _reseed(self, env_ids: Iterable[int], count: int) -> None:
+        """Give envs that failed other seeds; with those they had, they would fail again.
+
+        Args:
+            env_ids: the envs.
+            count: the restarts so far, so that each one has its own seeds.
+        """
+        if self._seeds is not None:
+            for env_id in env_ids:
+                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
 
     def _next_seed(self, env_id: int) -> int | None:
         """Return the seed of an env's next reset; None leaves it unseeded."""
@@ -433,6 +461,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _begin(self) -> None:
         """Reset counters and episodes, and seed every env at its next reset."""
         self._revision += 1
+        self._failures.clear()
+        self._n_start_overs = 0
         self._dropped_steps = 0
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()

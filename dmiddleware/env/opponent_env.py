@@ -28,6 +28,9 @@ class OpponentEnv(gym.Env[Any, Any]):
     end of the game; its reward is the sum of the player's rewards in between. An action mask that
     is not in the observation is in the info, as ``action_mask``.
 
+    A run that is resumed continues its episodes only against random opponents; against others it
+    starts new ones, because how they play is not known to the env.
+
     Args:
         game: a game whose players have the same spaces, such as a :class:`PettingZooAdapter`.
         opponent: chooses the play of each opponent in each episode, for example
@@ -50,7 +53,8 @@ class OpponentEnv(gym.Env[Any, Any]):
         if seat is not None and not 0 <= seat < game.n_player:
             raise ConfigError(f"seat must be 0 to {game.n_player - 1}, or None, got {seat}")
         self._game = game
-        self._opponent = opponent or self._random
+        self._opponent = opponent
+        self._drawn = _Drawn() if opponent is not None else None
         self._given_seat = seat
         self.observation_space, self.action_space = game.observation_space, game.action_space
 
@@ -67,8 +71,9 @@ class OpponentEnv(gym.Env[Any, Any]):
             self._infos: list[dict[str, Any]] = [{} for _ in range(n_player)]
             fixed = self._given_seat
             self._seat = int(rng.integers(n_player)) if fixed is None else fixed
-            others = (player for player in range(n_player) if player != self._seat)
-            self._acts = {player: self._opponent(rng) for player in others}
+            if self._opponent is not None and self._drawn is not None:
+                others = (player for player in range(n_player) if player != self._seat)
+                self._drawn.acts = {player: self._opponent(rng) for player in others}
             over = any(self._wait()[1:])
         return self._obs[self._seat], self._info()
 
@@ -99,7 +104,7 @@ class OpponentEnv(gym.Env[Any, Any]):
             if player == self._seat:
                 actions[player] = action
             else:
-                act = self._acts[player]
+                act = self._act_randomly if self._drawn is None else self._drawn.acts[player]
                 actions[player] = act(self._obs[player], game.action_mask(player))
         self._obs, rewards, terminated, truncated, self._infos = game.step(actions)
         return float(rewards[self._seat]), terminated, truncated
@@ -109,11 +114,22 @@ class OpponentEnv(gym.Env[Any, Any]):
         mask = self._game.action_mask(self._seat)
         return info if mask is None else {**info, "action_mask": np.asarray(mask)}
 
-    def _random(self, rng: np.random.Generator) -> Act:
-        def act(obs: Any, mask: npt.NDArray[Any] | None) -> Any:
-            if mask is not None:
-                return rng.choice(np.flatnonzero(mask))
-            self.action_space.seed(int(rng.integers(2**31)))
-            return self.action_space.sample()
+    def _act_randomly(self, obs: Any, mask: npt.NDArray[Any] | None) -> Any:
+        rng = self.np_random
+        if mask is not None:
+            return rng.choice(np.flatnonzero(mask))
+        self.action_space.seed(int(rng.integers(2**31)))
+        return self.action_space.sample()
 
-        return act
+
+class _Drawn:
+    """How each opponent plays an episode, by seat.
+
+    The slots keep an env that holds one from being saved (see :mod:`dmiddleware.env.env_state`):
+    the opponents of a new env are others.
+    """
+
+    __slots__ = ("acts",)
+
+    def __init__(self) -> None:
+        self.acts: dict[int, Act] = {}

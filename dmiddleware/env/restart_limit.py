@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvTimeout
-from dmiddleware.seeding import derive_seed
+from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 
 __all__ = ["FailureBudget"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +89,48 @@ class FailureBudget:
         details = "".join(traceback.format_exception(error))
         self.record_failure(env_id, doing, summary, details)
 
-    def restart_seed(self, env_id: int, seed: int) -> int:
-        """Return the seed of a restarted env; with its first one, it would fail again."""
-        return derive_seed(seed, "restart", self.restarts_of(env_id))
+    def restart(self, env_id: int, doing: str, error: Exception, renew: Callable[[], T]) -> T:
+        """Restart an env that has raised, as often as its retries allow.
+
+        Args:
+            env_id: the env.
+            doing: the operation in which it raised.
+            error: what it raised.
+            renew: replaces the env by a new one and resets it.
+
+        Returns:
+            What ``renew`` returned.
+
+        Raises:
+            EnvCrashed: if the env has used up its retries.
+            EnvProtocolError: from ``renew``; it would be raised again.
+        """
+        while True:
+            self.record_exception(env_id, doing, error)
+            try:
+                return renew()
+            except EnvProtocolError:
+                raise
+            except Exception as another:  # noqa: BLE001 - an env may raise anything
+                error, doing = another, "restart"
 
     def record_episode(self, env_id: int) -> None:
         """Reset an env's count of failures in a row, because it finished an episode."""
         self._in_a_row[env_id] = 0
+
+    def clear(self) -> None:
+        """Forget all failures."""
+        self._in_a_row = [0] * len(self._in_a_row)
+        self._restarts = [0] * len(self._restarts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"in_a_row": list(self._in_a_row), "restarts": list(self._restarts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, unless it counts other units.
+
+        A vector env is one unit, and the same envs one by one are several.
+        """
+        if len(state["restarts"]) == len(self._restarts):
+            self._in_a_row, self._restarts = list(state["in_a_row"]), list(state["restarts"])

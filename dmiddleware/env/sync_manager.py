@@ -26,7 +26,6 @@ from dmiddleware.env.contract import (
 )
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
-from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 
@@ -64,9 +63,7 @@ class SyncEnvManager(BaseEnvManager):
         max_retry: int = 3,
     ) -> None:
         self._env_fns = check_env_fns(env_fns)
-        super().__init__(len(self._env_fns), seed=seed)
-        self._max_retry = max_retry
-        self._failures = FailureBudget(self._env_num, max_retry=max_retry)
+        super().__init__(len(self._env_fns), seed=seed, max_retry=max_retry)
         self._envs: list[gym.Env[Any, Any]] = []
         self._steps: list[Callable[[Any], Any]] = []
         self._unchecked: set[int] = set()
@@ -76,16 +73,10 @@ class SyncEnvManager(BaseEnvManager):
         """The envs, as the factories made them; a restart replaces one."""
         return tuple(self._envs)
 
-    @property
-    def restarts(self) -> int:
-        """How often an env failed and was restarted since launch."""
-        return self._failures.restarts
-
     def launch(self) -> None:
         """Make the envs and reset them, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
-        self._failures = FailureBudget(self._env_num, max_retry=self._max_retry)
         try:
             for index, env_fn in enumerate(self._env_fns):
                 self._envs.append(_first(index, "made", env_fn))
@@ -251,25 +242,20 @@ class SyncEnvManager(BaseEnvManager):
             ) from error
 
     def _restart(self, env_id: int, doing: str, error: Exception) -> tuple[Any, Any]:
+        renew = functools.partial(self._renew, env_id)
+        return self._failures.restart(env_id, doing, error, renew)
+
+    def _renew(self, env_id: int) -> tuple[Any, Any]:
         """Replace an env that failed by a new one, and reset it."""
-        while True:
-            self._failures.record_exception(env_id, doing, error)
-            close_quietly(self._envs[env_id])
-            if self._seeds is not None:
-                seed = self._failures.restart_seed(env_id, self._seeds[env_id])
-                self._pending_seeds[env_id] = seed
-            try:
-                env = self._env_fns[env_id]()
-                self._envs[env_id], self._steps[env_id] = env, env.step
-                self._unchecked.add(env_id)
-                check_env(env, env_id)
-                known = self.observation_space, self.action_space
-                check_same_spaces([known, (env.observation_space, env.action_space)])
-                return self._reset_once(env_id)
-            except EnvProtocolError:
-                raise
-            except Exception as another:  # noqa: BLE001 - an env may raise anything
-                error, doing = another, "restart"
+        close_quietly(self._envs[env_id])
+        self._reseed([env_id], self._failures.restarts_of(env_id))
+        env = self._env_fns[env_id]()
+        self._envs[env_id], self._steps[env_id] = env, env.step
+        self._unchecked.add(env_id)
+        check_env(env, env_id)
+        known = self.observation_space, self.action_space
+        check_same_spaces([known, (env.observation_space, env.action_space)])
+        return self._reset_once(env_id)
 
     def _reset(self, env_id: int) -> tuple[Any, Any]:
         try:

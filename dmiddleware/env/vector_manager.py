@@ -35,7 +35,6 @@ from dmiddleware.errors import (
     EnvProtocolError,
     StructureError,
 )
-from dmiddleware.seeding import derive_seed
 
 __all__ = ["VectorEnvManager", "VectorEnvFn"]
 
@@ -100,8 +99,7 @@ class VectorEnvManager(BaseEnvManager):
             )
         super().__init__(env_num, seed=seed)
         self._vector_fn = vector_fn
-        self._max_retry = max_retry
-        self._failures = FailureBudget(1, max_retry=max_retry)
+        self._failures = FailureBudget(1, max_retry=max_retry, kind="vector env")
         self._vector: gym.vector.VectorEnv[Any, Any, Any] | None = None
         # Of the observations; None: they are arrays.
         self._device: Any = None
@@ -121,7 +119,6 @@ class VectorEnvManager(BaseEnvManager):
         """Make the vector env and reset it, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
-        self._failures = FailureBudget(1, max_retry=self._max_retry, kind="vector env")
         with self._failing_for_good():
             vector = self._make()
             self._set_spaces(vector.single_observation_space, vector.single_action_space)
@@ -321,39 +318,23 @@ class VectorEnvManager(BaseEnvManager):
         """Make the vector env again; all episodes are lost."""
         n_envs = self._env_num
         self._dropped_steps += sum(map(self._totals.length_of, range(n_envs)))
-        obs, infos = self._restart(error)
+        obs, infos = self._failures.restart(0, "step", error, self._renew)
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
         reward, failed = np.zeros(n_envs), list(range(n_envs))
         info = StepInfo([{**info, "abnormal": True} for info in infos])
         return self._finish(None, obs, obs, reward, done, terminated, truncated, info, failed)
 
-    def _restart(self, error: Exception) -> tuple[NestedArrays, list[Any]]:
-        doing = "step"
-        while True:
-            summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
-            details = "".join(traceback.format_exception(error))
-            self._failures.record_failure(0, doing, summary, details)
-            if self._vector is not None:
-                close_quietly(self._vector)
-                self._vector = None
-            if self._seeds is not None:
-                # With the first seeds, the same failure would happen again.
-                count = self._failures.restarts
-                self._seed_envs([derive_seed(seed, "restart", count) for seed in self._seeds])
-            try:
-                vector = self._make()
-                check_same_spaces(
-                    [
-                        (self.observation_space, self.action_space),
-                        (vector.single_observation_space, vector.single_action_space),
-                    ]
-                )
-                return self._reset_all()
-            except EnvProtocolError:
-                raise
-            except Exception as another:  # noqa: BLE001 - an env may raise anything
-                error, doing = another, "restart"
+    def _renew(self) -> tuple[NestedArrays, list[Any]]:
+        """Replace the vector env that failed by a new one, and reset it."""
+        if self._vector is not None:
+            close_quietly(self._vector)
+            self._vector = None
+        self._reseed(range(self._env_num), self._failures.restarts)
+        vector = self._make()
+        known = self.observation_space, self.action_space
+        check_same_spaces([known, (vector.single_observation_space, vector.single_action_space)])
+        return self._reset_all()
 
     # Actions
 
@@ -415,15 +396,20 @@ class VectorEnvManager(BaseEnvManager):
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs; see :meth:`BaseEnvManager.seed`."""
-        if not dynamic_seed and not (self._takes_seeds() and self._mode is AutoresetMode.DISABLED):
-            raise ConfigError(
-                "dynamic_seed=False is not possible here, because the vector env resets its envs "
-                "itself; make it with autoreset_mode=AutoresetMode.DISABLED, or pass env functions"
-            )
+        if not dynamic_seed:
+            with self._some_vector() as vector:
+                mode = _autoreset_mode(vector, self._env_num)
+                can_fix = _takes_seeds(vector) and mode is AutoresetMode.DISABLED
+            if not can_fix:
+                raise ConfigError(
+                    "dynamic_seed=False is not possible here, because the vector env resets its "
+                    "envs itself; make it with autoreset_mode=AutoresetMode.DISABLED, or pass env "
+                    "functions"
+                )
         super().seed(seed, dynamic_seed)
 
     def _takes_seeds(self) -> bool:
-        return isinstance(self._env.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
+        return _takes_seeds(self._env)
 
     def _can_mask(self) -> bool:
         return self._mode is AutoresetMode.DISABLED or self._takes_seeds()
@@ -487,11 +473,20 @@ class VectorEnvManager(BaseEnvManager):
             self._adrift = np.isin(self._all_ids, states[0]["adrift"])
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        with self._some_vector() as vector:
+            _autoreset_mode(vector, self._env_num)
+            return vector.single_observation_space, vector.single_action_space
+
+    @contextlib.contextmanager
+    def _some_vector(self) -> Iterator[gym.vector.VectorEnv[Any, Any, Any]]:
+        """Give access to the vector env; before launch, to one that is closed again."""
+        if self._vector is not None:
+            yield self._vector
+            return
         with self._failing_for_good():
             vector = self._vector_fn()
         try:
-            _autoreset_mode(vector, self._env_num)
-            return vector.single_observation_space, vector.single_action_space
+            yield vector
         finally:
             close_quietly(vector)
 
@@ -515,6 +510,11 @@ def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
             f"the vector env's metadata['autoreset_mode'] is {mode!r}; it must be a "
             "gymnasium.vector.AutoresetMode"
         ) from None
+
+
+def _takes_seeds(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
+    """Return whether a vector env takes a seed for each of its envs."""
+    return isinstance(vector.unwrapped, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv)
 
 
 def _device_of(obs: Any) -> Any:

@@ -144,6 +144,10 @@ class VectorEvalMonitor:
             if self.is_filmed(env_id):
                 self._filming.setdefault(env_id, _Film(frame.shape)).add(frame)
 
+    def drop_video(self, env_id: int) -> None:
+        """Drop the frames of an env's current episode, which has no end."""
+        self._filming.pop(env_id, None)
+
     def get_video(self) -> npt.NDArray[np.uint8]:
         """Return films of the worst, the median (or both medians), and the best episode.
 
@@ -213,6 +217,8 @@ def evaluate_episodes(
                 monitor.update_info(env_id, info)
                 monitor.update_reward(env_id, info["eval_episode_return"])
             playing = monitor.unfinished
+        for env_id in set(step.begun).difference(step.ended):
+            monitor.drop_video(env_id)
     return monitor
 
 

@@ -286,7 +286,8 @@ class Stepper:
         timestep = step.timestep
         self.episode_returns += map(float, timestep.info.values_at("eval_episode_return", rows))
         self.env_episode += len(rows)
-        step.ended = rows if len(timestep) == self.env_num else timestep.env_id[rows].tolist()
+        # Even a timestep of all envs may have its rows in another order, after a failure.
+        step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
         step.begun = [*step.begun, *step.ended]
         self._start_episodes(step.ended)
 

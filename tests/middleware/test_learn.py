@@ -20,7 +20,13 @@ from dmiddleware.data.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
-from dmiddleware.errors import ChainError, ConfigError, NonFiniteLoss, StructureError
+from dmiddleware.errors import (
+    ChainError,
+    ConfigError,
+    NonFiniteLoss,
+    PolicyOutputError,
+    StructureError,
+)
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
 from dmiddleware.policy import DQNPolicy, IMPALAPolicy, PPOPolicy, collate
 from dmiddleware.rl import Schedule, with_advantages
@@ -723,6 +729,15 @@ def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn:
     )
     assert ctx.train_iter == 6
     assert len(ctx.train_output) == 3
+
+
+@pytest.mark.parametrize("n_outputs", [0, 2])
+def test_trainer_rejects_a_forward_that_makes_several_updates(
+    run_steps: Any, dqn: DQNPolicy, n_outputs: int
+) -> None:
+    mode = dqn.learn_mode._replace(forward=lambda batch: [{"total_loss": 0.0}] * n_outputs)
+    with pytest.raises(PolicyOutputError, match=rf"{n_outputs} outputs.*MultistepTrainer"):
+        run_steps(offpolicy_data_fetcher(filled(), batch_size=16), trainer(mode))
 
 
 def test_learners_are_active_in_the_role_learner(dqn: DQNPolicy) -> None:

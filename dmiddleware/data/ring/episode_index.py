@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf
 
-__all__ = ["NONE", "DeletedRows", "EpisodeLinks", "Pushed", "SideTable"]
+__all__ = ["NONE", "DeletedRows", "EpisodeLinks", "FreeNumbers", "Pushed", "SideTable"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -191,29 +191,43 @@ class DeletedRows:
         return self._is_deleted.take(index % self._size)
 
     def delete(self, index: Ints) -> None:
-        """Mark rows as deleted; all of them are held."""
+        """Mark rows as deleted; all of them are held, and none occurs twice."""
         self._is_deleted[index % self._size] = True
-        self._recount()
+        self._count += len(index)
+        self._present = None
 
     def write(self, first: int, n: int) -> None:
         """Mark rows ``first … first + n - 1`` as written."""
         self._present = None
         if not self._count:
             return
-        slots = np.arange(first, first + n) % self._size
-        if self._is_deleted[slots].any():
-            self._is_deleted[slots] = False
-            self._recount()
+        self.drop(first, first + n)
 
     def drop(self, first: int, last: int) -> None:
         """Remove the marks of rows ``first … last - 1``, which have left the ring."""
-        self._is_deleted[np.arange(first, last) % self._size] = False
-        self._recount()
+        slots = np.arange(first, last) % self._size
+        self._count -= int(np.count_nonzero(self._is_deleted[slots]))
+        self._is_deleted[slots] = False
+        self._present = None
 
     def clear(self) -> None:
         """Remove all marks."""
         self._is_deleted[:] = False
-        self._recount()
+        self._count = 0
+        self._present = None
+
+    def oldest_present(self, first: int, total: int) -> int:
+        """Return the first row of ``first … total - 1`` that was not deleted; ``total`` if none.
+
+        Takes time in proportion to the rows before it.
+        """
+        n = 64
+        while first < total:
+            marks = self.at(np.arange(first, min(first + n, total)))
+            if not marks.all():
+                return first + int(marks.argmin())
+            first, n = first + len(marks), 2 * n
+        return total
 
     def present(self, first: int, total: int) -> Ints:
         """Return the rows of ``first … total - 1`` that were not deleted, ascending."""
@@ -231,9 +245,40 @@ class DeletedRows:
         self.clear()
         self.delete(np.asarray(state["deleted"]))
 
-    def _recount(self) -> None:
-        self._present = None
-        self._count = int(self._is_deleted.sum())
+
+class FreeNumbers:
+    """Numbers that are free for use; those that were freed last are used first."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty(0, np.int64)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Memory, in bytes."""
+        return self._numbers.nbytes
+
+    def put(self, numbers: Ints) -> None:
+        """Add numbers; takes time in proportion to these alone, on average."""
+        end = self._count + len(numbers)
+        if end > len(self._numbers):
+            grown = np.empty(max(16, 2 * end), np.int64)
+            grown[: self._count] = self._numbers[: self._count]
+            self._numbers = grown
+        self._numbers[self._count : end] = numbers
+        self._count = end
+
+    def take(self, n: int) -> Ints:
+        """Remove and return ``n`` of the numbers; there must be as many."""
+        end, self._count = self._count, self._count - n
+        return self._numbers[self._count : end].copy()
+
+    def clear(self) -> None:
+        """Remove all numbers."""
+        self._count = 0
 
 
 class SideTable:
@@ -250,13 +295,13 @@ class SideTable:
         self._arrays: dict[str, Array] = {
             leaf.path: np.zeros((0, *leaf.shape), leaf.dtype) for leaf in kept
         }
-        self._free = np.empty(0, np.int64)
+        self._free = FreeNumbers()
 
     @property
     def nbytes(self) -> int:
         """Memory, in bytes."""
-        arrays = (self._position, self._free, *self._arrays.values())
-        return sum(array.nbytes for array in arrays)
+        arrays = (self._position, *self._arrays.values())
+        return self._free.nbytes + sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
         return self._capacity - len(self._free)
@@ -265,7 +310,7 @@ class SideTable:
         """Add rows for slots that have none yet."""
         if len(slots) > len(self._free):
             self._grow(len(slots) - len(self._free))
-        position, self._free = self._free[: len(slots)], self._free[len(slots) :]
+        position = self._free.take(len(slots))
         self._position[slots] = position
         for path, array in self._arrays.items():
             array[position] = rows[path]
@@ -281,7 +326,7 @@ class SideTable:
         position = position[position != NONE]
         if len(position):
             self._position[slots] = NONE
-            self._free = np.concatenate([position, self._free])
+            self._free.put(position)
 
     def overlay(self, path: str, slots: Ints, rows: Array) -> None:
         """Overwrite ``rows`` ``[*slots.shape, …]`` where slots have a row here."""
@@ -292,7 +337,8 @@ class SideTable:
     def clear(self) -> None:
         """Remove all rows; the memory stays allocated."""
         self._position[:] = NONE
-        self._free = np.arange(self._capacity)
+        self._free.clear()
+        self._free.put(np.arange(self._capacity))
 
     def state_dict(self, slots: Ints) -> dict[str, Any]:
         """Return the rows of these slots, with their positions in ``slots``."""
@@ -317,4 +363,4 @@ class SideTable:
             grown = np.zeros((new, *array.shape[1:]), array.dtype)
             grown[:old] = array
             self._arrays[path] = grown
-        self._free = np.concatenate([self._free, np.arange(old, new)])
+        self._free.put(np.arange(old, new))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.ring.episode_index import NONE, Pushed
+from dmiddleware.data.ring.episode_index import NONE, FreeNumbers, Pushed
 from dmiddleware.data.samplers import Ints
 
 __all__ = ["EpisodeTable", "SequenceStarts"]
@@ -64,10 +64,10 @@ class EpisodeTable:
         self._end: Ints = none
         self._place: Ints = none
         self._capacity: Ints = none
-        self._free_numbers: Ints = none
+        self._free_numbers = FreeNumbers()
         self._rows: Ints = none
         self._n_used = 0
-        self._free_places: dict[int, Ints] = {}
+        self._free_places: dict[int, FreeNumbers] = {}  # by capacity
 
     def push(self, first: int, successor: Ints, entered: Pushed) -> None:
         """Add rows.
@@ -100,7 +100,7 @@ class EpisodeTable:
         if len(emptied):
             emptied = np.unique(emptied)
             self._release(self._capacity[emptied], self._place[emptied])
-            self._free_numbers = np.concatenate([emptied, self._free_numbers])
+            self._free_numbers.put(emptied)
 
     def state_dict(self, index: Ints) -> dict[str, Any]:
         """Return the episode and the step of the rows of ``index``."""
@@ -148,37 +148,36 @@ class EpisodeTable:
         self._capacity[number] = np.maximum(_SMALLEST, np.left_shift(1, bits))
         self._place[number] = self._allocate(self._capacity[number])
         self._rows[self._position(number[episode], step)] = moved
-        self._release(*old)
+        had_place = old[0] > 0
+        self._release(old[0][had_place], old[1][had_place])
 
     def _allocate(self, capacity: Ints) -> Ints:
         place = np.empty_like(capacity)
         for one in np.unique(capacity).tolist():  # few: they are powers of two
             wanted = np.flatnonzero(capacity == one)
-            free = self._free_places.get(one, place[:0])
+            free = self._free_places.setdefault(one, FreeNumbers())
             n_more = len(wanted) - len(free)
             if n_more > 0:
-                free = np.concatenate([self._n_used + one * np.arange(n_more), free])
+                free.put(self._n_used + one * np.arange(n_more))
                 self._n_used += one * n_more
-            place[wanted], self._free_places[one] = free[: len(wanted)], free[len(wanted) :]
+            place[wanted] = free.take(len(wanted))
         if self._n_used > len(self._rows):
             self._rows = _longer(self._rows, max(self._n_used, len(self._rows) * 5 // 4))
         return place
 
     def _release(self, capacity: Ints, place: Ints) -> None:
         for one in np.unique(capacity).tolist():
-            freed = place[capacity == one]
-            free = self._free_places.get(one)
-            self._free_places[one] = freed if free is None else np.concatenate([freed, free])
+            self._free_places.setdefault(one, FreeNumbers()).put(place[capacity == one])
 
     def _take_numbers(self, n: int) -> Ints:
         n_more = n - len(self._free_numbers)
         if n_more > 0:
             old = len(self._begin)
             new = max(old + n_more, 2 * old, 16)
-            self._free_numbers = np.concatenate([self._free_numbers, np.arange(old, new)])
+            self._free_numbers.put(np.arange(old, new)[::-1])  # the lowest are taken first
             self._begin, self._end = _longer(self._begin, new), _longer(self._end, new)
             self._place, self._capacity = _longer(self._place, new), _longer(self._capacity, new)
-        taken, self._free_numbers = self._free_numbers[:n], self._free_numbers[n:]
+        taken = self._free_numbers.take(n)
         self._begin[taken] = self._end[taken] = self._capacity[taken] = 0
         return taken
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -11,12 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.data.batch import Batch, nest
+from dmiddleware.errors import ConfigError
 
 __all__ = [
     "FileStorage",
@@ -89,18 +91,17 @@ class FileStorage:
         """Return an array of zeros in a new file.
 
         Raises:
+            ConfigError: if another buffer, in any process, has the file.
             OSError: if the disk is too full.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{_file_name(name)}.column"
-        if path.exists():
-            _log.warning("replacing %s, left by an earlier buffer", path)
-            path.unlink()  # a process that still maps the old file keeps it
         n_bytes = _n_bytes(shape, dtype)
-        self._files.append(path)
-        with path.open("xb") as file:
+        # The mapping duplicates the descriptor, so the file is locked as long as it is mapped.
+        with _create_locked(path) as file:
+            self._files.append(path)
             _reserve(file.fileno(), n_bytes, f"column {name!r} in {path}")
-        return np.memmap(path, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
+            return np.memmap(file, dtype=dtype, mode="r+", shape=shape).view(np.ndarray)
 
     def close(self) -> None:
         """Remove the files; may be called twice."""
@@ -234,6 +235,40 @@ def _attach(name: str) -> shared_memory.SharedMemory:
 
 def _register_nothing(name: str, rtype: str) -> None:
     pass
+
+
+def _create_locked(path: Path) -> BinaryIO:
+    """Create a file and lock it; a file that a killed program left is replaced.
+
+    Raises:
+        ConfigError: if the file exists and is locked.
+    """
+    while True:
+        _remove_leftover(path)
+        try:
+            file = path.open("x+b")
+        except FileExistsError:
+            continue  # another buffer was faster
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # taken for a leftover before it was locked
+
+
+def _remove_leftover(path: Path) -> None:
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another buffer keeps its columns in {path.parent}; give each buffer a folder of "
+                "its own, or close the other one first"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        _log.warning("replacing %s, left by an earlier buffer", path)
+        path.unlink()
 
 
 def _reserve(descriptor: int, n_bytes: int, what: str) -> None:

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -6,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import BufferedData, DequeBuffer, PrioritySampler, TensorBuffer, as_tree
+from dmiddleware.data import (
+    BufferedData,
+    DequeBuffer,
+    PrioritySampler,
+    TensorBuffer,
+    UniformSampler,
+    as_tree,
+)
 from dmiddleware.data.buffer_middleware import (
     PriorityExperienceReplay,
     clone_object,
@@ -335,6 +343,75 @@ class TestStaleness:
         assert len(buffer) == 0
         with pytest.raises(ValueError, match="needs the column collect_iter"):
             buffer.push({"x": torch.zeros(1)})
+
+    @given(st.integers(0, 2**32), st.sampled_from([40, 700, 3000]))
+    @settings(max_examples=40, deadline=None)
+    def test_exactly_the_old_rows_are_deleted_in_any_order_of_iterations(self, seed, size):
+        rng = np.random.default_rng(seed)
+        buffer, collected, total = TensorBuffer(size, seed=0), {}, 0
+        if rng.random() < 0.5:  # rows from before the check
+            buffer.push({"collect_iter": torch.full((5,), 3)})
+            collected, total = dict.fromkeys(range(5), 3), 5
+        check = staleness_check(buffer, max_staleness=20)
+        buffer.use(check)
+        for now in range(0, 200, 4):
+            n = int(rng.integers(1, size // 2))
+            iterations = now - rng.integers(0, 15, n)
+            buffer.push({"collect_iter": torch.from_numpy(iterations)})
+            collected |= dict(zip(range(total, total + n), iterations.tolist(), strict=True))
+            total += n
+            action = rng.random()
+            if action < 0.2:
+                held = buffer.index
+                changed = held[rng.random(len(held)) < 0.1]
+                values = now - rng.integers(0, 30, len(changed))
+                buffer.update(changed, {"collect_iter": torch.from_numpy(values)})
+                collected |= dict(zip(changed.tolist(), values.tolist(), strict=True))
+            elif action < 0.4:
+                gone = rng.integers(max(0, total - size), total, 7)
+                buffer.delete(gone)
+                collected = {row: at for row, at in collected.items() if row not in gone}
+            elif action < 0.5:
+                restored = TensorBuffer(size, seed=0)
+                check = staleness_check(restored, max_staleness=20)
+                restored.use(check).push({"collect_iter": torch.tensor([now])})
+                assert check.delete_stale(now) == 0
+                restored.load_state_dict(buffer.state_dict())
+                buffer = restored
+            elif action < 0.55:
+                buffer.clear()
+                collected = {}
+            collected = {row: at for row, at in collected.items() if row >= total - size}
+            fresh = {row: at for row, at in collected.items() if at >= now - 20}
+            assert check.delete_stale(now) == len(collected) - len(fresh)
+            assert buffer.index.tolist() == list(fresh)
+            collected = fresh
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler, PrioritySampler])
+@pytest.mark.parametrize("limits", [(1, None), (None, 4), (2, 4)])
+def test_checks_take_no_memory_for_each_row_of_a_tensor_buffer(sampler, limits):
+    size, n = 40_000, 8
+    max_use, max_staleness = limits
+    buffer = TensorBuffer(size, sampler=sampler(), seed=0)
+    kwargs = {}
+    if max_use:
+        buffer.use(use_time_check(buffer, max_use))
+    if max_staleness:
+        buffer.use(staleness_check(buffer, max_staleness))
+    for now in range(8):
+        buffer.push(rows(0, size // 4, now))
+    for now in range(8, 12):
+        kwargs = {"train_iter_sample_data": now} if max_staleness else {}
+        buffer.push(rows(0, n, now))
+        buffer.sample(64, **kwargs)
+    tracemalloc.start()
+    for _ in range(10):
+        buffer.push(rows(0, n, now))
+        buffer.sample(64, **kwargs)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < size
 
 
 class TestUse:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from dmiddleware.data import OfflineDataset, TensorBuffer, as_tree, save_dataset, to_numpy
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
+from dmiddleware.rl import with_returns_to_go
 
 from .collecting import Collector, as_batch
 
@@ -50,15 +51,43 @@ def test_any_safetensors_reader_can_read_the_file(dataset):
     assert load_file(dataset.path)["number"].tolist() == list(range(11))
 
 
-def test_the_rows_of_an_env_stay_together(tmp_path):
+def batches_of(pushes):
+    return [as_batch([row for step in push for row in step], (len(push), 3)) for push in pushes]
+
+
+def test_the_rows_of_an_env_stay_together_within_a_batch(tmp_path):
     collector = Collector(3, seed=0)
     pushes = [collector.rows(4), collector.rows(2)]
-    batches = [as_batch([row for step in push for row in step], (len(push), 3)) for push in pushes]
+    batches = [
+        as_tree({name: batch[name] for name in ("obs", "done")}) for batch in batches_of(pushes)
+    ]
     save_dataset(tmp_path / "d", batches)
     with OfflineDataset(tmp_path / "d") as dataset:
         found = dataset.rows(slice(None)).obs.both.tolist()
     expected = [step[env]["obs"] for push in pushes for env in range(3) for step in push]
     assert found == [list(pair) for pair in expected]
+
+
+def test_the_rows_of_an_episode_stay_together_over_all_batches(tmp_path):
+    collector = Collector(3, seed=0)
+    pushes = [collector.rows(n) for n in (4, 2, 1, 9)]
+    save_dataset(tmp_path / "d", batches_of(pushes))
+    with OfflineDataset(tmp_path / "d") as dataset:
+        rows = dataset.rows(slice(None))
+        dataset.verify()
+    episodes = {}
+    for push in pushes:
+        for env in range(3):
+            for step in push:
+                episodes.setdefault(step[env]["episode_id"], []).append(step[env])
+    expected = [row for episode in episodes.values() for row in episode]
+    assert rows.obs.both.tolist() == [list(row["obs"]) for row in expected]
+    returns = []
+    for episode in episodes.values():
+        rewards = [row["reward"] for row in episode]
+        returns += [sum(rewards[step:]) for step in range(len(rewards))]
+    found = with_returns_to_go(rows)["return_to_go"]
+    torch.testing.assert_close(found, torch.tensor(returns))
 
 
 def test_a_buffer_filled_from_a_dataset_follows_episodes(tmp_path):

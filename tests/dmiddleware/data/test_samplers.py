@@ -248,3 +248,29 @@ def test_priorities_equal_those_of_a_naive_model(actions, size):
         assert len(buffer) == len(model)
         mass = sampler.state_dict(np.array(list(model), np.int64))["mass"]
         assert np.allclose(mass, [(p + 1e-6) ** 0.6 for p in model.values()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n_deleted", [1, 10, 24])
+@pytest.mark.parametrize("sampler", [UniformSampler, PrioritySampler])
+def test_the_rows_that_were_not_deleted_are_drawn_equally_often(sampler, n_deleted):
+    buffer = TensorBuffer(30, sampler=sampler(), seed=0)
+    buffer.push(as_tree({"x": torch.arange(40)}))
+    deleted = 12 + torch.randperm(27, generator=torch.Generator().manual_seed(1))[:n_deleted]
+    buffer.delete(deleted)
+    with pytest.raises(NotEnoughData, match=f"asked for {31 - n_deleted} rows"):
+        buffer.sample(31 - n_deleted)
+    n_rows, n_draws = len(buffer), 3000
+    drawn = torch.cat([buffer.sample(n_rows)["index"] for _ in range(n_draws)])
+    counts = torch.bincount(drawn, minlength=40)
+    assert n_rows == 30 - n_deleted
+    assert counts[buffer.index].sum() == n_rows * n_draws
+    assert ((counts[buffer.index] - n_draws).abs() < 5 * n_draws**0.5).all()
+
+
+def test_only_sequences_without_deleted_rows_are_drawn():
+    options = {"unroll_len": 3, "unroll_pad": False}
+    buffer = TensorBuffer(40, seed=0, **options)
+    buffer.push({"done": torch.zeros(40, 1).bool(), "episode_id": torch.zeros(40, 1).long()})
+    buffer.delete([7, 20, 21])
+    drawn = {index for _ in range(100) for index in buffer.sample(20)["index"].tolist()}
+    assert drawn == set(range(38)) - {5, 6, 7, 18, 19, 20, 21}

@@ -192,6 +192,14 @@ class WithSimulator(Walk):
         self.simulator = threading.Lock()
 
 
+class FragileSimulator(Fragile):
+    """Fails, and cannot be saved."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.simulator = threading.Lock()
+
+
 class SavesItself(WithSimulator):
     def state_dict(self):
         return {"t": self.t, "total": self.total, "rng": self.np_random.bit_generator.state}

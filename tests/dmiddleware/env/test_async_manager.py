@@ -188,6 +188,20 @@ def test_envs_that_share_a_process_fail_together(tmp_path):
         assert manager.step(stay(3)).is_full
 
 
+def test_each_failure_in_a_process_gives_its_envs_other_seeds(tmp_path):
+    fragile = [functools.partial(Fragile, at=2, once=tmp_path / str(index)) for index in range(2)]
+    with managed(*fragile, envs_per_process=2) as manager:
+        firsts = manager.ready_obs[:, 2].tolist()
+        for failing in range(2):
+            (tmp_path / str(1 - failing)).touch()
+            (tmp_path / str(failing)).unlink(missing_ok=True)
+            manager.step(stay(2))
+            assert manager.step(stay(2)).abnormal.all()
+            firsts += manager.ready_obs[:, 2].tolist()
+        assert manager.restarts == 2
+    assert len(set(firsts)) == 6
+
+
 def test_an_episode_lost_in_the_reset_of_another_env_shows_in_the_next_step(tmp_path):
     fragile = functools.partial(Fragile, how="exit", where="reset", at=2, once=tmp_path / "failed")
     with managed(Walk, fragile, Walk, envs_per_process=2) as manager:

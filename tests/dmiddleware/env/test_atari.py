@@ -44,6 +44,18 @@ def test_an_observation_is_the_maximum_of_the_last_two_frames_of_four():
         assert not truncated
 
 
+def test_without_skipped_frames_an_observation_is_the_maximum_of_two_in_a_row():
+    env = made("ALE/Pong-v5", noop_max=0, frame_skip=1)
+    raw = gym.make("ALE/Pong-v5", **KWARGS)
+    for seed in range(2):
+        obs, frame = env.reset(seed=seed)[0], raw.reset(seed=seed)[0]
+        assert np.abs(obs[3] - resized(frame)).max() <= 0.501
+        for _ in range(150):
+            before, frame = frame, raw.step(RIGHT)[0]
+            obs = env.step(RIGHT)[0]
+            assert np.abs(obs[3] - resized(np.maximum(before, frame))).max() <= 0.501
+
+
 def test_a_lost_life_ends_the_episode_but_not_the_game():
     env = made(noop_max=0)
     _, info = env.reset(seed=0)

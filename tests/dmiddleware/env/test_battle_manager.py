@@ -374,7 +374,7 @@ def test_a_restarted_game_of_another_kind_is_refused(moment):
     assert games.closed
 
 
-def test_seeded_games_that_start_over_get_other_seeds_than_at_the_start():
+def test_seeded_games_that_start_over_get_other_seeds_each_time():
     class Growing(Together):
         """Has more objects after a step, which another game cannot restore."""
 
@@ -392,8 +392,30 @@ def test_seeded_games_that_start_over_get_other_seeds_than_at_the_start():
         made.append(Growing())
         return made[-1]
 
-    with BattleEnvManager([make], seed=3) as games, BattleEnvManager([make], seed=3) as other:
-        first = made[0].seed
-        games.step({0: [0, 0]})
-        assert not other.load_state_dict(games.state_dict())
-        assert made[1].seed not in (None, first)
+    seeds, state = [], None
+    for _ in range(3):
+        with BattleEnvManager([make], seed=3) as games:
+            if state is not None:
+                assert not games.load_state_dict(state)
+            seeds.append(made[-1].seed)
+            games.step({0: [0, 0]})
+            state = games.state_dict()
+    assert None not in seeds
+    assert len(set(seeds)) == 3
+
+
+def test_a_game_restarted_after_a_resume_gets_its_own_seed(remembering):
+    def make():
+        return remembering(lengths=(5,), crashes=[(0, 1)])
+
+    seeds, state = [], None
+    for _ in range(2):
+        with BattleEnvManager([make], seed=3) as games:
+            if state is not None:
+                games.load_state_dict(state)
+            while not games.step({0: [0, 0]})[0].abnormal:
+                pass
+            seeds.append(remembering.made[-1].seeds[-1])
+            state = games.state_dict()
+    assert games.restarts == 2
+    assert len(set(seeds)) == 2

@@ -18,6 +18,7 @@ from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env.env_state import (
     Decoder,
     Encoder,
+    MissingObjectError,
     NotSavableError,
     decode_infos,
     encode_infos,
@@ -342,6 +343,20 @@ def test_infos_are_saved_if_they_are_plain():
     objects = [{"who": Holder(name="one")}, {"space": gym.spaces.Discrete(2)}]
     again = decode_infos(encode_infos([*infos, *objects]))
     np.testing.assert_equal(again, [infos[0], {}, {}, {}, {}])
+
+
+@pytest.mark.parametrize("other", [threading.Lock(), Holder(name="one"), len, [math.pi + 1j]])
+def test_a_value_that_cannot_be_saved_leaves_the_other_values_of_an_info(other):
+    mask = np.array([1, 0, 1], np.int8)
+    info = {"lives": 3, "other": other, "action_mask": mask, "same": mask[:2]}
+    again = decode_infos(encode_infos([info, {"t": 1}]))
+    np.testing.assert_equal(again, [{"lives": 3, "action_mask": mask}, {"t": 1}])
+
+
+@pytest.mark.parametrize("existing", [None, {}, {1: len}, {0: None}])
+def test_a_function_that_the_env_lacks_is_reported(existing):
+    with pytest.raises(MissingObjectError, match="a function where this env has None"):
+        Decoder().decode(Encoder().encode({0: len}), existing)
 
 
 def test_functions_with_arguments_bound_are_code():

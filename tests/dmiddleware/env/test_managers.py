@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from strange_envs import Nested, SavesItself, Walk, WithSimulator
+from strange_envs import Fragile, FragileSimulator, Nested, SavesItself, Walk, WithSimulator
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager
@@ -373,6 +373,39 @@ def test_envs_that_cannot_be_saved_start_over_with_other_seeds(kind, caplog):
     assert "start new episodes" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
+def test_envs_start_over_with_other_seeds_after_every_resume(kind):
+    firsts, state = [], None
+    for _ in range(3):
+        with make(kind, WithSimulator) as manager:
+            if state is not None:
+                assert not manager.load_state_dict(state)
+            firsts += manager.ready_obs[:, 2].tolist()
+            manager.step(np.zeros(3, np.int64))
+            state = manager.state_dict()
+    assert len(set(firsts)) == 9
+
+
+@pytest.mark.parametrize("env_fn", [Fragile, FragileSimulator])
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, SAME_STEP])
+def test_a_restart_after_a_resume_has_its_own_seeds(kind, env_fn):
+    def step_until_restarted(manager):
+        for _ in range(3):
+            batch = manager.step(np.zeros(3, np.int64))
+        assert batch.abnormal.all()
+        return batch.obs[:, 2].tolist()
+
+    with make(kind, env_fn) as manager:
+        first = step_until_restarted(manager)
+        state = manager.state_dict()
+        expected = step_until_restarted(manager), manager.restarts
+    with make(kind, env_fn) as manager:
+        assert manager.load_state_dict(state) == (env_fn is Fragile)
+        second = step_until_restarted(manager)
+        assert (second, manager.restarts) == expected
+    assert len({*first, *second}) == 6
+
+
 class Interrupted(Walk):
     """Raises what Ctrl-C raises, in its third step or its second reset."""
 
@@ -467,8 +500,23 @@ def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
 
 
 def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
-    with make(SAME_STEP, Walk) as manager, pytest.raises(ConfigError, match="DISABLED"):
+    manager = make(SAME_STEP, Walk)
+    with pytest.raises(ConfigError, match="DISABLED"):
         manager.seed(3, dynamic_seed=False)
+    assert manager.closed
+    with manager, pytest.raises(ConfigError, match="DISABLED"):
+        manager.seed(3, dynamic_seed=False)
+
+
+@pytest.mark.parametrize("kind", [SYNC, ASYNC, DISABLED])
+def test_a_fixed_seed_may_be_set_before_launch(kind):
+    manager = make(kind, Walk, seed=None)
+    manager.seed(3, dynamic_seed=False)
+    with manager:
+        first = manager.ready_obs[:, 2].tolist()
+        manager.step(np.zeros(3, np.int64))
+        manager.reset()
+        assert manager.ready_obs[:, 2].tolist() == first
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -122,6 +122,45 @@ def test_games_against_random_opponents_are_won_and_lost_in_a_manager():
     assert set(map(float, returns)) == {-1.0, 0.0, 1.0}
 
 
+def played(envs, n_steps):
+    obs = []
+    for _ in range(n_steps):
+        mask = envs.ready_obs["action_mask"]
+        obs.append(envs.step(np.array([np.flatnonzero(one)[-1] for one in mask])).obs)
+    return [one["observation"].tolist() for one in obs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_episodes_against_random_opponents_continue_after_a_resume(seed):
+    def make():
+        return make_env_manager(lambda: OpponentEnv(tictactoe()), env_num=4, seed=seed)
+
+    with make() as envs:
+        played(envs, 5)
+        state = envs.state_dict()
+        expected = played(envs, 20)
+    with make() as envs:
+        assert envs.load_state_dict(state)
+        assert played(envs, 20) == expected
+
+
+def test_episodes_against_given_opponents_start_over_after_a_resume():
+    def opponent(rng):
+        return lambda obs, mask: np.flatnonzero(mask)[0]
+
+    def make(seed):
+        return make_env_manager(lambda: OpponentEnv(tictactoe(), opponent), env_num=4, seed=seed)
+
+    with make(0) as envs:
+        played(envs, 1)
+        state = envs.state_dict()
+    for seed in range(3):  # the players sit elsewhere
+        with make(seed) as envs:
+            assert not envs.load_state_dict(state)
+            assert envs.episode_lengths == [0] * 4
+            played(envs, 20)
+
+
 def test_random_opponents_without_masks_draw_from_the_space():
     class Free(Counting):
         def action_mask(self, player):

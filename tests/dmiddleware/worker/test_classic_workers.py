@@ -133,6 +133,18 @@ def test_a_film_ends_after_its_last_frame(batched_policy, counting_envs):
     assert monitor.get_video().shape[1] == 2
 
 
+def test_an_episode_that_a_failure_cuts_off_is_not_part_of_a_film(batched_policy, counting_envs):
+    with counting_envs([(3,)], crashes={0: [(1, 1)]}) as envs:
+
+        def render(env_ids):
+            return [np.full((2, 2, 3), envs.ready_obs[env][2], np.uint8) for env in env_ids]
+
+        envs.render = render
+        monitor = evaluate_episodes(batched_policy, envs, 1, max_frames=9)
+        assert envs.restarts == 1
+    assert monitor.get_video()[0, :, 0, 0, 0].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("log_to_file", [True, False])
 def test_workers_write_a_text_log(log_to_file, counting_envs, batched_policy, tmp_path, caplog):
     cfg = {"log_to_file": log_to_file, "collect_print_freq": 1}

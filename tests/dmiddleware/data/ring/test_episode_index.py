@@ -1,3 +1,6 @@
+import tracemalloc
+
+import pytest
 import torch
 
 from dmiddleware.data import TensorBuffer, UniformSampler, as_tree
@@ -85,3 +88,25 @@ def test_of_a_push_larger_than_the_buffer_only_the_rows_that_stay_are_linked():
     push(buffer, [[1], [1]])
     push(buffer, [[1], [1], [1], [1], [1]])
     assert successors(buffer) == [5, 6, -1]
+
+
+@pytest.mark.parametrize("options", [{"unroll_len": 2}, {"store_next_obs": False}])
+def test_a_push_takes_no_memory_for_each_episode_that_came_before(options):
+    size, n = 20_000, 100
+
+    def rows(first, ids, done):
+        obs = torch.arange(first, first + n).float()
+        done = torch.tensor(done).expand(n).clone()
+        return {"obs": obs, "next_obs": obs + 1, "episode_id": ids, "done": done}
+
+    with TensorBuffer(size, **options) as buffer:
+        for first in range(0, 3 * size, n):  # each row is an episode
+            buffer.push(rows(first, torch.arange(first, first + n), done=True))
+        for first in range(3 * size, 4 * size, n):  # few episodes in their place
+            buffer.push(rows(first, torch.full((n,), first), done=False))
+        tracemalloc.start()
+        for first in range(4 * size, 4 * size + 2 * n, n):
+            buffer.push(rows(first, torch.arange(first, first + n), done=True))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 8 * size / 2

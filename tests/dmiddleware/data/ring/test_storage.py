@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import pickle
 import resource
@@ -13,6 +14,7 @@ import torch
 
 from dmiddleware.data import TensorBuffer, as_tree
 from dmiddleware.data.ring.storage import FileStorage, RamStorage, SharedStorage
+from dmiddleware.errors import ConfigError
 
 
 def rows(first, n):
@@ -157,11 +159,54 @@ def test_leftover_files_are_replaced_with_a_warning(tmp_path, caplog):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_two_buffers_in_one_folder_do_not_overwrite_each_other(tmp_path):
-    with TensorBuffer(8, storage=tmp_path) as one, TensorBuffer(8, storage=tmp_path) as two:
-        one.push(rows(0, 8))
-        two.push(rows(100, 8))
-        assert one.get([3]).number.tolist() == [3]
+def test_a_folder_belongs_to_one_buffer_at_a_time(tmp_path):
+    folder = tmp_path / "columns"
+    one, two = TensorBuffer(8, storage=folder), TensorBuffer(8, storage=folder)
+    one.push(rows(0, 8))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="another buffer keeps its columns in"):
+            two.push(rows(100, 8))
+    assert one.get([3]).number.tolist() == [3]
+    one.close()
+    assert not folder.exists()
+    two.push(rows(100, 8))
+    one.close()
+    assert two.get([3]).number.tolist() == [103]
+    two.close()
+    assert not folder.exists()
+
+
+def test_a_buffer_that_was_dropped_frees_its_folder(tmp_path):
+    TensorBuffer(8, storage=tmp_path).push(rows(0, 8))
+    gc.collect()
+    with TensorBuffer(8, storage=tmp_path) as buffer:
+        buffer.push(rows(100, 8))
+        assert buffer.get([3]).number.tolist() == [103]
+
+
+@pytest.mark.process
+def test_a_folder_is_free_when_its_process_was_killed(tmp_path):
+    script = f"""
+    import pathlib, threading, torch
+    from dmiddleware.data import TensorBuffer
+    buffer = TensorBuffer(8, storage=pathlib.Path({str(tmp_path)!r}))
+    buffer.push({{"number": torch.arange(8)}})
+    print("pushed", flush=True)
+    threading.Event().wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        TensorBuffer(8, storage=tmp_path) as buffer,
+    ):
+        try:
+            assert process.stdout.readline() == b"pushed\n"
+            with pytest.raises(ConfigError, match="another buffer"):
+                buffer.push({"number": torch.arange(8)})
+        finally:
+            process.kill()
+            process.wait(60)
+        buffer.push({"number": torch.arange(8)})
 
 
 def test_a_full_disk_is_detected_at_the_first_push(tmp_path):
