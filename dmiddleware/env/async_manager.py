@@ -291,6 +291,7 @@ class AsyncEnvManager(BaseEnvManager):
         for error in self._ask(b"l", dict(enumerate(states)), "set_state").values():
             if error is not None:
                 raise error
+        self._send_seeds([None] * self._env_num)
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return probe_spaces(self._env_fns[0])

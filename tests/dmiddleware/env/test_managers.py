@@ -499,6 +499,26 @@ def test_a_fixed_seed_starts_all_episodes_of_an_env_alike(kind):
         assert (np.array(manager.ready_obs) != first).any()
 
 
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+@pytest.mark.parametrize("was_fixed", [True, False])
+def test_a_restored_manager_starts_episodes_as_the_saved_one(kind, was_fixed):
+    def first_obs(manager):
+        manager.reset()
+        return np.array(manager.ready_obs)
+
+    cartpole = functools.partial(gym.make, "CartPole-v1")
+    with make(kind, cartpole, env_num=2, seed=None) as manager:
+        manager.seed([3, 4], dynamic_seed=not was_fixed)
+        manager.reset()
+        state = manager.state_dict()
+        expected = [first_obs(manager) for _ in range(2)]
+    with make(kind, cartpole, env_num=2, seed=None) as other:
+        other.seed([5, 6], dynamic_seed=was_fixed)
+        other.reset()
+        assert other.load_state_dict(state)
+        np.testing.assert_array_equal([first_obs(other) for _ in range(2)], expected)
+
+
 def test_envs_that_reset_themselves_cannot_have_a_fixed_seed():
     manager = make(SAME_STEP, Walk)
     with pytest.raises(ConfigError, match="DISABLED"):
