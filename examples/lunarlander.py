@@ -55,6 +55,8 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         "batch_size": 64,
         "learning_rate_q": 6.3e-4,
         "learning_rate_policy": 6.3e-4,
+        "learning_rate_alpha": 1e-3,
+        "alpha": 0.1,
         "target_entropy_ratio": 0.3,
         "nstep": 3,
     },

@@ -9,8 +9,8 @@ Settings that differ from the papers come from:
   64 quantiles instead of 170, to save time.
 - Rainbow: Hessel et al. (2018), table 1, for the n-step return, the exponents of prioritized replay
   and the noise; the rest as DQN.
-- Discrete SAC: Christodoulou (2019) for everything but the target entropy, which is lower, 3-step
-  returns, and the learning rates, which are those of DQN.
+- Discrete SAC: Christodoulou (2019) for everything but the target entropy and the first
+  temperature, which are lower, 3-step returns, and the learning rates, which are those of DQN.
 - Pong: the learning rate, batch size and period of the target network of hyperparams/dqn.yml,
   "atari"; with 3-step returns, images of 42 by 42 that are normalised, the network of Mnih et al.
   (2013), and half as many updates as steps.
