@@ -314,8 +314,17 @@ def test_our_side_makes_as_many_updates_as_the_other(
     monkeypatch.setattr(ours, "Experiment", functools.partial(ours.Experiment, n_fresh_episode=3))
     case = CASES[name]
     options = {**case.options, "learning_starts": 200}
+    networks = {**case.policy_kwargs, "net_arch": [8, 8]}
+    if "n_quantiles" in networks:
+        networks["n_quantiles"] = 5
     short = replace(
-        case, env_step=600, options=options, n_evaluations=2, n_episode=2, eval_env_num=2
+        case,
+        env_step=600,
+        options=options,
+        policy_kwargs=networks,
+        n_evaluations=2,
+        n_episode=2,
+        eval_env_num=2,
     )
     result = ours.train(name, short, 0, "short")
     n_step = ours.steps_of_a_rollout(case)
