@@ -6,6 +6,7 @@ of MuJoCo have these settings already, and need no case here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from middleware import (
 )
 from tests.results.cases import CASES, Case, parse_arguments
 
-__all__ = ["MAKERS", "steps_of_a_rollout", "train"]
+__all__ = ["MAKERS", "steps_of_a_rollout", "train", "updates_between_evaluations"]
 
 STEPS_OF_AN_EPISODE = 200  # of Pendulum-v1, always
 
@@ -99,8 +100,6 @@ def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
         eval_env = make_env_manager(
             case.env, env_num=case.eval_env_num, seed=task.seed_for("evaluator")
         )
-        # As many as the other side makes while it learns, and one more of the untrained policy.
-        every = case.env_step // case.n_evaluations // n_step * n_step
 
         if case.noise is None:
             task.use(eps_greedy_handler(policy))
@@ -113,7 +112,7 @@ def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
                 policy,
                 eval_env,
                 n_episode=case.n_episode,
-                every_train_iter=every,
+                every_train_iter=updates_between_evaluations(case),
             )
         )
         task.use(experiment)
@@ -126,6 +125,18 @@ def steps_of_a_rollout(case: Case) -> int:
     """Return how many steps are collected between two updates, and how many updates follow."""
     n_step = case.options["train_freq"]
     return STEPS_OF_AN_EPISODE if n_step == (1, "episode") else int(n_step)
+
+
+def updates_between_evaluations(case: Case) -> int:
+    """Return the interval that gives as many evaluations as the other side has while it learns.
+
+    One more evaluates the untrained policy, and the last one is in the last rollouts.
+    """
+    n_step = steps_of_a_rollout(case)
+    before = max(case.options["learning_starts"], case.options.get("batch_size", 0)) + n_step
+    n_updates = case.env_step - before
+    n_evaluations = math.ceil(case.n_evaluations * n_updates / case.env_step)
+    return max(1, n_updates // n_evaluations // n_step) * n_step
 
 
 def _make_q_learning(

@@ -331,7 +331,28 @@ def test_our_side_makes_as_many_updates_as_the_other(
     assert 600 <= result.env_step < 600 + n_step
     # SB3's first update follows the rollout that goes beyond learning_starts.
     assert abs(result.train_iter - (result.env_step - 200)) <= n_step
-    assert [at for at, _ in result.evaluations][-1] > 600 - 600 // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "n_evaluations"),
+    [
+        ("dqn_lunarlander", 15),
+        ("c51_lunarlander", 15),
+        ("qrdqn_lunarlander", 14),
+        ("ddpg_pendulum", 4),
+    ],
+)
+def test_the_last_policies_are_evaluated_on_our_side_too(name: str, n_evaluations: int) -> None:
+    case = CASES[name]
+    # Learning begins as soon as there is a batch, at the latest.
+    n_updates = case.env_step - max(
+        case.options["learning_starts"], case.options.get("batch_size", 0)
+    )
+    every = ours.updates_between_evaluations(case)
+    rollout = ours.steps_of_a_rollout(case)
+    assert (n_updates - rollout) // every == n_evaluations
+    assert every % rollout == 0
+    assert n_updates - n_evaluations * every < 0.06 * n_updates
 
 
 def test_the_comparison_tells_figures_and_the_ratio_of_times() -> None:
