@@ -58,9 +58,13 @@ def train_c51(case: Case, seed: int) -> dict[str, Any]:
         return envs
 
     def mean_return(collector: Any, n: int) -> float:
-        collector.reset()
+        # One episode of each env at a time: the first n of more episodes would be the shortest.
+        returns: list[float] = []
         with torch_train_mode(policy, False):
-            return float(collector.collect(n_episode=n).returns.mean())
+            while len(returns) < n:
+                collector.reset()
+                returns += collector.collect(n_episode=collector.env_num).returns.tolist()
+        return float(np.mean(returns))
 
     buffer = VectorReplayBuffer(given["buffer_size"], 1)
     collector = Collector(policy, make_envs(1, "collector"), buffer, exploration_noise=True)
