@@ -84,17 +84,17 @@ def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
     """Train SAC, and write datasets of random, medium and expert play, mixed and one by one."""
     # Of several processes, one makes them and the others wait.
     with FileLock(Path(tempfile.gettempdir()) / f"dmiddleware-{env_id}.lock"):
-        if are_there(env_id):
+        if len(existing(env_id)) == len(KINDS):
             print(f"the datasets of {env_id} are there already")
         else:
             write(env_id, seed)
 
 
-def are_there(env_id: str) -> bool:
-    """Return whether all datasets of an environment exist."""
+def existing(env_id: str) -> set[str]:
+    """Return the ids of the datasets of an environment that exist."""
     import minari  # an extra
 
-    return {dataset_id(env_id, kind) for kind in KINDS} <= set(minari.list_local_datasets())
+    return {dataset_id(env_id, kind) for kind in KINDS} & set(minari.list_local_datasets())
 
 
 def write(env_id: str, seed: int) -> None:
@@ -119,9 +119,9 @@ def write(env_id: str, seed: int) -> None:
         for kind in ("random", "medium", "expert")
         for one in rows[kind]
     ]
+    for left_over in existing(env_id):
+        minari.delete_dataset(left_over)
     for kind in KINDS:
-        if dataset_id(env_id, kind) in minari.list_local_datasets():
-            minari.delete_dataset(dataset_id(env_id, kind))
         path = save_minari(rows[kind], dataset_id(env_id, kind), env=env_id, algorithm="SAC")
         print(f"wrote {path}")
 

@@ -18,7 +18,7 @@ from dmiddleware.env.contract import check_flag, close_quietly
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
-from dmiddleware.env.restart_limit import FailureBudget
+from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -27,7 +27,6 @@ from dmiddleware.errors import (
     EnvStateError,
     StructureError,
 )
-from dmiddleware.seeding import derive_seed
 
 __all__ = ["BattleEnv", "BattleEnvManager", "BattleTimestep", "GameResult", "game_result"]
 
@@ -373,10 +372,8 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._revision += 1
         if not self._restore(state["envs"]):
             self._n_start_overs += 1
-            self._pending_seeds = {
-                env_id: derive_seed(seed, "resume", self._n_start_overs)
-                for env_id, seed in enumerate(self._seeds or ())
-            }
+            ids, count = range(self.env_num), self._n_start_overs
+            self._pending_seeds = other_seeds(self._seeds, ids, "resume", count)
             self.reset()
             return False
         self._pending_seeds = {}
@@ -446,10 +443,8 @@ class BattleEnvManager(Closing, EpisodeGoal):
     def _renew(self, env_id: int) -> None:
         """Replace a game that failed by a new one, and reset it."""
         close_quietly(self._envs[env_id])
-        if self._seeds is not None:
-            # With the seed that it had, it would fail again.
-            count = self._failures.restarts_of(env_id)
-            self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+        count = self._failures.restarts_of(env_id)
+        self._pending_seeds |= other_seeds(self._seeds, [env_id], "restart", count)
         self._envs[env_id] = self._made(env_id)
         self._start(env_id)
 

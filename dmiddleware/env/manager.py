@@ -33,7 +33,7 @@ from dmiddleware.env.env_state import (
     set_space_state,
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
-from dmiddleware.env.restart_limit import FailureBudget
+from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.env.team import n_agent_of, reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
@@ -379,9 +379,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _start_over(self) -> None:
         # Saved with the state, so that no resume repeats the episodes of another one.
         self._n_start_overs += 1
-        if self._seeds is not None:
-            count = self._n_start_overs
-            self._seed_envs([derive_seed(seed, "resume", count) for seed in self._seeds])
+        ids = range(self._env_num)
+        if seeds := other_seeds(self._seeds, ids, "resume", self._n_start_overs):
+            self._seed_envs(list(seeds.values()))
         self.reset()
 
     def _seed_envs(self, seeds: list[int]) -> None:
@@ -395,9 +395,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             env_ids: the envs.
             count: the restarts so far, so that each one has its own seeds.
         """
-        if self._seeds is not None:
-            for env_id in env_ids:
-                self._pending_seeds[env_id] = derive_seed(self._seeds[env_id], "restart", count)
+        self._pending_seeds |= other_seeds(self._seeds, env_ids, "restart", count)
 
     def _next_seed(self, env_id: int) -> int | None:
         """Return the seed of an env's next reset; None leaves it unseeded."""

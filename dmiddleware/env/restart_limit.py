@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
+from dmiddleware.seeding import derive_seed
 
-__all__ = ["FailureBudget"]
+__all__ = ["FailureBudget", "other_seeds"]
 
 T = TypeVar("T")
 
@@ -134,3 +135,22 @@ class FailureBudget:
         """
         if len(state["restarts"]) == len(self._restarts):
             self._in_a_row, self._restarts = list(state["in_a_row"]), list(state["restarts"])
+
+
+def other_seeds(
+    seeds: Sequence[int] | None,
+    env_ids: Iterable[int],
+    why: Literal["restart", "resume"],
+    count: int,
+) -> dict[int, int]:
+    """Return seeds of envs that must not repeat the episodes they had; none if they are unseeded.
+
+    Args:
+        seeds: the first seed of every env; None: they are unseeded.
+        env_ids: the envs that start again.
+        why: an env failed, and would fail again; or a run is resumed that could not save them.
+        count: how often that has happened, so that each time has seeds of its own.
+    """
+    if seeds is None:
+        return {}
+    return {env_id: derive_seed(seeds[env_id], why, count) for env_id in env_ids}

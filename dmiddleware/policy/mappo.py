@@ -10,7 +10,7 @@ from easydict import EasyDict
 
 from dmiddleware.config import check_value
 from dmiddleware.data.batch import Batch
-from dmiddleware.policy.base.agents import AgentsPolicy
+from dmiddleware.policy.base.agents import AgentsPolicy, take_part
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
 
@@ -51,13 +51,12 @@ class IPPOPolicy(AgentsPolicy, PPOPolicy):
 
     def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return ``[B, A]``: 0 for agents that do not take part, and the same for all others."""
-        present = (batch["obs"]["agent_mask"] != 0).float()
+        present = take_part(batch["obs"]).float()
         weight: torch.Tensor = present / present.mean().clamp_min(1.0 / present.numel())
         return weight
 
     def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
-        obs: Any = batch["obs"]
-        return int((obs["agent_mask"] != 0).sum())
+        return int(take_part(batch["obs"]).sum())
 
     def _standardised(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the agents that take part."""

@@ -99,11 +99,7 @@ def table(records: Records) -> str:
     Args:
         records: the records by the entries' names.
     """
-    rows = [
-        _row(pair, *(records.get(entry.name, ()) for entry in (pair.ours, pair.rival)))
-        for pair in PAIRS
-    ]
-    return _HEAD + "".join(f"{row}\n" for row in rows)
+    return _HEAD + "".join(f"{_row(pair, *_sides(pair, records))}\n" for pair in PAIRS)
 
 
 def is_met(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
@@ -123,11 +119,19 @@ def missed(names: Collection[str], records: Records) -> list[str]:
     for pair in PAIRS:
         if pair.ours.name not in names and pair.rival.name not in names:
             continue
-        ours, theirs = (records.get(entry.name, ()) for entry in (pair.ours, pair.rival))
-        if ours and theirs and not is_met(ours, theirs):
+        ours, theirs = _sides(pair, records)
+        if _misses(ours, theirs):
             told = f"mean return {_told(ours)}, {pair.library} {_told(theirs)}"
             lines.append(f"{pair.ours.name}: {told}")
     return lines
+
+
+def _sides(pair: Pair, records: Records) -> tuple[Sequence[Record], Sequence[Record]]:
+    return records.get(pair.ours.name, ()), records.get(pair.rival.name, ())
+
+
+def _misses(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
+    return bool(ours and theirs) and not is_met(ours, theirs)
 
 
 def _row(pair: Pair, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
@@ -135,12 +139,12 @@ def _row(pair: Pair, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     if ours and theirs:
         their_s = statistics.mean(record.train_s for record in theirs)
         ratio = spread([record.train_s / their_s for record in ours], n_decimals=2)
-    missed = " **missed**" if ours and theirs and not is_met(ours, theirs) else ""
+    mark = " **missed**" if _misses(ours, theirs) else ""
     cells = [
         pair.ours.algorithm,
         pair.ours.env,
         f"{CASES[pair.case].env_step:,}",
-        _told(ours) + missed,
+        _told(ours) + mark,
         _told(theirs),
         pair.library,
         ", ".join(str(len(side)) for side in (ours, theirs)),

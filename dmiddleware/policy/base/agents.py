@@ -15,7 +15,7 @@ from dmiddleware.model import action_kind_of, team_shapes
 from dmiddleware.policy.base.obs_norm import ObsNormPolicy
 from dmiddleware.policy.base.policy import Policy
 
-__all__ = ["AgentsPolicy"]
+__all__ = ["AgentsPolicy", "take_part"]
 
 
 class AgentsPolicy(ObsNormPolicy):
@@ -41,12 +41,12 @@ class AgentsPolicy(ObsNormPolicy):
 
     def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
         """Take the returns ``[…, A]`` of a collected batch; see :meth:`Policy.observe_returns`."""
-        super().observe_returns(ret if obs is None else ret[_take_part(obs)], obs)
+        super().observe_returns(ret if obs is None else ret[take_part(obs)], obs)
 
     def _count_observations(self, obs: Nested) -> None:
         if self._obs_normaliser is None:
             return
-        present = _take_part(obs)
+        present = take_part(obs)
         seen = map_nested(lambda leaf: leaf[present], obs[AGENTS])
         super()._count_observations({**{key: obs[key] for key in obs}, AGENTS: seen})
 
@@ -69,7 +69,7 @@ class AgentsPolicy(ObsNormPolicy):
         self._codec.adopt(one.action)
 
 
-def _take_part(obs: Nested) -> torch.Tensor:
+def take_part(obs: Nested) -> torch.Tensor:
     """Return ``[…, A]`` bool, whether an agent takes part."""
     present: torch.Tensor = obs[AGENT_MASK] != 0
     return present

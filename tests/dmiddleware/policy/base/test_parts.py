@@ -158,29 +158,27 @@ def test_a_norm_is_clipped_and_reported() -> None:
     assert weight.grad.norm().item() == pytest.approx(0.5)
 
 
-def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None:
-    policy = made()
+def states_around_a_bad_reward(policy: Any, reward: float, match: str) -> tuple[Any, Any]:
+    """Return the states after a good update, and after one that fails as ``match`` says."""
     policy.learn_mode.forward(batch())
     before = policy.learn_mode.state_dict()
     bad = batch()
-    bad["reward"][0] = float("inf")
-    with pytest.raises(NonFiniteLoss, match="critic_loss is inf"):
+    bad["reward"][0] = reward
+    with pytest.raises(NonFiniteLoss, match=match):
         policy.learn_mode.forward(bad)
-    after = policy.learn_mode.state_dict()
+    return before, policy.learn_mode.state_dict()
+
+
+def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None:
+    before, after = states_around_a_bad_reward(made(), float("inf"), "critic_loss is inf")
     assert same(after["optimizer"]["critic"], before["optimizer"]["critic"])
     assert torch.equal(after["model"]["critic.weight"], before["model"]["critic.weight"])
     assert after["train_iter"] == 1
 
 
 def test_parts_that_step_after_a_loss_that_is_not_finite_change_nothing() -> None:
-    policy = made()
-    policy.learn_mode.forward(batch())
-    before = policy.learn_mode.state_dict()
-    bad = batch()
-    bad["reward"][0] = float("nan")
-    with pytest.raises(NonFiniteLoss, match="parts that step later in this update were skipped"):
-        policy.learn_mode.forward(bad)
-    after = policy.learn_mode.state_dict()
+    policy, match = made(), "parts that step later in this update were skipped"
+    before, after = states_around_a_bad_reward(policy, float("nan"), match)
     for name in ("model", "optimizer", "target", "learning_parts"):
         assert same(after[name], before[name]), name
     policy.learn_mode.forward(batch())
