@@ -285,8 +285,12 @@ class EventBus:
                     self._changed,
                     lambda: (
                         self._closing
-                        or (bool(arrived) and not self._is_running(handler))
-                        or interruption() is not None
+                        # An emission that is being handled counts as arrived, whatever the handlers
+                        # before this one interrupt.
+                        or (
+                            not self._is_running(handler)
+                            and (bool(arrived) or interruption() is not None)
+                        )
                     ),
                     timeout_s,
                 )

@@ -342,12 +342,18 @@ def test_a_failed_branch_ends_a_wait_in_a_parallel_within_another_branch():
 def test_a_branch_may_wait_while_it_cleans_up_after_a_failure():
     arrived = []
 
+    def emit_until(done, emit):
+        while not done.wait(0.05):
+            emit("reply")
+
     def careful(ctx):
         try:
             yield
         finally:
-            threading.Timer(0.05, ctx.task.emit, ("reply",)).start()
+            done = threading.Event()
+            threading.Thread(target=emit_until, args=(done, ctx.task.emit)).start()
             arrived.append(ctx.task.wait_for("reply", 100.0))
+            done.set()
 
     with pytest.raises(ExceptionGroup), Task(Context()) as task:
         task.use(task.parallel(task.serial(careful, fail), careful)).run()

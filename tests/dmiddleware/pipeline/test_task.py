@@ -705,23 +705,42 @@ def test_a_wait_on_the_way_back_is_ended_and_the_others_are_resumed():
     assert tape == ["before", "/before"]
 
 
+def emit_once_awaited(task, *event):
+    """Emit the event from a thread, as soon as a thread waits on the task's fake clock."""
+
+    def emit():
+        task.clock.wait_until_waiting()
+        task.emit(*event)
+
+    threading.Thread(target=emit).start()
+
+
 def test_an_event_that_has_arrived_is_returned_even_if_the_task_is_stopped():
+    returned = threading.Event()
+
+    def stop(ctx):
+        ctx.task.stop("enough")
+        assert not returned.wait(0.1), "the wait ended before it got the event"
+
     def wait(ctx):
-        ctx.task.on("reply", lambda: ctx.task.stop("enough"))
-        threading.Timer(0.05, ctx.task.emit, ("reply",)).start()
-        ctx.task.wait_for("reply", 100.0)
+        ctx.task.on("reply", lambda: stop(ctx))
+        emit_once_awaited(ctx.task, "reply")
+        try:
+            ctx.task.wait_for("reply", 100.0)
+        finally:
+            returned.set()
         ctx.keep("replied")
         ctx.replied = True
 
-    with Task(Context()) as task:
+    with Task(Context(), clock=FakeClock()) as task:
         task.use(wait).run()
         assert task.ctx.replied
 
 
 def test_a_wait_outside_a_run_is_not_ended_by_a_stop():
-    with Task(Context()) as task:
+    with Task(Context(), clock=FakeClock()) as task:
         task.stop("enough")
-        threading.Timer(0.05, task.emit, ("reply", 3)).start()
+        emit_once_awaited(task, "reply", 3)
         assert task.wait_for("reply", 100.0).args == (3,)
 
 

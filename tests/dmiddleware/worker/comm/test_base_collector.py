@@ -162,10 +162,13 @@ def test_a_task_that_is_closed_while_it_is_created_does_not_start():
             assert created.wait(DEADLINE_S)
             return super()._create_collector(task_info)
 
+        def _stop_work(self, job):
+            super()._stop_work(job)
+            created.set()
+
     worker = Slow(started.append)
     worker.deal_with_collector_start(collector_task())
     assert creating.wait(DEADLINE_S)
-    threading.Timer(0.05, created.set).start()
     worker.deal_with_collector_close()
     assert started == []
 
