@@ -165,15 +165,15 @@ class EnvPoolManager(BaseEnvManager):
             ready_infos = StepInfo.from_columns(columns, len(done))
             if ids is not None:
                 ready_infos = self._merged(self.ready_info, ids, columns)
-            rows = done.nonzero()[0]
+            rows, totals = done.nonzero()[0], None
             if len(rows):
                 ended = env_id[rows]
-                columns = {**self._end_episodes(done, rows, ended), **columns}
+                totals = self._end_episodes(rows, ended)
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)
                 ready_infos = self._merged(ready_infos, ended, _without_rows(first_infos))
         self._ready_infos = ready_infos
-        info = StepInfo.from_columns(columns, len(done))
+        info = StepInfo.from_columns(columns, len(done), partial=totals)
         return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, None)
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:

@@ -40,6 +40,7 @@ from dmiddleware.env.timestep import (
     BoolArray,
     FloatArray,
     IdArray,
+    PartialColumns,
     StepInfo,
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
@@ -80,7 +81,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     """
 
     _ready_obs: NestedArrays
-    _ready_infos: StepInfo | Sequence[Mapping[str, Any]]
+    # Columns, or a row for each env.
+    _ready_infos: StepInfo | Mapping[str, Any] | Sequence[Mapping[str, Any]]
     _totals: EpisodeTotals
 
     def __init__(
@@ -239,7 +241,11 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """The infos that came with ``ready_obs`` (such as action masks)."""
         self._require_open("ready_info")
         infos = self._ready_infos
-        return infos if isinstance(infos, StepInfo) else StepInfo(infos)
+        if isinstance(infos, StepInfo):
+            return infos
+        if isinstance(infos, Mapping):
+            return StepInfo.from_columns(infos, self._env_num)
+        return StepInfo(infos)
 
     @abstractmethod
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
@@ -597,24 +603,16 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             ids is None and failed is None,
         )
 
-    def _end_episodes(
-        self, done: BoolArray, rows: IdArray, env_ids: IdArray
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Return the totals of the episodes that ended as columns, and start new ones.
+    def _end_episodes(self, rows: IdArray, env_ids: IdArray, *, pause: int = 0) -> PartialColumns:
+        """Return the totals of the episodes that ended, and start new ones.
 
         Args:
-            done: ``[E']``, the mask of the rows.
-            rows: the rows in which ``done`` is true.
+            rows: the rows of the step whose episodes ended, ascending.
             env_ids: the env of each of those rows.
+            pause: how many steps it takes to reset an env.
         """
-        returns, lengths = np.zeros(len(done), np.float32), np.zeros(len(done), np.int64)
-        returns[rows], lengths[rows] = self._totals.end_some(env_ids)
-        return {
-            "eval_episode_return": returns,
-            "_eval_episode_return": done,
-            "eval_episode_length": lengths,
-            "_eval_episode_length": done,
-        }
+        returns, lengths = self._totals.end_some(env_ids, pause=pause)
+        return rows, {"eval_episode_return": returns, "eval_episode_length": lengths}
 
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
@@ -733,7 +731,7 @@ class EpisodeTotals:
 
     def length_of(self, env_id: int) -> int:
         """Return the number of steps in an env's current episode."""
-        return self._n_steps - int(self._begun[env_id])
+        return max(self._n_steps - int(self._begun[env_id]), 0)
 
     def end(self, env_id: int) -> dict[str, np.float32 | int]:
         """Return the totals of a finished episode, named as in its last info, and clear them.
@@ -752,15 +750,20 @@ class EpisodeTotals:
         self.clear((env_id,))
         return totals
 
-    def end_some(self, env_ids: IdArray) -> tuple[FloatArray, IdArray]:
-        """Return the returns and lengths of finished episodes, and clear them."""
+    def end_some(self, env_ids: IdArray, *, pause: int = 0) -> tuple[FloatArray, IdArray]:
+        """Return the returns and lengths of finished episodes, and clear them.
+
+        Args:
+            env_ids: the envs.
+            pause: the number of steps until the next episodes begin.
+        """
         returns = self._returns[env_ids].astype(np.float32)
         lengths = self._n_steps - self._begun[env_ids]
         self._uncounted.append(env_ids)
         if len(self._uncounted) == _MAX_UNCOUNTED:
             self._count_ended()
         self._returns[env_ids] = 0.0
-        self._begun[env_ids] = self._n_steps
+        self._begun[env_ids] = self._n_steps + pause
         return returns, lengths
 
     def _count_ended(self) -> None:

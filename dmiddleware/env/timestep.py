@@ -16,6 +16,8 @@ __all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IdArray: TypeAlias = npt.NDArray[np.int64]
+PartialColumns: TypeAlias = tuple[IdArray, Mapping[str, npt.NDArray[Any]]]
+"""Rows in ascending order, and columns that only these rows have."""
 
 
 class StepInfo(Mapping[str, Any]):
@@ -30,19 +32,29 @@ class StepInfo(Mapping[str, Any]):
         rows: one info dictionary per env; they are not copied.
     """
 
-    __slots__ = ("_columns", "_n_rows", "_rows")
+    __slots__ = ("_columns", "_n_rows", "_partial", "_rows")
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows: Sequence[Mapping[str, Any]] | None = rows
         self._columns: dict[str, Any] | None = None
+        self._partial: PartialColumns | None = None
         self._n_rows = len(rows)
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Any], n_rows: int) -> StepInfo:
-        """Wrap a Gymnasium vector info of ``n_rows`` envs."""
-        info = cls(())
+    def from_columns(
+        cls, columns: Mapping[str, Any], n_rows: int, *, partial: PartialColumns | None = None
+    ) -> StepInfo:
+        """Wrap a Gymnasium vector info.
+
+        Args:
+            columns: the vector info.
+            n_rows: the number of envs.
+            partial: columns of some rows; a key that is in ``columns`` too is ignored here.
+        """
+        info = cls.__new__(cls)
         info._rows = None
         info._columns = dict(columns)
+        info._partial = partial
         info._n_rows = n_rows
         return info
 
@@ -55,8 +67,7 @@ class StepInfo(Mapping[str, Any]):
         """Return the info of one env as that env returned it, in a new dictionary."""
         if self._rows is not None:
             return dict(self._rows[index])
-        assert self._columns is not None
-        return _row_of(self._columns, index)
+        return _row_of(self._as_columns(), index)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the infos of all envs, each as in :meth:`row`."""
@@ -67,12 +78,12 @@ class StepInfo(Mapping[str, Any]):
 
         The other columns are not built.
         """
-        if self._columns is not None:
-            if key not in self._columns:
+        if self._rows is None or self._columns is not None:
+            columns = self._as_columns()
+            if key not in columns:
                 return None
-            given = self._columns.get(f"_{key}")
-            return self._columns[key], np.ones(self._n_rows, np.bool_) if given is None else given
-        assert self._rows is not None
+            given = columns.get(f"_{key}")
+            return columns[key], np.ones(self._n_rows, np.bool_) if given is None else given
         given = np.fromiter((key in row for row in self._rows), np.bool_, self._n_rows)
         if not given.any():
             return None
@@ -83,16 +94,18 @@ class StepInfo(Mapping[str, Any]):
         if self._rows is not None:
             return [self._rows[row][key] for row in rows]
         assert self._columns is not None
-        values: list[Any] = self._columns[key][rows].tolist()
-        return values
+        if self._partial is not None and key not in self._columns:
+            partial_rows, columns = self._partial
+            if key in columns and partial_rows.tolist() == rows:
+                return list(columns[key].tolist())
+        return list(self._as_columns()[key][rows].tolist())
 
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
 
     def __contains__(self, key: object) -> bool:
-        if self._columns is not None:
-            return key in self._columns
-        assert self._rows is not None
+        if self._rows is None or self._columns is not None:
+            return key in self._as_columns()
         if any(key in row for row in self._rows):
             return True
         return isinstance(key, str) and key[:1] == "_" and any(key[1:] in r for r in self._rows)
@@ -110,6 +123,12 @@ class StepInfo(Mapping[str, Any]):
         if self._columns is None:
             assert self._rows is not None
             self._columns = _columns_of(self._rows)
+        if self._partial is not None:
+            (rows, columns), self._partial = self._partial, None
+            mask = np.zeros(self._n_rows, np.bool_)
+            mask[rows] = True
+            for key in columns.keys() - self._columns.keys():
+                self._columns[key], self._columns[f"_{key}"] = _filled(columns[key], mask), mask
         return self._columns
 
 

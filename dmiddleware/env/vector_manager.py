@@ -155,7 +155,8 @@ class VectorEnvManager(BaseEnvManager):
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, see :meth:`BaseEnvManager.step`; a dictionary must have all of them."""
-        self._require_open("step")
+        if not self._open:
+            self._require_open("step")
         batch = self._batch(actions)
         try:
             try:
@@ -202,18 +203,19 @@ class VectorEnvManager(BaseEnvManager):
         elif len(rows):
             obs, infos = self._reset_ended(obs, infos, rows.tolist())
         self._totals.add(None, reward)
-        self._totals.skip(left_out)
+        if ended is not None:
+            self._totals.skip(left_out)
+        totals = None
         if len(rows):
             self._failures.record_episode(0)
-            # Values that the env sets itself take precedence, as in the other managers.
-            columns = {**self._end_episodes(done, rows, rows), **columns}
-        info = StepInfo.from_columns(columns, self._env_num)
+            totals = self._end_episodes(rows, rows, pause=self._resets_later)
+        # Values that the env sets itself take precedence, as in the other managers.
+        info = StepInfo.from_columns(columns, self._env_num, partial=totals)
         step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)
         if len(left_out):
             step.valid = self._all_valid.copy()
             step.valid[left_out] = step.is_full = False
-        is_same = columns is infos
-        self._ready_infos = info if is_same else StepInfo.from_columns(infos, self._env_num)
+        self._ready_infos = infos
         return step
 
     def _leave_out_adrift(self, adrift: BoolArray, done: BoolArray) -> tuple[IdArray, IdArray]:

@@ -51,6 +51,26 @@ def test_a_value_without_a_mask_belongs_to_every_row():
     assert info.rows() == [{"score": 1, "level": 7}, {"score": 2, "level": 7}]
 
 
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_columns_of_some_rows_are_like_the_others(is_read_first):
+    partial = np.array([0, 2]), {"b": np.array([5, 6]), "a": np.array([7, 8], np.float32)}
+    a, _a = np.array([1, 2, 0]), np.array([True, True, False])
+    info = StepInfo.from_columns({"a": a, "_a": _a}, 3, partial=partial)
+    if is_read_first:
+        assert set(info) == {"a", "_a", "b", "_b"}
+    assert info.values_at("b", [0, 2]) == [5, 6]
+    assert info.values_at("b", [2]) == [6]
+    assert info.values_at("a", [0]) == [1]
+    assert info.rows() == [{"a": 1, "b": 5}, {"a": 2}, {"b": 6}]
+    for key, values, mask in (("a", [1, 2, 0], _a), ("b", [5, 0, 6], [True, False, True])):
+        column, given = info.column(key)
+        np.testing.assert_array_equal(column, values)
+        np.testing.assert_array_equal(given, mask)
+    assert "b" in info
+    assert "_b" in info
+    assert "c" not in info
+
+
 def test_membership_is_known_without_reading_the_values():
     class Unread(dict):
         def __getitem__(self, key):
