@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from middleware.run_folder import RunFolder, check_run_folder
@@ -89,6 +88,8 @@ class LearningCurve:
 
     def _draw(self) -> None:
         # Not a pyplot figure, which would change global state and might open a window.
+        from matplotlib.figure import Figure  # only the process that draws imports it
+
         figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         if self._training:

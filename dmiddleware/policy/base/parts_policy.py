@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch._dynamo
 from torch import nn
 
 from dmiddleware.config import Option, check_value, switch
@@ -226,6 +225,8 @@ class PartsPolicy(BatchedPolicy):
         if not self._cfg.compile:
             return self._update(batch, **drawn)
         if self._compiled is None:
+            import torch._dynamo.config  # takes longer to import than torch itself
+
             # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
             torch._dynamo.config.trace_autograd_ops = True
             self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
