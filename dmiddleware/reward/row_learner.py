@@ -20,7 +20,7 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
 from dmiddleware.policy import Part
-from dmiddleware.policy.base.parts import broken_weights
+from dmiddleware.policy.base.parts import broken_weights, take_flag
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
     load_model_state,
@@ -98,8 +98,7 @@ class RowLearner(ABC):
             for _ in range(self._epochs)
             for minibatch in minibatches(batch, n, generator=self._generator)
         ]
-        if self._not_finite.item():
-            self._not_finite.zero_()
+        if take_flag(self._not_finite):
             broken = broken_weights(self._parts)
             raise NonFiniteLoss(
                 f"a loss or gradient of {type(self).__name__} was NaN or infinite; its step and "

@@ -22,6 +22,7 @@ __all__ = [
     "TargetRule",
     "adam",
     "broken_weights",
+    "take_flag",
     "rmsprop",
 ]
 
@@ -262,6 +263,14 @@ class Part:
         if self._reduce is not None:
             self._reduce()
         return [parameter.grad for parameter in self._parameters]
+
+
+def take_flag(not_finite: torch.Tensor) -> bool:
+    """Return whether a step set the flag of :meth:`Part.prepare`, and clear it."""
+    if not not_finite.item():
+        return False
+    not_finite.zero_()
+    return True
 
 
 def broken_weights(parts: Mapping[str, Part]) -> str | None:

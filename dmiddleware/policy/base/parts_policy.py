@@ -14,7 +14,7 @@ from dmiddleware.data.batch import Batch, to_dict
 from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
-from dmiddleware.policy.base.parts import Part, broken_weights
+from dmiddleware.policy.base.parts import Part, broken_weights, take_flag
 from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
 from dmiddleware.policy.base.state_dict import (
     check_model_state,
@@ -241,8 +241,7 @@ class PartsPolicy(BatchedPolicy):
         columns = to_dict(batch)
         self._follow_schedules()
         output = self._run_update(columns, **self._draw(columns), **self._variant())
-        if not self._on_gpu and self._not_finite.item():
-            self._not_finite.zero_()
+        if not self._on_gpu and take_flag(self._not_finite):
             raise self._non_finite_error(_what_is_bad(output), batch)
         if not output.get("kl_stop", False):
             self._train_iter += 1
@@ -277,8 +276,7 @@ class PartsPolicy(BatchedPolicy):
 
     def _look(self) -> None:
         """Raise if a step was skipped since the last look."""
-        if self._not_finite.item():
-            self._not_finite.zero_()
+        if take_flag(self._not_finite):
             raise NonFiniteLoss(
                 broken_weights(self._parts)
                 or "a loss or the norm of a gradient was NaN or infinite in one of the last "
