@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -29,7 +29,6 @@ from dmiddleware.policy import (
     sum_over_ranks,
     update_outputs,
 )
-from dmiddleware.worker import BaseLearner
 from middleware.advantage import AdvantageEstimator
 from middleware.collect import collectors_of
 from middleware.support import RLContext
@@ -61,7 +60,31 @@ __all__ = [
     "trainer",
 ]
 
-Learner: TypeAlias = HasModes | LearnMode | BaseLearner
+
+@runtime_checkable
+class LearnerWithHooks(Protocol):
+    """A learner that calls hooks: :class:`dmiddleware.worker.BaseLearner`, or one like it."""
+
+    @property
+    def policy(self) -> LearnMode:
+        """The learn mode of the policy that it trains."""
+        ...
+
+    @property
+    def train_iter(self) -> int:
+        """Finished updates."""
+        ...
+
+    def train(self, data: Any, envstep: int = -1) -> Any:
+        """Make an update, with the hooks before and after it."""
+        ...
+
+    def call_hook(self, position: str) -> None:
+        """Call the hooks of ``"before_run"`` or ``"after_run"``."""
+        ...
+
+
+Learner: TypeAlias = HasModes | LearnMode | LearnerWithHooks
 """What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
 
 
@@ -73,10 +96,10 @@ class _PolicyUpdater:
     _n_ranks = 1
 
     def __init__(self, policy: Learner) -> None:
-        self._learner = policy if isinstance(policy, BaseLearner) else None
+        self._learner = policy if isinstance(policy, LearnerWithHooks) else None
         self._mode = (
             policy.policy
-            if isinstance(policy, BaseLearner)
+            if isinstance(policy, LearnerWithHooks)
             else as_learn_mode(policy, user=type(self).__name__)
         )
         self._forward: Callable[[Samples], object] = (

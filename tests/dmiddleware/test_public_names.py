@@ -56,7 +56,7 @@ import dmiddleware.testing
 loaded = (heavy - {"pynng"}).intersection(sys.modules)
 assert not loaded, loaded
 import middleware
-loaded = {"torch._dynamo", "matplotlib"}.intersection(sys.modules)
+loaded = {"torch._dynamo", "matplotlib", "requests"}.intersection(sys.modules)
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
