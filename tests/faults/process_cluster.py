@@ -24,7 +24,7 @@ import psutil
 from tests.faults.ledger import Ledger
 from tests.faults.node_program import NodeSpec
 
-__all__ = ["KEY", "Cluster", "Process", "address_for", "cluster", "wait_until"]
+__all__ = ["KEY", "Cluster", "Process", "address_for", "alive", "cluster", "wait_until"]
 
 KEY = bytes(range(32)).hex()
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +46,14 @@ def wait_until(found: Callable[[], bool], what: str, *, deadline_s: float = DEAD
             raise TimeoutError(f"waited {deadline_s:g} s for {what}")
         time.sleep(_POLL_S)
     return time.monotonic() - started_at
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may still be in the system's table."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def address_for(transport: str, folder: Path, name: str = "node") -> str:

@@ -7,13 +7,15 @@ import importlib
 import importlib.util
 import inspect
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
+from tests.faults.process_cluster import alive, wait_until
 from tests.results import __main__ as results
 from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, print_list, run
@@ -240,15 +242,26 @@ def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> No
         training.run_command(command, tmp_path / "log", 0.5, {})
 
 
-def test_processes_of_a_command_end_with_it(tmp_path: Path) -> None:
-    child = "import time; print('started', flush=True); time.sleep(60)"
+def test_processes_of_a_command_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = "import os, time; print('started', os.getpid(), flush=True); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     log = tmp_path / "log"
+    wait = subprocess.Popen.wait
+
+    def wait_for_the_child(process: Any, timeout: float | None = None) -> int:
+        if timeout is not None:
+            wait_until(lambda: log.read_text().endswith("\n"), "the child", deadline_s=60)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_the_child)
     with pytest.raises(TrainingError):
-        training.run_command([sys.executable, "-c", parent], log, 3.0, {})
-    assert "started" in log.read_text()
-    running = [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]
-    assert not any(words and words[-1] == child for words in running)
+        training.run_command([sys.executable, "-c", parent], log, 0.0, {})
+    name, pid = log.read_text().split()
+    assert name == "started"
+    # Killed at once, but it ends a little later.
+    wait_until(lambda: not alive(int(pid)), "the end of the child", deadline_s=10)
 
 
 def test_the_page_tells_mean_spread_and_missed_bars() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dmiddleware.launch.leftovers import end_processes, is_mark, marked_environment, new_mark
 from tests.dmiddleware.launch.ditask_process import start
-from tests.faults.process_cluster import wait_until
+from tests.faults.process_cluster import alive, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -107,13 +107,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def pids(folder: Path) -> list[int]:
     return [int(path.name.partition("-")[2]) for path in folder.glob("pid-*")]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def ended(folder: Path, count: int) -> Callable[[], bool]:
