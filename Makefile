@@ -1,7 +1,7 @@
 # Every command of the project. `make setup` alone prepares .venv; the others call it.
 PYTHON ?= python3
 PIP_ARGS ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
@@ -27,7 +27,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (less than a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite and measure its coverage (about twelve minutes)
+test: setup ## Run the test suite and measure its coverage (about ten minutes)
 	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
 		--no-loadscope-reorder --durations 30 --cov --cov-report=term-missing:skip-covered
 
