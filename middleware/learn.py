@@ -96,12 +96,11 @@ class _PolicyUpdater:
     _n_ranks = 1
 
     def __init__(self, policy: Learner) -> None:
-        self._learner = policy if isinstance(policy, LearnerWithHooks) else None
-        self._mode = (
-            policy.policy
-            if isinstance(policy, LearnerWithHooks)
-            else as_learn_mode(policy, user=type(self).__name__)
-        )
+        self._learner: LearnerWithHooks | None = None
+        if isinstance(policy, LearnerWithHooks):
+            self._learner, self._mode = policy, policy.policy
+        else:
+            self._mode = as_learn_mode(policy, user=type(self).__name__)
         self._forward: Callable[[Samples], object] = (
             self._mode.forward if self._learner is None else self._train
         )

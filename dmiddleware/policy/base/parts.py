@@ -22,8 +22,8 @@ __all__ = [
     "TargetRule",
     "adam",
     "broken_weights",
-    "take_flag",
     "rmsprop",
+    "take_flag",
 ]
 
 
