@@ -21,7 +21,8 @@ class TDPolicy(PartsPolicy):
 
     The buffer sums the rewards of ``nstep`` steps and adds the column ``discount``, the factor of
     the value that follows. Where a serial or parallel collector calls ``get_train_sample``, the
-    policy does this itself. A batch without the column has one-step returns.
+    policy does this itself. A batch without the column has one-step returns, which only a policy
+    with ``nstep=1`` learns from.
     """
 
     config: ClassVar[dict[str, Any]] = TD_OPTIONS
@@ -46,16 +47,25 @@ class TDPolicy(PartsPolicy):
         )
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
-        if not self._discount_checked and "discount" in batch:
-            self._check_discount(batch["discount"])
+        if not self._discount_checked:
+            self._check_discount(batch.get("discount"))
         return super()._forward_learn(batch, **kwargs)
 
-    def _check_discount(self, column: torch.Tensor) -> None:
-        """Reject a column ``discount`` with values that are not powers of this policy's γ.
+    def _check_discount(self, column: torch.Tensor | None) -> None:
+        """Reject rows whose returns have another γ, or fewer steps, than this policy's.
 
         Only the first batch is checked, since reading the column back from a GPU takes time.
         """
         gamma, nstep = self._cfg.discount_factor, int(self._cfg.nstep)
+        if column is None:
+            if self.nstep > 1:
+                raise ConfigError(
+                    f"this policy has nstep={self.nstep}, but the batch has no column discount, so "
+                    "its rewards are those of single steps; draw it from a TensorBuffer(size, "
+                    "n_step=policy.nstep), use nstep_reward_enhancer(policy) before the rows are "
+                    "pushed, or build the policy with nstep=1"
+                )
+            return
         known = torch.tensor([0.0, *(gamma**k for k in range(nstep + 1))])
         found = torch.unique(column.detach().cpu())
         wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()

@@ -16,9 +16,16 @@ SMALL = {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]}
 C51 = {**SMALL, "n_atoms": 21, "v_min": -2.0, "v_max": 2.0}
 QR = {**SMALL, "n_quantiles": 8}
 TWO = [(C51Policy, C51), (QRDQNPolicy, QR)]
+
+
+def one_step_rainbow(cfg: dict[str, Any]) -> RainbowPolicy:
+    """Build a Rainbow that learns from transitions of one step."""
+    return RainbowPolicy({**cfg, "nstep": 1})
+
+
 MAKE_TWO = pytest.mark.parametrize(("make", "model"), TWO)
 MAKE = pytest.mark.parametrize(
-    ("make", "model"), [*TWO, (IQNPolicy, {**SMALL, "n_quantiles": 8}), (RainbowPolicy, C51)]
+    ("make", "model"), [*TWO, (IQNPolicy, {**SMALL, "n_quantiles": 8}), (one_step_rainbow, C51)]
 )
 
 

@@ -355,3 +355,9 @@ def test_a_column_discount_must_be_made_of_the_policys_own_discount(
         return
     with pytest.raises(ConfigError, match=r"discount_factor 0\.9 up to nstep=2"):
         policy.learn_mode.forward(batch)
+
+
+def test_a_policy_for_several_steps_rejects_rows_of_single_steps(small, transitions):
+    policy = DQNPolicy({"model": small, "nstep": 3})
+    with pytest.raises(ConfigError, match="nstep=3, but the batch has no column discount"):
+        policy.learn_mode.forward(transitions(8))

@@ -68,6 +68,7 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
         wanted = twin.collect_mode.forward(policy.get_attribute("obs_normaliser")(obs))
         assert torch.equal(output["logit"], wanted["logit"])
     batch = rows(cls, 3)
+    batch["discount"] = torch.full_like(batch["terminated"], 0.99, dtype=torch.float32)
     for _ in range(2):
         loss = policy.learn_mode.forward(batch)["total_loss"]
         assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]

@@ -144,7 +144,12 @@ CASES = [
         for space, is_double in ((SINGLE, True), (SHIFTED, False))
     ),
     Case(
-        RainbowPolicy, tempted(CategoricalQNetwork, noisy=True, **WIDE), SINGLE, {}, {}, DIVERGENCE
+        RainbowPolicy,
+        tempted(CategoricalQNetwork, noisy=True, **WIDE),
+        SINGLE,
+        {},
+        {"nstep": 1},
+        DIVERGENCE,
     ),
     Case(DiscreteSACPolicy, tempted_actor_q, SINGLE, {}, {}),
     Case(DiscreteSACPolicy, tempted_actor_q, SHIFTED, {}, {}),
