@@ -702,6 +702,7 @@ class EpisodeTotals:
 
     def __init__(self, env_num: int, reward_shape: tuple[int, ...] = ()) -> None:
         self._returns = np.zeros((env_num, *reward_shape), dtype=np.float64)
+        self._reward = np.empty_like(self._returns)
         # One count of steps for all envs, and its value at the start of each episode.
         self._n_steps = 0
         self._begun = np.zeros(env_num, dtype=np.int64)
@@ -719,7 +720,9 @@ class EpisodeTotals:
         """Count one step of some envs (None means all) with these rewards."""
         self._n_steps += 1
         if ids is None:
-            self._returns += reward
+            # Faster than adding float32 to float64, which NumPy does in small pieces.
+            self._reward[:] = reward
+            self._returns += self._reward
             return
         self._returns[ids] += reward
         self._begun += 1

@@ -341,9 +341,7 @@ class VectorEnvManager(BaseEnvManager):
     # Actions
 
     def _batch(self, actions: NestedArrays | Mapping[int, Any]) -> NestedArrays:
-        if type(actions) is np.ndarray:
-            return self._to_device(self._checked_batch(actions))
-        if self._is_per_env(actions):
+        if type(actions) is not np.ndarray and self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if len(ids) != self._env_num:
                 raise StructureError(
@@ -351,7 +349,8 @@ class VectorEnvManager(BaseEnvManager):
                     f"given actions only for {sorted(ids)}"
                 )
             actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
-        return self._to_device(self._checked_batch(actions))
+        batch = self._checked_batch(actions)
+        return batch if self._device is None else self._to_device(batch)
 
     def _to_device(self, batch: NestedArrays) -> NestedArrays:
         """Return the actions as the vector env takes them."""
