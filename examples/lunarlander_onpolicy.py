@@ -34,15 +34,17 @@ PPO: dict[str, Any] = {
     "epoch_per_collect": 4,
 }
 A2C: dict[str, Any] = {
-    "discount_factor": 0.99,
-    "gae_lambda": 0.95,
+    "discount_factor": 0.995,
+    "gae_lambda": 0.98,
     "adv_norm": True,
-    "value_weight": 0.01,  # errors of the values are large at first
-    "learning_rate": Schedule.linear(1e-3, 0.0, by="progress"),
-    "n_sample": 128,
-    "batch_size": 128,
+    "obs_norm": True,
+    "reward_norm": True,
+    "learning_rate": Schedule.linear(3e-3, 0.0, by="progress"),
+    "n_sample": 1024,
+    "batch_size": 1024,
 }
-EVERY_TRAIN_ITER: dict[Algo, int] = {"ppo": 2048, "a2c": 400}
+MAX_ENV_STEP: dict[Algo, int] = {"ppo": 1_500_000, "a2c": 5_000_000}
+EVERY_TRAIN_ITER: dict[Algo, int] = {"ppo": 2048, "a2c": 50}
 """Updates from one evaluation to the next: 33,000 and 51,000 env steps."""
 
 
@@ -57,10 +59,14 @@ def make_policy(seed: int = 0, algo: Algo = "ppo") -> PPOPolicy | A2CPolicy:
 def main(
     seed: int = 0,
     exp_name: str = "lunarlander_onpolicy",
-    max_env_step: int = 1_500_000,
+    max_env_step: int | None = None,
     algo: Algo = "ppo",
 ) -> ExperimentResult:
-    """Train an on-policy algorithm on LunarLander-v3 until it lands softly."""
+    """Train an on-policy algorithm on LunarLander-v3 until it lands softly.
+
+    ``max_env_step`` is that of the algorithm by default, see :data:`MAX_ENV_STEP`.
+    """
+    max_env_step = max_env_step or MAX_ENV_STEP[algo]
     policy = make_policy(seed, algo)
     experiment = Experiment(exp_name, policy)
     with Task(seed=seed) as task:
