@@ -168,7 +168,7 @@ class EnvPoolManager(BaseEnvManager):
             rows, totals = done.nonzero()[0], None
             if len(rows):
                 ended = env_id[rows]
-                totals = self._end_episodes(rows, ended)
+                totals = rows, self._totals.end_some(ended)
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)
                 ready_infos = self._merged(ready_infos, ended, _without_rows(first_infos))

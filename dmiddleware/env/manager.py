@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Self, TypeGuard
 
 import gymnasium as gym
@@ -38,9 +40,7 @@ from dmiddleware.env.team import n_agent_of, reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
     BoolArray,
-    FloatArray,
     IdArray,
-    PartialColumns,
     StepInfo,
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
@@ -603,17 +603,6 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             ids is None and failed is None,
         )
 
-    def _end_episodes(self, rows: IdArray, env_ids: IdArray, *, pause: int = 0) -> PartialColumns:
-        """Return the totals of the episodes that ended, and start new ones.
-
-        Args:
-            rows: the rows of the step whose episodes ended, ascending.
-            env_ids: the env of each of those rows.
-            pause: how many steps it takes to reset an env.
-        """
-        returns, lengths = self._totals.end_some(env_ids, pause=pause)
-        return rows, {"eval_episode_return": returns, "eval_episode_length": lengths}
-
     def _id_array(self, ids: list[int] | None) -> IdArray:
         return self._all_ids if ids is None else np.array(ids, dtype=np.int64)
 
@@ -753,21 +742,29 @@ class EpisodeTotals:
         self.clear((env_id,))
         return totals
 
-    def end_some(self, env_ids: IdArray, *, pause: int = 0) -> tuple[FloatArray, IdArray]:
-        """Return the returns and lengths of finished episodes, and clear them.
+    def end_some(
+        self, env_ids: IdArray, *, pause: int = 0
+    ) -> dict[str, Callable[[], npt.NDArray[Any]]]:
+        """Clear the totals of finished episodes, and return functions that give them.
 
         Args:
             env_ids: the envs.
             pause: the number of steps until the next episodes begin.
+
+        Returns:
+            the names and functions of the returns, ``float32``, and of the lengths, ``int64``. Most
+            steps of many envs end episodes, and few readers want their lengths.
         """
-        returns = self._returns[env_ids].astype(np.float32)
-        lengths = self._n_steps - self._begun[env_ids]
+        returns, begun = self._returns[env_ids], self._begun[env_ids]
         self._uncounted.append(env_ids)
         if len(self._uncounted) == _MAX_UNCOUNTED:
             self._count_ended()
         self._returns[env_ids] = 0.0
         self._begun[env_ids] = self._n_steps + pause
-        return returns, lengths
+        return {
+            "eval_episode_return": partial(returns.astype, np.float32),
+            "eval_episode_length": partial(operator.sub, self._n_steps, begun),
+        }
 
     def _count_ended(self) -> None:
         if self._uncounted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
@@ -16,8 +16,8 @@ __all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IdArray: TypeAlias = npt.NDArray[np.int64]
-PartialColumns: TypeAlias = tuple[IdArray, Mapping[str, npt.NDArray[Any]]]
-"""Rows in ascending order, and columns that only these rows have."""
+PartialColumns: TypeAlias = tuple[IdArray, Mapping[str, Callable[[], npt.NDArray[Any]]]]
+"""Rows in ascending order, and functions that return the columns that only these rows have."""
 
 
 class StepInfo(Mapping[str, Any]):
@@ -49,7 +49,8 @@ class StepInfo(Mapping[str, Any]):
         Args:
             columns: the vector info.
             n_rows: the number of envs.
-            partial: columns of some rows; a key that is in ``columns`` too is ignored here.
+            partial: columns of some rows, which are built when they are read; a key that is in
+                ``columns`` too is ignored here.
         """
         info = cls.__new__(cls)
         info._rows = None
@@ -97,7 +98,7 @@ class StepInfo(Mapping[str, Any]):
         if self._partial is not None and key not in self._columns:
             partial_rows, columns = self._partial
             if key in columns and partial_rows.tolist() == rows:
-                return list(columns[key].tolist())
+                return list(columns[key]().tolist())
         return list(self._as_columns()[key][rows].tolist())
 
     def __getitem__(self, key: str) -> Any:
@@ -128,7 +129,7 @@ class StepInfo(Mapping[str, Any]):
             mask = np.zeros(self._n_rows, np.bool_)
             mask[rows] = True
             for key in columns.keys() - self._columns.keys():
-                self._columns[key], self._columns[f"_{key}"] = _filled(columns[key], mask), mask
+                self._columns[key], self._columns[f"_{key}"] = _filled(columns[key](), mask), mask
         return self._columns
 
 

@@ -208,7 +208,7 @@ class VectorEnvManager(BaseEnvManager):
         totals = None
         if len(rows):
             self._failures.record_episode(0)
-            totals = self._end_episodes(rows, rows, pause=self._resets_later)
+            totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
         info = StepInfo.from_columns(columns, self._env_num, partial=totals)
         step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,3 +60,16 @@ def test_ends_of_several_episodes_are_counted_however_many_there_are():
     totals.end_some(np.array([2]))
     totals.load_state_dict({**totals.state_dict(), "n_ended": [7, 7, 7, 7]})
     assert totals.n_ended == [7, 7, 7, 7]
+
+
+def test_totals_of_several_episodes_can_be_read_after_later_steps():
+    totals = EpisodeTotals(3)
+    for _ in range(4):
+        totals.add(None, np.array([0.5, 1.0, 2.0], np.float32))
+    ended = pickle.loads(pickle.dumps(totals.end_some(np.array([0, 2]), pause=1)))
+    for _ in range(3):
+        totals.add(None, np.ones(3, np.float32))
+    returns, lengths = ended["eval_episode_return"](), ended["eval_episode_length"]()
+    assert returns.dtype == np.float32 and returns.tolist() == [2.0, 8.0]
+    assert lengths.dtype == np.int64 and lengths.tolist() == [4, 4]
+    assert [totals.length_of(env_id) for env_id in range(3)] == [2, 7, 2]

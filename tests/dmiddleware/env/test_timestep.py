@@ -53,7 +53,7 @@ def test_a_value_without_a_mask_belongs_to_every_row():
 
 @pytest.mark.parametrize("is_read_first", [False, True])
 def test_columns_of_some_rows_are_like_the_others(is_read_first):
-    partial = np.array([0, 2]), {"b": np.array([5, 6]), "a": np.array([7, 8], np.float32)}
+    partial = np.array([0, 2]), {"b": lambda: np.array([5, 6]), "a": lambda: np.array([7, 8])}
     a, _a = np.array([1, 2, 0]), np.array([True, True, False])
     info = StepInfo.from_columns({"a": a, "_a": _a}, 3, partial=partial)
     if is_read_first:
