@@ -10,8 +10,7 @@ from torch import nn
 
 from dmiddleware.data import Batch, as_tree, to_device
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.model import obs_shape_of
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
 from dmiddleware.policy import HasModes, LearnMode, Part, adam, as_learn_mode
@@ -37,6 +36,8 @@ class IntrinsicCritic(RowLearner):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
+            :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate.
         discount: γ of the learned rewards.
         gae_lambda: λ of generalised advantage estimation.
@@ -46,8 +47,8 @@ class IntrinsicCritic(RowLearner):
         seed: of the initial weights and the order of the minibatches.
 
     Raises:
-        ConfigError: if ``batch_size`` or ``epochs`` is not a positive integer.
-        SpaceError: if the shape is not supported.
+        ValueError: if an option is invalid.
+        SpaceError: if the shape is, or an image is too small for the convolutions.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("obs", "learned_return")
@@ -57,6 +58,7 @@ class IntrinsicCritic(RowLearner):
         obs_shape: ObsShape,
         *,
         hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         learning_rate: float = 3e-4,
         discount: float = 0.99,
         gae_lambda: float = 0.95,
@@ -67,7 +69,9 @@ class IntrinsicCritic(RowLearner):
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "intrinsic_critic", "model"))
-            encoder = make_encoder(obs_shape, hidden_sizes, init="orthogonal")
+            encoder = make_encoder(
+                obs_shape, hidden_sizes, conv_layers=conv_layers, init="orthogonal"
+            )
             head = MLP(encoder.out_features, [], out_features=1, init="orthogonal")
         self._obs_normaliser = ObsNormaliser(obs_shape, device=device)
         super().__init__(
@@ -82,6 +86,7 @@ class IntrinsicCritic(RowLearner):
         )
         self._discount, self._gae_lambda = discount, gae_lambda
         self._learning_rate = learning_rate
+        self._layers = {"hidden_sizes": hidden_sizes, "conv_layers": conv_layers}
 
     @classmethod
     def for_env(cls, env: HasSpaces, policy: HasModes | LearnMode, **options: Any) -> Self:
@@ -120,6 +125,7 @@ class IntrinsicCritic(RowLearner):
         """What the run's config records."""
         return {
             **super().settings,
+            **self._layers,
             "learning_rate": self._learning_rate,
             "discount": self._discount,
             "gae_lambda": self._gae_lambda,

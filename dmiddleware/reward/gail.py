@@ -20,7 +20,7 @@ from dmiddleware.data import (
 )
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import NotEnoughData, StructureError
-from dmiddleware.model import make_encoder, obs_shape_of
+from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, spaces_of
 from dmiddleware.policy import ActionCodec, Part, adam
@@ -36,11 +36,14 @@ class Discriminator(nn.Module):
     Args:
         observation_space: that of one environment.
         action_space: that of one environment.
-        hidden_sizes: width of each layer. An image has its convolutions before them.
+        hidden_sizes: width of each linear layer.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
+            :class:`~dmiddleware.model.ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
 
     Raises:
-        SpaceError: if a space is not supported.
+        ValueError: if an option is invalid.
+        SpaceError: if a space is not supported, or an image is too small for the convolutions.
     """
 
     def __init__(
@@ -49,12 +52,15 @@ class Discriminator(nn.Module):
         action_space: gym.Space[Any],
         *,
         hidden_sizes: Sequence[int] = (100, 100),
+        conv_layers: ConvLayers | None = None,
         activation: str = "tanh",
     ) -> None:
         super().__init__()
         self._codec = ActionCodec.for_space(action_space)
         shape = obs_shape_of(observation_space)
-        self.encoder = make_encoder(shape, hidden_sizes[:1], activation=activation)
+        self.encoder = make_encoder(
+            shape, hidden_sizes[:1], conv_layers=conv_layers, activation=activation
+        )
         self.joined = MLP(
             self.encoder.out_features + self._codec.n_outputs,
             hidden_sizes[1:],
@@ -133,6 +139,7 @@ class GAIL(RewardModel):
         expert: Batch,
         *,
         hidden_sizes: Sequence[int] = (100, 100),
+        conv_layers: ConvLayers | None = None,
         activation: str = "tanh",
         batch_size: int = 256,
         epochs: int = 1,
@@ -146,6 +153,7 @@ class GAIL(RewardModel):
             env: an env manager, a Gymnasium env or a Gymnasium vector env.
             expert: as in the class.
             hidden_sizes: as in :class:`Discriminator`.
+            conv_layers: as in :class:`Discriminator`.
             activation: as in :class:`Discriminator`.
             batch_size: as in the class.
             epochs: as in the class.
@@ -154,12 +162,16 @@ class GAIL(RewardModel):
             seed: as in the class; also of the first weights.
 
         Raises:
-            SpaceError: if a space is not supported.
+            ValueError: if an option is invalid.
+            SpaceError: if a space is not supported, or an image is too small for the convolutions.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "discriminator"))
             network = Discriminator(
-                *spaces_of(env), hidden_sizes=hidden_sizes, activation=activation
+                *spaces_of(env),
+                hidden_sizes=hidden_sizes,
+                conv_layers=conv_layers,
+                activation=activation,
             )
         return cls(
             network,

@@ -13,8 +13,7 @@ from torch import nn
 from dmiddleware.data import Batch
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.model import obs_shape_of
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import (
     HasSpaces,
@@ -49,6 +48,8 @@ class ICM(IntrinsicReward):
         action_space: the space of actions, Discrete or Box.
         hidden_sizes: width of each linear layer of the encoder, the last one the number of
             features; None: 128, 128, 64 for vectors, 512 for images.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
+            :class:`~dmiddleware.model.ImageEncoder`.
         model_size: width of the hidden layer of both models.
         beta: β, the share of the forward loss, above 0 and below 1.
         learning_rate: Adam's learning rate.
@@ -60,7 +61,7 @@ class ICM(IntrinsicReward):
         seed: of the initial weights and the order of the minibatches.
 
     Raises:
-        ConfigError: if an option is invalid.
+        ValueError: if an option is invalid.
         SpaceError: if observations or actions are not supported.
 
     Example:
@@ -87,6 +88,7 @@ class ICM(IntrinsicReward):
         action_space: gym.Space[Any],
         *,
         hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         model_size: int = 256,
         beta: float = 0.2,
         learning_rate: float = 1e-3,
@@ -108,7 +110,7 @@ class ICM(IntrinsicReward):
         self._codec = ActionCodec.for_space(action_space)
 
         def make_parts() -> dict[str, Part]:
-            encoder = make_encoder(obs_shape, hidden_sizes)
+            encoder = make_encoder(obs_shape, hidden_sizes, conv_layers=conv_layers)
             width = encoder.out_features
             models = {
                 "encoder": encoder,
@@ -126,6 +128,8 @@ class ICM(IntrinsicReward):
             epochs=epochs,
             device=device,
             seed=seed,
+            hidden_sizes=hidden_sizes,
+            conv_layers=conv_layers,
             model_size=model_size,
             beta=beta,
             learning_rate=learning_rate,
@@ -141,7 +145,8 @@ class ICM(IntrinsicReward):
             **options: other arguments of the class.
 
         Raises:
-            ConfigError: if the policy has no discount, or an option is invalid.
+            ConfigError: if the policy has no discount.
+            ValueError: if an option is invalid.
             SpaceError: if observations or actions are not supported.
         """
         own = settings_of(policy, user=f"{cls.__name__}.for_env")

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from dmiddleware.data import Batch
-from dmiddleware.model import obs_shape_of
-from dmiddleware.model.encoders import make_encoder
+from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
 from dmiddleware.policy import HasModes, LearnMode, Part, adam
@@ -38,6 +37,8 @@ class RND(IntrinsicReward):
         embedding_size: the length of the networks' outputs.
         hidden_sizes: width of each linear layer of the encoders; None: 128, 128, 64 for vectors,
             512 for images. The predictor has two more layers.
+        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
+            :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate for the predictor.
         discount: γ of the sum of rewards that scales them.
         obs_clip: largest absolute value of a normalised observation.
@@ -47,8 +48,8 @@ class RND(IntrinsicReward):
         seed: of the initial weights and the order of the minibatches.
 
     Raises:
-        ConfigError: if an option is invalid.
-        SpaceError: if the shape is.
+        ValueError: if an option is invalid.
+        SpaceError: if the shape is, or an image is too small for the convolutions.
 
     Example:
         >>> from dmiddleware.env import make_env_manager
@@ -74,6 +75,7 @@ class RND(IntrinsicReward):
         *,
         embedding_size: int = 128,
         hidden_sizes: Sequence[int] | None = None,
+        conv_layers: ConvLayers | None = None,
         learning_rate: float = 1e-4,
         discount: float = 0.99,
         obs_clip: float = 5.0,
@@ -83,7 +85,9 @@ class RND(IntrinsicReward):
         seed: int = 0,
     ) -> None:
         def network(n_more: int) -> nn.Module:
-            encoder = make_encoder(obs_shape, hidden_sizes, init="orthogonal")
+            encoder = make_encoder(
+                obs_shape, hidden_sizes, conv_layers=conv_layers, init="orthogonal"
+            )
             width = encoder.out_features
             head = MLP(width, [width] * n_more, out_features=embedding_size, init="orthogonal")
             return nn.Sequential(encoder, head)
@@ -104,6 +108,8 @@ class RND(IntrinsicReward):
             device=device,
             seed=seed,
             embedding_size=embedding_size,
+            hidden_sizes=hidden_sizes,
+            conv_layers=conv_layers,
             learning_rate=learning_rate,
         )
 
@@ -117,7 +123,8 @@ class RND(IntrinsicReward):
             **options: other arguments of the class.
 
         Raises:
-            ConfigError: if the policy has no discount, or an option is invalid.
+            ConfigError: if the policy has no discount.
+            ValueError: if an option is invalid.
             SpaceError: if the observations are not supported.
         """
         own = settings_of(policy, user=f"{cls.__name__}.for_env")

@@ -4,16 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium import spaces
 
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.model import obs_shape_of
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.reward import IntrinsicCritic
-
-OBS = spaces.Box(-1.0, 1.0, (3,))
 
 
 def rows(seed: int = 0, shape: tuple[int, ...] = (6, 2), *, ends: bool = False) -> Batch:
@@ -35,8 +31,8 @@ def rows(seed: int = 0, shape: tuple[int, ...] = (6, 2), *, ends: bool = False) 
     )
 
 
-def critic(**options: Any) -> IntrinsicCritic:
-    return IntrinsicCritic(obs_shape_of(OBS), **{"hidden_sizes": (16,), **options})
+def critic(obs_shape: Any = 3, **options: Any) -> IntrinsicCritic:
+    return IntrinsicCritic(obs_shape, **{"hidden_sizes": (16,), **options})
 
 
 def test_the_sum_of_the_rewards_does_not_end_with_the_episode() -> None:
@@ -71,6 +67,14 @@ def test_one_lane_is_estimated_too() -> None:
     assert critic().estimate(rows(shape=(6,)))["learned_adv"].shape == (6,)
 
 
+def test_the_critic_sees_small_images_through_small_convolutions() -> None:
+    made, data = critic((3, 7, 7), conv_layers=((4, 3, 2),)), rows()
+    for name in ("obs", "next_obs"):
+        data[name] = torch.rand(*data["done"].shape, 3, 7, 7)
+    assert made.update(made.estimate(data))["value_loss"] > 0
+    assert made.settings["conv_layers"] == ((4, 3, 2),)
+
+
 def test_the_state_restores_every_later_estimate() -> None:
     made, other = critic(seed=0, batch_size=4), critic(seed=1, batch_size=4)
     made.update(made.estimate(rows()))
@@ -87,7 +91,7 @@ def test_the_policy_gives_the_settings() -> None:
         made = IntrinsicCritic.for_env(envs, policy, epochs=2)
         assert made.settings == {
             "batch_size": 256, "epochs": 2, "learning_rate": 3e-4, "discount": 0.9,
-            "gae_lambda": 0.8,
+            "gae_lambda": 0.8, "hidden_sizes": None, "conv_layers": None,
         }  # fmt: skip
 
 

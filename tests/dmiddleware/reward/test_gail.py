@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.data import Batch, as_tree
-from dmiddleware.errors import NotEnoughData, StructureError
+from dmiddleware.errors import NotEnoughData, SpaceError, StructureError
 from dmiddleware.reward import GAIL, Discriminator
 
 
@@ -85,6 +85,22 @@ def test_all_kinds_of_actions_and_nested_observations_are_judged(
     if isinstance(space, spaces.Box):
         action = torch.zeros(6, 2)
     assert network(obs, action).shape == (6,)
+
+
+def test_small_images_are_judged_through_small_convolutions() -> None:
+    grid = Spaces(spaces.Box(0, 255, (3, 7, 7), np.uint8), spaces.Discrete(2))
+    rows = as_tree(
+        {
+            "obs": torch.randint(256, (6, 3, 7, 7), dtype=torch.uint8),
+            "action": torch.zeros(6, dtype=torch.int64),
+            "done": torch.zeros(6, dtype=torch.bool),
+        }
+    )
+    gail = GAIL.for_env(grid, rows, conv_layers=((4, 3, 2),))
+    gail.update(rows)
+    assert gail.reward(rows).shape == (6,)
+    with pytest.raises(SpaceError, match="at least 36 by 36"):
+        GAIL.for_env(grid, rows)
 
 
 def test_lanes_of_the_expert_are_flattened() -> None:

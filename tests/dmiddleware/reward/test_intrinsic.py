@@ -122,6 +122,18 @@ def test_observations_of_all_kinds_are_rewarded(make, obs_space):
 
 
 @BOTH
+def test_small_images_need_small_convolutions(make):
+    grid = spaces.Box(0, 255, (3, 7, 7), np.uint8)
+    with pytest.raises(SpaceError, match="at least 36 by 36, got 7 by 7"):
+        make(grid)
+    layers = ((4, 3, 2), (8, 3, 1))
+    model, batch = make(grid, conv_layers=layers), rows(grid)
+    assert model.settings["conv_layers"] == layers
+    assert model.reward(batch).isfinite().all()
+    model.update(batch)
+
+
+@BOTH
 def test_the_state_restores_every_later_reward(make):
     model, other = make(seed=0, batch_size=8), make(seed=1, batch_size=8)
     model.reward(rows())
