@@ -13,6 +13,7 @@ from dmiddleware.config import Option, count, number, optional, positive
 from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.common_options import LEARNING_RATE
+from dmiddleware.policy.base.obs_norm import DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
@@ -32,7 +33,7 @@ class CQLOptions(SACOptions, total=False):
 
 @POLICY_REGISTRY.register("cql_command")
 @POLICY_REGISTRY.register("cql")
-class CQLPolicy(SACPolicy):
+class CQLPolicy(DatasetNormPolicy, SACPolicy):
     """CQL (Kumar et al., "Conservative Q-Learning for Offline Reinforcement Learning", 2020).
 
     :class:`SACPolicy` whose critics also learn low values for all actions, and high values for
@@ -50,6 +51,7 @@ class CQLPolicy(SACPolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        "obs_norm": False,
         "learn": {
             "learning_rate_policy": 1e-4,
             "cql_alpha": Option(

@@ -17,6 +17,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -26,7 +27,7 @@ from dmiddleware.schedule import Schedule
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
 
 
-class DDPGOptions(ActorOptions, TDOptions, total=False):
+class DDPGOptions(ActorOptions, ObsNormOptions, TDOptions, total=False):
     """The options of :meth:`DDPGPolicy.for_env` and :meth:`TD3Policy.for_env`."""
 
     learning_rate_critic: float | Schedule
@@ -42,7 +43,7 @@ class DDPGOptions(ActorOptions, TDOptions, total=False):
 
 @POLICY_REGISTRY.register("ddpg_command")
 @POLICY_REGISTRY.register("ddpg")
-class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
+class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     """Deep deterministic policy gradients (Lillicrap et al., "Continuous control", 2016).
 
     A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
@@ -159,6 +160,7 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     def _update(
         self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
     ) -> dict[str, torch.Tensor]:
+        batch = self._normalised_rows(batch)
         actor, critic = self._parts["actor"], self._parts["critic"]
         with torch.no_grad():
             next_action = actor.target(batch["next_obs"])["mu"].tanh()
@@ -199,6 +201,7 @@ class DDPGPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
+        self._count_collected(obs)
         collect = self._cfg.collect
         raw = self._acting_distribution(self._actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)

@@ -21,11 +21,11 @@ from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import only_bounding
+from dmiddleware.policy.base.actions import ActorOptions, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
 from dmiddleware.policy.base.data_parallel import largest_over_ranks
-from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
+from dmiddleware.policy.base.obs_norm import DatasetNormPolicy, ObsNormOptions
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
@@ -34,7 +34,7 @@ from dmiddleware.schedule import Schedule
 __all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
 
 
-class DecisionTransformerOptions(DatasetNormOptions, total=False):
+class DecisionTransformerOptions(ActorOptions, ObsNormOptions, total=False):
     """The options of :meth:`DecisionTransformerPolicy.for_env`."""
 
     target_return: float | None

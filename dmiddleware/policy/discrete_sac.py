@@ -13,9 +13,9 @@ from torch import nn
 from dmiddleware.config import Option, count, fraction, positive, switch
 from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import CodecPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -26,7 +26,7 @@ from dmiddleware.schedule import Schedule
 __all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
 
 
-class DiscreteSACOptions(TDOptions, total=False):
+class DiscreteSACOptions(ObsNormOptions, TDOptions, total=False):
     """The options of :meth:`DiscreteSACPolicy.for_env`."""
 
     learning_rate_q: float | Schedule
@@ -40,7 +40,7 @@ class DiscreteSACOptions(TDOptions, total=False):
 
 @POLICY_REGISTRY.register("discrete_sac_command")
 @POLICY_REGISTRY.register("discrete_sac")
-class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
+class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     """Discrete SAC (Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019).
 
     As :class:`SACPolicy`, for one discrete choice. The critics give every action a value, so that
@@ -122,9 +122,8 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
         }
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        actor, critic, temperature = (
-            self._parts[name] for name in ("actor", "critic", "temperature")
-        )
+        batch = self._normalised_rows(batch)
+        actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
         obs, next_obs = batch["obs"], batch["next_obs"]
         mask = self._mask_of(obs, batch.get("action_mask"))
         log_alpha = temperature.module.log_alpha
@@ -180,6 +179,7 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
+        self._count_collected(obs)
         return self._acted(obs, action_mask, self._generator)
 
     def _forward_eval_batch(
@@ -196,7 +196,7 @@ class DiscreteSACPolicy(TDPolicy, CodecPolicy, CommandModePolicy):
     def _acted(
         self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
     ) -> dict[str, Any]:
-        output = self._parts["actor"].module(obs)
+        output = self._parts["actor"].module(self._normalised(obs))
         return self._chosen_action(self._acting_distribution(output, obs, action_mask), generator)
 
     def _monitor_vars_learn(self) -> list[str]:

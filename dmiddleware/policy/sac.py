@@ -15,6 +15,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -24,7 +25,7 @@ from dmiddleware.schedule import Schedule
 __all__ = ["SACOptions", "SACPolicy"]
 
 
-class SACOptions(ActorOptions, TDOptions, total=False):
+class SACOptions(ActorOptions, ObsNormOptions, TDOptions, total=False):
     """The options of :meth:`SACPolicy.for_env`."""
 
     learning_rate_q: float | Schedule
@@ -50,7 +51,7 @@ class Temperature(nn.Module):
 
 @POLICY_REGISTRY.register("sac_command")
 @POLICY_REGISTRY.register("sac")
-class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
+class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     """Soft actor-critic (Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018).
 
     Two critics learn the soft Q-function (equation 5) towards the smaller of their targets; the
@@ -133,9 +134,8 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
         next_noise: torch.Tensor,
         **drawn: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        actor, critic, temperature = (
-            self._parts[name] for name in ("actor", "critic", "temperature")
-        )
+        batch = self._normalised_rows(batch)
+        actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
         log_alpha = temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
 
@@ -200,6 +200,7 @@ class SACPolicy(TDPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
+        self._count_collected(obs)
         return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:

@@ -10,14 +10,14 @@ from torch import nn
 
 from dmiddleware.config import Option, positive
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.obs_norm import DatasetNormOptions, DatasetNormPolicy
+from dmiddleware.policy.base.obs_norm import DatasetNormPolicy
 from dmiddleware.policy.ddpg import DDPGOptions, TD3Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["TD3BCOptions", "TD3BCPolicy"]
 
 
-class TD3BCOptions(DDPGOptions, DatasetNormOptions, total=False):
+class TD3BCOptions(DDPGOptions, total=False):
     """The options of :meth:`TD3BCPolicy.for_env`."""
 
     bc_alpha: float
@@ -66,9 +66,6 @@ class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
         return super().for_env(  # type: ignore[misc]
             env, model=model, enable_field=enable_field, **options
         )
-
-    def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
-        return super()._update(self._normalised_rows(batch), **drawn)
 
     def _actor_loss(
         self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor

@@ -10,28 +10,26 @@ import numpy as np
 import torch
 from easydict import EasyDict
 
-from dmiddleware.config import Option, check_value, fraction, positive, switch
+from dmiddleware.config import Option, check_value, fraction, optional, positive, switch
 from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.policy.base.actions import ActorOptions
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
-from dmiddleware.policy.base.obs_norm import OBS_NORM, ObsNormPolicy
+from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part
 from dmiddleware.rl import RewardNormaliser, RunningMeanStd, with_advantages
 
 __all__ = ["AdvantageOptions", "AdvantagePolicy"]
 
 
-class AdvantageOptions(ActorOptions, total=False):
+class AdvantageOptions(ActorOptions, ObsNormOptions, total=False):
     """The options that A2C and PPO share in ``for_env``."""
 
     discount_factor: float
     gae_lambda: float
-    obs_norm: bool
     reward_norm: bool
     value_norm: bool
-    norm_clip: float
     adv_norm: bool
 
 
@@ -41,9 +39,8 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     They come from ``gae_estimator``, which computes the values of successors with the attribute
     ``value_fn``, or from ``get_train_sample``, which serial and parallel collectors call.
 
-    - ``obs_norm``: collecting updates the statistics; evaluating does not. Observations are stored
-      unnormalised and normalised in every forward. The statistics do not change between collecting
-      a batch and learning from it.
+    - ``obs_norm``: observations are normalised in every forward. The statistics do not change
+      between collecting a batch and learning from it.
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
       return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
@@ -59,7 +56,6 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     config: ClassVar[dict[str, Any]] = {
         **ON_POLICY_OPTIONS,
         "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
-        "obs_norm": OBS_NORM,
         "reward_norm": Option(
             False, switch, "whether to divide rewards by the running standard deviation of returns"
         ),
@@ -67,7 +63,9 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
             False, switch, "whether the critic learns returns normalised by running statistics"
         ),
         "norm_clip": Option(
-            10.0, positive, "largest absolute value of normalised observations and rewards"
+            10.0,
+            optional(positive),
+            "largest absolute value of normalised observations and rewards; None does not clip",
         ),
         "learn": {
             "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
@@ -79,11 +77,10 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
         """Reject invalid combinations."""
         super().check_config(cfg)
         check_value(
-            not (cfg.multi_gpu and (cfg.obs_norm or cfg.reward_norm or cfg.value_norm)),
+            not (cfg.multi_gpu and (cfg.reward_norm or cfg.value_norm)),
             "multi_gpu",
             cfg.multi_gpu,
-            "False with obs_norm, reward_norm or value_norm, since the ranks would have different "
-            "statistics",
+            "False with reward_norm or value_norm, since the ranks would have different statistics",
         )
 
     def _init_common(self) -> None:
@@ -148,7 +145,7 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        self._count_observations(obs)
+        self._count_collected(obs)
         return super()._forward_collect_batch(obs, env_id, **kwargs)
 
     def _get_trajectory_batch(self, batch: Batch) -> Batch:

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from dmiddleware.config import Option, switch
+from easydict import EasyDict
+
+from dmiddleware.config import Option, check_value, optional, positive, switch
 from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, CodecPolicy
+from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
 from dmiddleware.policy.base.parts import Part
+from dmiddleware.policy.base.parts_policy import PartsOptions
 
-__all__ = ["OBS_NORM", "DatasetNormOptions", "DatasetNormPolicy", "ObsNormPolicy"]
-
-OBS_NORM: Final = Option(False, switch, "whether to normalise observations by running statistics")
-"""The option ``obs_norm`` of policies whose collecting updates the statistics."""
+__all__ = ["DatasetNormPolicy", "ObsNormOptions", "ObsNormPolicy"]
 
 # Fujimoto and Gu (2021), equation 4, add 1e-3 to the standard deviation.
 _EPS = 1e-3**2
 
 
+class ObsNormOptions(PartsOptions, total=False):
+    """The options that all policies that normalise observations have in ``for_env``."""
+
+    obs_norm: bool
+    norm_clip: float | None
+
+
 class ObsNormPolicy(CodecPolicy):
     """A policy with an option ``obs_norm``, and statistics that belong to it.
 
-    The statistics are saved with the policy, and it acts with them.
+    Collecting updates the statistics; evaluating does not. Rows are stored unnormalised, and
+    normalised by the newest statistics whenever they are learned from. The statistics are saved
+    with the policy, and it acts with them.
     """
+
+    observes: ClassVar[bool] = True
+    """Whether collecting updates the statistics."""
+    config: ClassVar[dict[str, Any]] = {
+        "obs_norm": Option(
+            False, switch, "whether to normalise observations by running statistics"
+        ),
+        "norm_clip": Option(
+            10.0,
+            optional(positive),
+            "largest absolute value of normalised observations; None does not clip",
+        ),
+    }
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject invalid combinations."""
+        super().check_config(cfg)
+        check_value(
+            not (cls.observes and cfg.multi_gpu and cfg.obs_norm),
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with obs_norm, since the ranks would have different statistics",
+        )
 
     def _init_common(self) -> None:
         super()._init_common()
         self._obs_normaliser: ObsNormaliser | None = None
         # A policy with only the command mode has no model.
-        if not self._cfg.get("obs_norm", False) or not hasattr(self, "_model"):
+        if not self._cfg.obs_norm or not hasattr(self, "_model"):
             return
         obs_shape = getattr(self._model, "obs_shape", self._cfg.model.get("obs_shape"))
         if obs_shape is None:
@@ -65,9 +97,14 @@ class ObsNormPolicy(CodecPolicy):
         normalised: Value = self._obs_normaliser(obs)
         return normalised
 
+    def _count_collected(self, obs: Value) -> None:
+        """Add observations to act on while collecting to the statistics."""
+        if self.observes:
+            self._count_observations(obs)
+
     def _collected(self, obs: Value) -> Value:
         """Add observations to act on to the statistics, and return them normalised."""
-        self._count_observations(obs)
+        self._count_collected(obs)
         return self._normalised(obs)
 
     def _normalised_rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,12 +121,6 @@ class ObsNormPolicy(CodecPolicy):
         return parts
 
 
-class DatasetNormOptions(ActorOptions, total=False):
-    """The options that all policies with the statistics of a data set have in ``for_env``."""
-
-    obs_norm: bool
-
-
 class DatasetNormPolicy(ObsNormPolicy, ActorPolicy):
     """An actor policy whose observations have mean 0 and standard deviation 1 over its data set.
 
@@ -97,6 +128,7 @@ class DatasetNormPolicy(ObsNormPolicy, ActorPolicy):
     part after the other.
     """
 
+    observes: ClassVar[bool] = False
     config: ClassVar[dict[str, Any]] = {
         "obs_norm": Option(
             True,
@@ -104,10 +136,11 @@ class DatasetNormPolicy(ObsNormPolicy, ActorPolicy):
             "whether to normalise observations with the mean and standard deviation of the data "
             "set, which observe() takes",
         ),
+        "norm_clip": None,
     }
 
     def _make_obs_normaliser(self, obs_shape: Any) -> ObsNormaliser:
-        return ObsNormaliser(obs_shape, clip=math.inf, eps=_EPS, device=self._device)
+        return ObsNormaliser(obs_shape, clip=self._cfg.norm_clip, eps=_EPS, device=self._device)
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         if self._obs_normaliser is not None and not self._obs_normaliser.has_seen_all:

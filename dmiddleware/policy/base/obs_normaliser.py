@@ -29,7 +29,7 @@ class ObsNormaliser:
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
-        clip: bound of the result's absolute value.
+        clip: bound of the result's absolute value; None: no bound.
         eps: added to the variance before the square root.
         device: the device of the observations.
     """
@@ -38,7 +38,7 @@ class ObsNormaliser:
         self,
         obs_shape: Any,
         *,
-        clip: float = 10.0,
+        clip: float | None = 10.0,
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
     ) -> None:

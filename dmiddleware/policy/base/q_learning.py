@@ -14,7 +14,6 @@ from dmiddleware.config import (
     Range,
     anything,
     at_least,
-    check_value,
     count,
     fraction,
     one_of,
@@ -27,7 +26,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.model.layers import call
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.base.obs_norm import OBS_NORM, ObsNormPolicy
+from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -51,11 +50,9 @@ Inputs: TypeAlias = dict[str, torch.Tensor]
 _NOTHING: Final[Inputs] = {}
 
 
-class QLearningOptions(TDOptions, total=False):
+class QLearningOptions(ObsNormOptions, TDOptions, total=False):
     """The options that all algorithms with a Q-network have in ``for_env``."""
 
-    obs_norm: bool
-    norm_clip: float
     learning_rate: float | Schedule
     adam_eps: float
     double: bool
@@ -79,9 +76,6 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
 
     See :class:`DQNPolicy` for the columns, the keyword ``eps`` and the options. A network may take
     random inputs: see ``_draw_inputs``.
-
-    With ``obs_norm``, collecting updates the statistics; evaluating does not. Rows are stored
-    unnormalised, and normalised by the newest statistics whenever they are learned from.
     """
 
     explores: ClassVar[bool] = False
@@ -96,8 +90,6 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
             "env steps with random actions before learning",
             keyword=None,
         ),
-        "obs_norm": OBS_NORM,
-        "norm_clip": Option(10.0, positive, "largest absolute value of normalised observations"),
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
@@ -150,12 +142,6 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     def check_config(cls, cfg: EasyDict) -> None:
         """Reject a schedule of ε that is none, and invalid combinations."""
         super().check_config(cfg)
-        check_value(
-            not (cfg.multi_gpu and cfg.obs_norm),
-            "multi_gpu",
-            cfg.multi_gpu,
-            "False with obs_norm, since the ranks would have different statistics",
-        )
         epsilon_schedule(cfg.other.eps)
 
     def _make_parts(self) -> dict[str, Part]:

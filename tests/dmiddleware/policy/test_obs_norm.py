@@ -1,4 +1,4 @@
-"""Q-learning from observations that running statistics normalise."""
+"""Policies whose observations are normalised by running statistics, or those of a data set."""
 
 from typing import Any
 
@@ -11,17 +11,26 @@ from dmiddleware.data.batch import leaves
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
     C51Policy,
+    CQLPolicy,
+    DDPGPolicy,
+    DiscreteSACPolicy,
     DQNPolicy,
     IQNPolicy,
     QMIXPolicy,
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
+    SACPolicy,
+    TD3BCPolicy,
+    TD3Policy,
+    TQCPolicy,
     VDNPolicy,
 )
 from tests.dmiddleware.policy import test_qmix, test_r2d2
 
-PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy]
+PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
+CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
+OFFLINE = [CQLPolicy, TD3BCPolicy]
 TEAMS = [VDNPolicy, QMIXPolicy]
 
 
@@ -29,19 +38,22 @@ def pair(cls: Any, **options: Any) -> tuple[Any, Any]:
     """Return a policy that normalises, and one of the same weights that does not."""
     if cls in TEAMS:
         return test_qmix.made(cls, obs_norm=True, **options), test_qmix.made(cls, **options)
-    env = gym.make("CartPole-v1")
-    return cls.for_env(env, seed=0, obs_norm=True, **options), cls.for_env(env, seed=0, **options)
+    env = gym.make("CartPole-v1" if cls in PLAIN else "Pendulum-v1")
+    flags = (True, False)
+    return tuple(cls.for_env(env, seed=0, obs_norm=flag, **options) for flag in flags)
 
 
 def rows(cls: Any, seed: int = 0) -> Batch:
     if cls in TEAMS:
         return test_qmix.batch(seed=seed)
     generator = torch.Generator().manual_seed(seed)
+    size = 4 if cls in PLAIN else 3
+    choices = torch.randint(2, (16,), generator=generator)
     return as_tree(
         {
-            "obs": 5 + 3 * torch.randn(16, 4, generator=generator),
-            "next_obs": 5 + 3 * torch.randn(16, 4, generator=generator),
-            "action": torch.randint(2, (16,), generator=generator),
+            "obs": 5 + 3 * torch.randn(16, size, generator=generator),
+            "next_obs": 5 + 3 * torch.randn(16, size, generator=generator),
+            "action": choices if cls in PLAIN else choices.float().unsqueeze(-1),
             "reward": torch.randn(16, generator=generator),
             "terminated": torch.arange(16) % 4 == 0,
         }
@@ -59,14 +71,15 @@ def first_inputs(sequences: Batch) -> dict[str, torch.Tensor]:
     return {**{name: sequences[name][0] for name in names}, "state": sequences["state"]}
 
 
-@pytest.mark.parametrize("cls", [*PLAIN, *TEAMS])
+@pytest.mark.parametrize("cls", [*PLAIN, *CONTINUOUS, *TEAMS])
 def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     policy, twin = pair(cls)
     for seed in range(3):
         obs = rows(cls, seed)["obs"]
         output = policy.collect_mode.forward(obs)
         wanted = twin.collect_mode.forward(policy.get_attribute("obs_normaliser")(obs))
-        assert torch.equal(output["logit"], wanted["logit"])
+        for name in output:
+            assert torch.equal(output[name], wanted[name])
     batch = rows(cls, 3)
     batch["discount"] = torch.full_like(batch["terminated"], 0.99, dtype=torch.float32)
     for _ in range(2):
@@ -76,8 +89,10 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     seen = policy.get_attribute("obs_normaliser")(obs)
     output, wanted = policy.eval_mode.forward(obs), twin.eval_mode.forward(seen)
     assert torch.equal(output["action"], wanted["action"])
-    unlike = [twin.collect_mode.forward(one)["logit"] for one in (obs, seen)]
-    assert not torch.allclose(*unlike)
+    losses = [
+        twin.learn_mode.forward(one)["total_loss"] for one in (batch, normalised(policy, batch))
+    ]
+    assert losses[0] != losses[1]
 
 
 def test_sequences_are_normalised() -> None:
@@ -92,7 +107,7 @@ def test_sequences_are_normalised() -> None:
     assert torch.equal(output["state"], wanted["state"])
 
 
-@pytest.mark.parametrize("cls", [DQNPolicy, R2D2Policy])
+@pytest.mark.parametrize("cls", [DQNPolicy, R2D2Policy, SACPolicy, DDPGPolicy, DiscreteSACPolicy])
 def test_only_collecting_changes_the_statistics(cls: Any) -> None:
     if cls is R2D2Policy:
         policy, batch = test_r2d2.sampled(obs_norm=True)
@@ -114,20 +129,66 @@ def test_only_collecting_changes_the_statistics(cls: Any) -> None:
     assert not all(map(torch.equal, before, statistics()))
 
 
-def test_the_statistics_are_part_of_a_checkpoint_and_of_what_collectors_receive() -> None:
-    (policy, _), (other, _) = pair(DQNPolicy), pair(DQNPolicy)
+@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy])
+def test_the_statistics_are_part_of_a_checkpoint_and_of_what_collectors_receive(cls: Any) -> None:
+    (policy, _), (other, _) = pair(cls), pair(cls)
     for seed in range(2):
-        policy.collect_mode.forward(rows(DQNPolicy, seed)["obs"])
-    obs = rows(DQNPolicy, 5)["obs"]
+        policy.collect_mode.forward(rows(cls, seed)["obs"])
+    obs = rows(cls, 5)["obs"]
     for mode in ("learn_mode", "collect_mode"):
         getattr(other, mode).load_state_dict(getattr(policy, mode).state_dict())
         actions = [one.eval_mode.forward(obs)["action"] for one in (policy, other)]
         assert torch.equal(*actions)
         seen = [one.get_attribute("obs_normaliser")(obs) for one in (policy, other)]
         assert torch.equal(*seen)
-        (other, _) = pair(DQNPolicy)
+        (other, _) = pair(cls)
 
 
-def test_several_ranks_are_refused() -> None:
+@pytest.mark.parametrize("cls", OFFLINE)
+def test_offline_policies_see_the_observations_of_the_data_set_normalised(cls: Any) -> None:
+    (policy, twin), batch = pair(cls), rows(cls)
+    with pytest.raises(
+        ConfigError, match=r"knows nothing of the data set yet; call policy\.observe"
+    ):
+        policy.learn_mode.forward(batch)
+    policy.observe(batch["obs"])
+    seen = normalised(policy, batch)
+    torch.testing.assert_close(seen["obs"].mean(0), torch.zeros(3), rtol=0, atol=1e-5)
+    policy.collect_mode.forward(batch["obs"] + 100)
+    assert torch.equal(normalised(policy, batch)["obs"], seen["obs"])
+    assert policy.eval_mode.forward(batch["obs"])["action"].shape == (16, 1)
+    loss = policy.learn_mode.forward(batch)["total_loss"]
+    assert loss == twin.learn_mode.forward(seen)["total_loss"]
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_normalised_observations_are_clipped_or_not(clip: float | None) -> None:
+    policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True, norm_clip=clip)
+    obs = rows(SACPolicy)["obs"]
+    policy.collect_mode.forward(obs)
+    largest = policy.get_attribute("obs_normaliser")(obs).abs().max().item()
+    assert largest == 0.5 if clip else largest > 1.0
+
+
+@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy, DDPGPolicy, DiscreteSACPolicy])
+def test_several_ranks_are_refused(cls: Any) -> None:
     with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
-        DQNPolicy.for_env(gym.make("CartPole-v1"), obs_norm=True, multi_gpu=True)
+        pair(cls, multi_gpu=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_update_follows_the_statistics() -> None:
+    env = gym.make("Pendulum-v1")
+    flags = (False, True)
+    eager, compiled = (SACPolicy.for_env(env, seed=0, obs_norm=True, compile=f) for f in flags)
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    for seed in range(4):
+        batch = rows(SACPolicy, seed)
+        for policy in (eager, compiled):
+            policy.collect_mode.forward(batch["obs"] + seed)
+        loss = eager.learn_mode.forward(batch)["total_loss"]
+        assert compiled.learn_mode.forward(batch)["total_loss"] == pytest.approx(loss, abs=1e-4)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
