@@ -48,7 +48,7 @@ def main(
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=10_000))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, updates_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=30, every_train_iter=1280, stop_value=-80

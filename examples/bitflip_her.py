@@ -57,7 +57,7 @@ def main(
         task.use(eps_greedy_handler(start=0.2, end=0.02, decay_steps=max_env_step / 2))
         task.use(StepCollector(policy, collect_env, n_sample=480))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=128, updates_per_collect=40))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=128, update_per_collect=40))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=100, every_train_iter=2000, stop_value=-14.5

@@ -59,9 +59,7 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
         task.use(
-            OffPolicyLearner(
-                policy, buffer, batch_size=32, updates_per_collect=16, learn_start=1000
-            )
+            OffPolicyLearner(policy, buffer, batch_size=32, update_per_collect=16, learn_start=1000)
         )
         task.use(
             interaction_evaluator(

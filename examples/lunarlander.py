@@ -95,7 +95,7 @@ def main(
             task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=64, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=32))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=32))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=3200, stop_value=stop_value

@@ -74,7 +74,7 @@ def train_sac(env_id: str, recipe: Recipe, seed: int) -> tuple[SACPolicy, Any, l
 
         task.use(StepCollector(policy, envs, n_sample=8, random_steps=recipe.random_steps))
         task.use(data_pusher(buffer)).use(keep)
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=8))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
         task.use(termination_checker(max_env_step=recipe.env_steps))
         task.run()
     return policy, medium[0], replay

@@ -75,7 +75,7 @@ def main(
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=1, random_steps=RANDOM_STEPS))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=1))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=1))
         task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
         task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))

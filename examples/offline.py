@@ -70,7 +70,7 @@ def main(
     experiment = Experiment(exp_name, policy)
     with Task(OfflineRLContext(), seed=seed) as task:
         eval_env = make_env_manager(env_id, env_num=10, seed=task.seed_for("evaluator"))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=100))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=100))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=20, every_train_iter=max(1, max_train_iter // 10)

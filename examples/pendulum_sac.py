@@ -41,7 +41,7 @@ def main(
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=8, random_steps=256))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=8))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=2500, stop_value=-150

@@ -87,7 +87,7 @@ def main(
         task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=RANDOM_STEPS))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=16))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=10, every_train_iter=12_500, stop_value=19.5

@@ -93,7 +93,7 @@ def use_algorithm(
         task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=256, updates_per_collect=8))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=256, update_per_collect=8))
     else:
         task.use(StepCollector(policy, collect_env, n_sample=3200))  # whole episodes of 25 steps
         task.use(gae_estimator(policy))

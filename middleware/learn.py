@@ -175,7 +175,7 @@ class OffPolicyLearner(_PolicyUpdater):
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
         batch_size: rows per batch; None: the policy's ``learn.batch_size``.
-        updates_per_collect: updates in each step of the task; None: the policy's
+        update_per_collect: updates in each step of the task; None: the policy's
             ``learn.update_per_collect``, or one.
         learn_start: rows that the buffer must hold before the first update; None: ``batch_size``.
         pass_train_iter: pass the iteration to the buffer with each sample, as ``staleness_check``
@@ -206,22 +206,22 @@ class OffPolicyLearner(_PolicyUpdater):
         buffer: ReplayBuffer,
         *,
         batch_size: int | None = None,
-        updates_per_collect: int | None = None,
+        update_per_collect: int | None = None,
         learn_start: int | None = None,
         pass_train_iter: bool = False,
     ) -> None:
         super().__init__(policy)
         check_buffer(buffer)
-        if updates_per_collect is None:
-            updates_per_collect = policy_setting(self._mode, "learn.update_per_collect") or 1
-        check_positive(updates_per_collect=updates_per_collect)
+        if update_per_collect is None:
+            update_per_collect = policy_setting(self._mode, "learn.update_per_collect") or 1
+        check_positive(update_per_collect=update_per_collect)
         self._batch_size = value_or_setting(
             batch_size, self._mode, "learn.batch_size", user="OffPolicyLearner", name="batch_size"
         )
         bind_to_policy(buffer, self._mode)
         self._buffer = buffer
         self._counters = counters_for(buffer, self._mode.get_attribute("schedules"))
-        self._n_updates = updates_per_collect
+        self._n_updates = update_per_collect
         self._learn_start = check_start(
             buffer, batch_size=self._batch_size, learn_start=learn_start
         )
@@ -230,10 +230,10 @@ class OffPolicyLearner(_PolicyUpdater):
         self.draws_from = (buffer,)
         self.snapshot_parts["buffer"] = buffer
         self.policy_settings["learn.batch_size"] = self._batch_size
-        self.policy_settings["learn.update_per_collect"] = updates_per_collect
+        self.policy_settings["learn.update_per_collect"] = update_per_collect
         self.settings = {
             "batch_size": self._batch_size,
-            "updates_per_collect": updates_per_collect,
+            "update_per_collect": update_per_collect,
             "learn_start": self._learn_start,
             "pass_train_iter": pass_train_iter,
             "buffer": buffer.settings,

@@ -38,7 +38,7 @@ class ChainDQN:
             self.policy,
             self.buffer,
             batch_size=S.BATCH_SIZE,
-            updates_per_collect=S.UPDATES_PER_STEP,
+            update_per_collect=S.UPDATES_PER_STEP,
         )
         self.task = Task(seed=seed)
         self.task.use(explore).use(collect).use(data_pusher(self.buffer)).use(learn)

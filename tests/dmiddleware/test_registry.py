@@ -91,8 +91,8 @@ def test_nearest_names_come_best_first():
         ("update_per_collect", ["target_update_freq", "batch_size"], []),
         (
             "update_per_collect",
-            ["target_update_freq", "updates_per_collect"],
-            ["updates_per_collect"],
+            ["target_update_freq", "update_per_collect"],
+            ["update_per_collect"],
         ),
         ("lr", ["learning_rate", "nstep"], []),
         ("discount", ["discount_factor", "count"], ["discount_factor"]),

@@ -103,7 +103,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(batch_recorder(write))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(learner, buffer, batch_size=64, updates_per_collect=64))
+        task.use(OffPolicyLearner(learner, buffer, batch_size=64, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 # Eight episodes would often choose a policy that is not the best.

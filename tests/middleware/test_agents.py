@@ -87,7 +87,7 @@ def test_qmix_gets_8_in_the_two_step_game_and_vdn_gets_7(cls: type[VDNPolicy], b
     with envs, Task(OnlineRLContext(), seed=0) as task:
         task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs, n_sample=400))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=128, updates_per_collect=120))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=128, update_per_collect=120))
         task.run(max_step=4)
         assert evaluate_episodes(policy, envs, 8).get_episode_return() == [best] * 8
 

@@ -53,7 +53,7 @@ def dqn_chain(task: Any, policy: DQNPolicy, run: RunFolder, buffer: TensorBuffer
     task.use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=200))
     task.use(StepCollector(policy.collect_mode, envs(), n_sample=20, random_steps=40))
     task.use(data_pusher(buffer))
-    task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=16, updates_per_collect=4))
+    task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=16, update_per_collect=4))
     task.use(
         interaction_evaluator(policy.eval_mode, envs(seed=1), n_episode=2, every_train_iter=20)
     )
@@ -248,7 +248,7 @@ def test_nan_loss_stops_the_run_names_the_iteration_and_saves_the_policy(
         task.use(eps_greedy_handler())
         task.use(StepCollector(dqn, envs(), n_sample=20)).use(spoil)
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(dqn, buffer, batch_size=16, updates_per_collect=4))
+        task.use(OffPolicyLearner(dqn, buffer, batch_size=16, update_per_collect=4))
         task.use(CkptSaver(dqn, run)).use(LearningCurve(run))
         with pytest.raises(NonFiniteLoss, match="collected at train_iter 12"):
             task.run(max_step=9)

@@ -96,7 +96,7 @@ def experiment_chain(
     task = Task(seed=0)
     task.use(eps_greedy_handler(start=0.5, end=0.1, decay_steps=100))
     task.use(StepCollector(policy, cartpole(), n_sample=20)).use(data_pusher(buffer))
-    task.use(OffPolicyLearner(policy, buffer, batch_size=16, updates_per_collect=4))
+    task.use(OffPolicyLearner(policy, buffer, batch_size=16, update_per_collect=4))
     task.use(interaction_evaluator(policy, cartpole(1), n_episode=2, every_train_iter=20))
     return task.use(experiment), experiment
 
@@ -198,7 +198,7 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     chain = {name: settings for one in config["chain"] for name, settings in one.items()}
     assert list(chain)[:2] == ["EpsGreedyHandler", "StepCollector"]
     assert chain["StepCollector"] == {"env_num": 2, "n_sample": 20, "random_steps": 0}
-    assert chain["OffPolicyLearner"]["updates_per_collect"] == 4
+    assert chain["OffPolicyLearner"]["update_per_collect"] == 4
     assert chain["OffPolicyLearner"]["buffer"]["size"] == 1000
     assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {"type": "UniformSampler"}
     assert chain["InteractionEvaluator"]["every_train_iter"] == 20

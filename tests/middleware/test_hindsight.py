@@ -54,7 +54,7 @@ class BitRun:
         self.task.use(StepCollector(self.policy, envs, n_sample=16 * n_bits))
         self.task.use(data_pusher(self.buffer))
         self.task.use(
-            OffPolicyLearner(self.policy, self.buffer, batch_size=128, updates_per_collect=40)
+            OffPolicyLearner(self.policy, self.buffer, batch_size=128, update_per_collect=40)
         )
 
 
@@ -88,7 +88,7 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
     ctx = run_steps(
         StepCollector(policy, envs, n_sample=50),
         data_pusher(buffer),
-        OffPolicyLearner(policy, buffer, updates_per_collect=4),
+        OffPolicyLearner(policy, buffer, update_per_collect=4),
         n_steps=2,
     )
     assert ctx.train_iter == 8

@@ -82,7 +82,7 @@ def test_offpolicy_learner_makes_updates_per_collect_updates(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
     before = weights(dqn)
-    learner = OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=5)
+    learner = OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, update_per_collect=5)
     ctx = run_steps(learner, n_steps=2)
     assert ctx.train_iter == 10
     assert len(ctx.train_output) == 5
@@ -92,7 +92,7 @@ def test_offpolicy_learner_makes_updates_per_collect_updates(
 
 def test_offpolicy_learner_equals_a_hand_written_loop(run_steps: Any, dqn: DQNPolicy) -> None:
     other = DQNPolicy(SMALL)
-    run_steps(OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, updates_per_collect=7))
+    run_steps(OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, update_per_collect=7))
     buffer = filled()
     for _ in range(7):
         other.learn_mode.forward(buffer.sample(16))
@@ -126,7 +126,7 @@ def test_priorities_are_written_to_the_buffer(run_steps: Any, dqn: DQNPolicy) ->
     sampler = PrioritySampler(alpha=1.0)
     buffer = filled(4, sampler=sampler)
     before = buffer.sample(4)["weight"]
-    ctx = run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=4, updates_per_collect=20))
+    ctx = run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=4, update_per_collect=20))
     after = buffer.sample(4)["weight"]
     assert before.unique().tolist() == [1.0]
     assert len(after.unique()) > 1
@@ -142,7 +142,7 @@ def deque(n: int) -> DequeBuffer:
 
 
 def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:
-    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, updates_per_collect=3)
+    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, update_per_collect=3)
     ctx = run_steps(learner)
     assert ctx.train_iter == 3
     assert ctx.train_output[0]["total_loss"] > 0
@@ -196,7 +196,7 @@ def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy
     batch = transitions(8)
     for number in range(8):
         buffer.push(to_dict(index_rows(batch, number)))
-    run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, updates_per_collect=20))
+    run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, update_per_collect=20))
     assert len({item.meta["priority"] for item in buffer}) > 1
 
 
@@ -204,7 +204,7 @@ def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQ
     buffer = filled(64)
     buffer.use(staleness_check(buffer, max_staleness=5))
     learner = OffPolicyLearner(
-        dqn.learn_mode, buffer, batch_size=16, updates_per_collect=9, pass_train_iter=True
+        dqn.learn_mode, buffer, batch_size=16, update_per_collect=9, pass_train_iter=True
     )
     # The rows were collected at iteration 3, so updates 0 to 8 may use them.
     assert run_steps(learner).train_iter == 9
@@ -242,7 +242,7 @@ def test_update_without_enough_unused_rows_is_skipped_and_counted(
 ) -> None:
     buffer = filled(64)
     buffer.use(use_time_check(buffer, max_use=1))
-    learner = OffPolicyLearner(dqn, buffer, batch_size=16, updates_per_collect=9)
+    learner = OffPolicyLearner(dqn, buffer, batch_size=16, update_per_collect=9)
     ctx = run_steps(learner)
     assert 1 <= ctx.train_iter < 9
     assert len(ctx.train_output) == ctx.train_iter
@@ -293,7 +293,7 @@ def test_hooks_of_a_learner_run_around_each_update_and_the_run(
 ) -> None:
     tape: list[Any] = []
     with hooked(dqn, tape, tmp_path) as learner:
-        middleware = OffPolicyLearner(learner, filled(), batch_size=16, updates_per_collect=2)
+        middleware = OffPolicyLearner(learner, filled(), batch_size=16, update_per_collect=2)
         ctx = run_steps(middleware, ctx=OnlineRLContext(env_step=80))
     assert ctx.train_iter == learner.train_iter == 2
     assert tape == [
@@ -338,7 +338,7 @@ def learning_rates(run_steps: Any, schedule: Schedule, *others: Any, **start: in
         seen.extend(output["cur_lr"] for output in ctx.train_output)
 
     policy = DQNPolicy({**SMALL, "learn": {"learning_rate": schedule}})
-    learner = OffPolicyLearner(policy, filled(), batch_size=16, updates_per_collect=2)
+    learner = OffPolicyLearner(policy, filled(), batch_size=16, update_per_collect=2)
     run_steps(collect, learner, note, *others, n_steps=2, ctx=OnlineRLContext(**start))
     return seen
 
@@ -394,7 +394,7 @@ def test_argument_that_is_not_a_learner_is_rejected(dqn: DQNPolicy) -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size must be positive, got 0"),
-        ({"batch_size": 8, "updates_per_collect": 0}, "updates_per_collect must be positive"),
+        ({"batch_size": 8, "update_per_collect": 0}, "update_per_collect must be positive"),
         ({"batch_size": 8, "learn_start": 7}, r"learn_start must be at least batch_size \(8\)"),
         ({"batch_size": 8, "learn_start": 1001}, r"learn_start must be at most .* \(1000\)"),
         ({"batch_size": 1001}, r"batch_size must be at most the buffer's size \(1000\)"),

@@ -81,7 +81,7 @@ def train_dqn(
         task.use(StepCollector(policy, envs, n_sample=16 * (rank + 1)))
         task.use(record(seen))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=32, updates_per_collect=2))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=32, update_per_collect=2))
         task.use(interaction_evaluator(policy, eval_envs, n_episode=2, every_train_iter=4))
         if stop is not None:
             task.use(functools.partial(stop, rank=rank))

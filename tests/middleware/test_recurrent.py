@@ -73,7 +73,7 @@ def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
         eps_greedy_handler(start=0.5, end=0.1, decay_steps=100),
         StepCollector(policy, collect_env, n_sample=10),
         data_pusher(buffer),
-        OffPolicyLearner(policy, buffer, batch_size=3, updates_per_collect=2, learn_start=30),
+        OffPolicyLearner(policy, buffer, batch_size=3, update_per_collect=2, learn_start=30),
     ]
 
 

@@ -187,9 +187,7 @@ def recurrent_chain(envs: Any) -> tuple[TensorBuffer, RecurrentQ, list[Any]]:
         seed=0,
     )
     policy = RecurrentQ()
-    learner = OffPolicyLearner(
-        policy, buffer, batch_size=16, updates_per_collect=2, learn_start=200
-    )
+    learner = OffPolicyLearner(policy, buffer, batch_size=16, update_per_collect=2, learn_start=200)
     return buffer, policy, [StepCollector(policy, envs, n_sample=32), data_pusher(buffer), learner]
 
 

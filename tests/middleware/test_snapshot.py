@@ -90,7 +90,7 @@ class DQNRun:
         self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
         self.task.use(data_pusher(self.buffer))
         self.task.use(
-            OffPolicyLearner(self.learner, self.buffer, batch_size=8, updates_per_collect=2)
+            OffPolicyLearner(self.learner, self.buffer, batch_size=8, update_per_collect=2)
         )
         self.task.use(
             interaction_evaluator(self.policy.eval_mode, eval_env, n_episode=2, every_train_iter=10)

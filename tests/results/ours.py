@@ -106,7 +106,7 @@ def train(name: str, case: Case, seed: int, exp_name: str) -> ExperimentResult:
         random_steps = case.options["learning_starts"]
         task.use(StepCollector(policy, collect_env, n_sample=n_step, random_steps=random_steps))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, updates_per_collect=n_step))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=n_step))
         task.use(
             interaction_evaluator(
                 policy,
