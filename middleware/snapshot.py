@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -23,6 +24,8 @@ from middleware.support.checks import check_positive
 __all__ = ["SnapshotSaver"]
 
 _DIGITS: Final = 12
+_LARGE: Final = 1 << 24
+"""Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +139,9 @@ class SnapshotSaver:
         parts = {f"the part {name!r}": part for name, part in self._parts.items()}
         for name, part in {**parts, "the context": chain.context}.items():
             if not isinstance(part, BaseEnvManager):  # it has a state only after its launch
-                yield from _problems_of(name, part.state_dict())
+                with _state_of(part) as state:
+                    problems = list(_problems_of(name, state))
+                yield from problems
         for one in {id(one): one for one in chain.active if isinstance(one, Stateful)}.values():
             try:
                 state = one.state_dict()
@@ -173,13 +178,15 @@ class SnapshotSaver:
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
         """
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
-        state = {
-            "ranks": rank_and_world_size()[1],
-            "task": task.state_dict(),
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
-            "random": _random_state(),
-        }
-        save_checkpoint(path, state)
+        with ExitStack() as stack:
+            parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
+            state = {
+                "ranks": rank_and_world_size()[1],
+                "task": task.state_dict(),
+                "parts": parts,
+                "random": _random_state(),
+            }
+            save_checkpoint(path, state)
         _log.info("saved %s", path)
         # Before all ranks have saved, the earlier snapshots are the newest complete ones.
         gather_from_ranks(path.name)
@@ -276,6 +283,16 @@ class SnapshotSaver:
         return None
 
 
+@contextmanager
+def _state_of(part: Any) -> Iterator[Any]:
+    """Give access to the state of a part; that of a buffer, without a copy of its rows."""
+    if not hasattr(part, "live_state"):
+        yield part.state_dict()
+        return
+    with part.live_state() as state:
+        yield state
+
+
 def _problems_of(name: str, state: object) -> Iterable[str]:
     try:
         check_saveable(state)
@@ -284,7 +301,7 @@ def _problems_of(name: str, state: object) -> Iterable[str]:
 
 
 def _read(path: Path) -> Any:
-    state = load_checkpoint(path)
+    state = load_checkpoint(path, mapped_above=_LARGE)
     if not isinstance(state, Mapping) or not {"task", "parts", "random"} <= state.keys():
         raise CheckpointDamaged(
             f"{path} is a checkpoint, but not a snapshot; pass a file of SnapshotSaver"

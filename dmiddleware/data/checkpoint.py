@@ -113,15 +113,24 @@ def check_saveable(state: Any) -> None:
     pack(state)
 
 
-def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") -> Any:
+def load_checkpoint(
+    path: str | Path,
+    map_location: torch.device | str = "cpu",
+    *,
+    mapped_above: int | None = None,
+) -> Any:
     """Read the state that :func:`save_checkpoint` wrote.
 
     Args:
         path: the file.
         map_location: device for the tensors; numpy arrays come back as arrays.
+        mapped_above: tensors of more bytes are mapped: they take no memory until they are used, and
+            the file must not be changed in place as long as they exist. It may be replaced or
+            removed. None maps no tensor.
 
     Returns:
-        The state; its tensors are independent of the file.
+        The state; its tensors are independent of the file, except for those that are mapped.
+        Writing to one of these does not change the file.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -136,7 +145,7 @@ def load_checkpoint(path: str | Path, map_location: torch.device | str = "cpu") 
             f"dmiddleware.data.convert_checkpoint({str(source)!r}, 'converted.safetensors')"
         )
     try:
-        return _unpacked(source, *_read(source), map_location)
+        return _unpacked(source, *_read(source, mapped_above), map_location)
     except CheckpointDamaged:
         raise
     except (SafetensorError, KeyError, ValueError) as error:
@@ -190,10 +199,16 @@ def _is_from_torch(path: Path) -> bool:
     return head[2:] != b"\0\0" and (head == b"PK\x03\x04" or head[:1] == b"\x80")
 
 
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
+def _read(
+    path: Path, mapped_above: int | None
+) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        # It is mapped, and would change with the file.
+        keeps = mapped_above is not None and tensor.nbytes > mapped_above
+        return tensor if keeps else tensor.clone()
+
     with safe_open(str(path), framework="pt", device="cpu") as file:
-        # Cloned, because the tensors are mapped and would change with the file.
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        tensors = {name: own(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         return tensors, file.metadata() or {}
 
 

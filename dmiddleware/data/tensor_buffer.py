@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -476,19 +477,36 @@ class TensorBuffer(Buffer):
         It consists of copied arrays, numbers and strings, which ``save_checkpoint`` can write.
         """
         with self._lock:
-            self._check_open()
-            held = self._rows.first, self._rows.total
-            present = self._deleted.present(*held)
-            return {
-                "rows": self._rows.state_dict(),
-                "deleted": self._deleted.state_dict(np.arange(*held)),
-                "sampler": self._sampler.state_dict(present),
-                "sampler_type": type(self._sampler).__name__,
-                **self._common_state(),
-            }
+            return self._state(live=False)
+
+    @contextmanager
+    def live_state(self) -> Iterator[dict[str, Any]]:
+        """Give access to the state without a copy of the rows, to write it to a file.
+
+        The rows share memory with the buffer, which other threads cannot use until the block ends::
+
+            with buffer.live_state() as state:
+                save_checkpoint("buffer.safetensors", state)
+        """
+        with self._lock:
+            yield self._state(live=True)
+
+    def _state(self, *, live: bool) -> dict[str, Any]:
+        self._check_open()
+        held = self._rows.first, self._rows.total
+        present = self._deleted.present(*held)
+        return {
+            "rows": self._rows.state_dict(live=live),
+            "deleted": self._deleted.state_dict(np.arange(*held)),
+            "sampler": self._sampler.state_dict(present),
+            "sampler_type": type(self._sampler).__name__,
+            **self._common_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; later samples equal the original's.
+        """Restore what :meth:`state_dict` or :meth:`live_state` returned.
+
+        Later samples equal the original's.
 
         Raises:
             CheckpointMismatch: if this buffer has different options or a different structure.

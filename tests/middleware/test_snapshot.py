@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -131,6 +132,28 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
         assert resumed.outcome() == expected
     assert stopped.noise + resumed.noise == whole.noise
     assert stopped.evaluations + resumed.evaluations == whole.evaluations
+
+
+def test_a_run_resumes_from_a_mapped_file_and_leaves_it_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers of gigabytes take no second copy in memory; here all tensors count as large."""
+    monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
+    outcomes = []
+    for large in (10**9, 0):
+        monkeypatch.setattr("middleware.snapshot._LARGE", large)
+        stopped = DQNRun(tmp_path / str(large))
+        with stopped.task:
+            stopped.task.run(max_step=8)
+            path = stopped.snapshots.save(stopped.task)
+        before = path.read_bytes()
+        resumed = DQNRun(tmp_path / str(large))
+        with resumed.task:
+            assert resumed.snapshots.resume(resumed.task)
+            resumed.task.run(max_step=8)
+            outcomes.append(resumed.outcome())
+        assert path.read_bytes() == before
+    assert outcomes[0] == outcomes[1]
 
 
 def test_exploration_continues_in_a_process_with_a_router(
@@ -446,6 +469,22 @@ def test_state_that_exists_only_after_setup_is_checked_in_the_first_step(tmp_pat
 def test_part_without_a_state_is_rejected_at_construction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'counter'"):
         SnapshotSaver(tmp_path, {"counter": object()})  # type: ignore[dict-item]
+
+
+def test_a_snapshot_takes_no_copy_of_the_rows_of_a_buffer(tmp_path: Path) -> None:
+    buffer = TensorBuffer(1000, seed=0)
+    buffer.push({"x": torch.zeros(1000, 3000)})
+    snapshots = SnapshotSaver(tmp_path, {"buffer": buffer})
+    with Task(OnlineRLContext()) as task:
+        task.use(snapshots)
+        tracemalloc.start()
+        try:
+            task.check()
+            snapshots.save(task)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 0.2 * buffer.nbytes
 
 
 def test_buffer_policy_and_envs_are_saved_without_being_named(tmp_path: Path) -> None:

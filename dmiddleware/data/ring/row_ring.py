@@ -244,8 +244,13 @@ class RowRing:
         self._side = self._at_starts = self._stacks = None
         self._storage.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all rows that are held, oldest first, and their links."""
+    def state_dict(self, *, live: bool = False) -> dict[str, Any]:
+        """Return all rows that are held, oldest first, and their links.
+
+        Args:
+            live: whether each column is a list of one or two parts that share memory with this
+                ring, and change with it, instead of a copy.
+        """
         index = np.arange(self.first, self.total)
         slots = index % self.size
         return {
@@ -254,7 +259,7 @@ class RowRing:
             "total": self.total,
             "leaves": {path: str(leaf.dtype.str) for path, leaf in self._leaves().items()},
             "shapes": {path: list(leaf.shape) for path, leaf in self._leaves().items()},
-            "columns": {} if self._columns is None else self._columns.take(slots),
+            "columns": self._column_state(slots, live=live),
             "links": None if self._links is None else self._links.state_dict(index),
             "episodes": None if self._episodes is None else self._episodes.state_dict(index),
             "side": None if self._side is None else self._side.state_dict(slots),
@@ -281,8 +286,19 @@ class RowRing:
         if self._columns is None or not state["leaves"]:
             return  # the state of a buffer before its first push
         index = np.arange(self.first, self.total)
-        self._columns.put(index % self.size, _as_arrays(state["columns"]))
+        for path, column in state["columns"].items():
+            start = self.first
+            for part in column if isinstance(column, list) else [column]:
+                self._columns.write(start % self.size, {path: np.asarray(part)}, len(part))
+                start += len(part)
         self._load_structures(state, index)
+
+    def _column_state(self, slots: Ints, *, live: bool) -> dict[str, Any]:
+        if self._columns is None:
+            return {}
+        if not live:
+            return self._columns.take(slots)
+        return self._columns.parts(self.first % self.size, len(slots))
 
     def _load_structures(self, state: Mapping[str, Any], index: Ints) -> None:
         slots = index % self.size
@@ -588,6 +604,14 @@ class Columns:
             column[start:] = array[:until_end]
             column[: n_rows - until_end] = array[until_end:]
 
+    def parts(self, start: int, n_rows: int) -> dict[str, list[Array]]:
+        """Return views of ``n_rows <= size`` rows from slot ``start`` on, in one or two parts."""
+        wrapped = max(start + n_rows - self.size, 0)
+        return {
+            path: [array[start : start + n_rows], *([array[:wrapped]] if wrapped else [])]
+            for path, array in self.arrays.items()
+        }
+
     def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
         """Write rows of some or all columns to slots, int64 ``[n]``."""
         for path, array in rows.items():
@@ -621,7 +645,3 @@ def _obs_path(path: str) -> str:
 
 def _root(path: str) -> str:
     return path.partition(".")[0]
-
-
-def _as_arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    return {path: np.asarray(tensor) for path, tensor in tensors.items()}

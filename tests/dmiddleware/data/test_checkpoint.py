@@ -44,6 +44,10 @@ def same(a, b):
     return type(a) is type(b) and (a == b or a != a)
 
 
+def is_mapped(path):
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
 PLAIN = (
     st.none()
     | st.booleans()
@@ -374,3 +378,24 @@ def test_packed_bytes_are_the_content_of_the_file(tmp_path: Path) -> None:
 def test_packed_bytes_that_are_incomplete_are_refused(cut: int) -> None:
     with pytest.raises(CheckpointDamaged):
         unpack_checkpoint(pack_checkpoint({"w": torch.arange(3.0)})[:cut])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mappings")
+def test_large_tensors_are_mapped_and_writing_to_them_leaves_the_file_unchanged(tmp_path):
+    path = tmp_path / "one.safetensors"
+    state = {"large": torch.arange(3000.0), "small": torch.arange(5.0), "array": np.arange(2000)}
+    save_checkpoint(path, state)
+    small = load_checkpoint(path)["small"]
+    assert not is_mapped(path)
+    loaded = load_checkpoint(path, mapped_above=4000)
+    assert is_mapped(path)
+    assert same(loaded, state)
+    loaded["large"] += 1.0
+    loaded["array"][:] = 0
+    assert same(load_checkpoint(path), state)
+    save_checkpoint(path, {"small": small})  # replaces the file
+    assert same(loaded["large"], state["large"] + 1.0)
+    small = loaded["small"]
+    del loaded
+    assert not is_mapped(path)
+    assert same(small, state["small"])

@@ -1,6 +1,7 @@
 import copy
 import re
 import threading
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -288,9 +289,10 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[path], b[path]) for path in a)
 
 
+@pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("n_pushes", [0, 3, 12])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
+def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, copied, tmp_path):
     collector = Collector(3, seed=1, odd_next_obs=True)
 
     def batch():
@@ -314,10 +316,41 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, tmp_path):
     original, restored = build(name, 0), build(name, 99)
     restored.push(batch())  # replaced by the loaded state
     live([original], n_pushes)
-    save_checkpoint(tmp_path / "buffer.safetensors", original.state_dict())
-    restored.load_state_dict(load_checkpoint(tmp_path / "buffer.safetensors"))
+    path = tmp_path / "buffer.safetensors"
+    if copied:
+        save_checkpoint(path, original.state_dict())
+    else:
+        with original.live_state() as state:
+            save_checkpoint(path, state)
+    restored.load_state_dict(load_checkpoint(path, mapped_above=None if copied else 0))
     assert len(restored) == len(original)
     live([original, restored], 8)
+
+
+@pytest.mark.parametrize("n_rows", [600, 1000, 1500])
+def test_rows_are_written_without_a_copy_in_memory(n_rows, tmp_path):
+    buffer = TensorBuffer(1000, seed=0)
+    buffer.push({"x": torch.arange(n_rows * 2000.0).reshape(n_rows, 2000)})
+    tracemalloc.start()
+    try:
+        with buffer.live_state() as state:
+            save_checkpoint(tmp_path / "buffer.safetensors", state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.1 * buffer.nbytes
+
+
+def test_the_buffer_is_locked_while_its_rows_are_shared():
+    buffer = TensorBuffer(10)
+    buffer.push({"x": torch.zeros(3)})
+    pusher = threading.Thread(target=buffer.push, args=({"x": torch.ones(1)},), daemon=True)
+    with buffer.live_state() as state:
+        pusher.start()
+        pusher.join(0.05)
+        assert len(state["rows"]["columns"]["x"][0]) == len(buffer) == 3
+    pusher.join(10)
+    assert len(buffer) == 4
 
 
 @pytest.mark.parametrize("name", OPTIONS)
