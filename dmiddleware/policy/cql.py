@@ -42,7 +42,8 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
     weighted by its density (appendix F). The weight of this penalty is fixed, or tuned so that
     values of all actions exceed those of the data by ``lagrange_gap`` on average (appendix F).
 
-    Learns from the columns of :class:`SACPolicy`, and needs no environment. As in the authors' own
+    Learns from the columns of :class:`SACPolicy`, and needs no environment. With ``obs_norm``, call
+    :meth:`observe` with the observations of the data set before learning. As in the authors' own
     code, a third of the actions are those of the policy for ``next_obs``. Differences from that
     code: targets contain the entropy, as SAC's do; the actor is not cloned at first; and the
     estimate of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where

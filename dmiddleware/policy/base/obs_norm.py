@@ -36,7 +36,7 @@ class ObsNormPolicy(CodecPolicy):
     with the policy, and it acts with them.
     """
 
-    observes: ClassVar[bool] = True
+    counts_collected: ClassVar[bool] = True
     """Whether collecting updates the statistics."""
     config: ClassVar[dict[str, Any]] = {
         "obs_norm": Option(
@@ -54,7 +54,7 @@ class ObsNormPolicy(CodecPolicy):
         """Reject invalid combinations."""
         super().check_config(cfg)
         check_value(
-            not (cls.observes and cfg.multi_gpu and cfg.obs_norm),
+            not (cls.counts_collected and cfg.multi_gpu and cfg.obs_norm),
             "multi_gpu",
             cfg.multi_gpu,
             "False with obs_norm, since the ranks would have different statistics",
@@ -99,7 +99,7 @@ class ObsNormPolicy(CodecPolicy):
 
     def _count_collected(self, obs: Value) -> None:
         """Add observations to act on while collecting to the statistics."""
-        if self.observes:
+        if self.counts_collected:
             self._count_observations(obs)
 
     def _collected(self, obs: Value) -> Value:
@@ -128,7 +128,7 @@ class DatasetNormPolicy(ObsNormPolicy, ActorPolicy):
     part after the other.
     """
 
-    observes: ClassVar[bool] = False
+    counts_collected: ClassVar[bool] = False
     config: ClassVar[dict[str, Any]] = {
         "obs_norm": Option(
             True,
