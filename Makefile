@@ -49,7 +49,7 @@ bench: setup ## Measure the speed bars and write docs/benchmarks.md
 	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.benchmarks
 
-results: setup ## Train what has no record yet, and write docs/results.md (about 14 hours)
+results: setup ## Train what has no record yet, and write docs/results.md (about 16 hours)
 	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.results
 

@@ -36,6 +36,6 @@ def _entries(env: str, budget: int, minutes: dict[str, float], data_minutes: flo
 ENTRIES = [
     *_entries("Pendulum-v1", 20_000, {"bc": 1, "td3_bc": 2, "cql": 5, "iql": 3, "dt": 14}, 1),
     *_entries(
-        "HalfCheetah-v5", 100_000, {"bc": 3, "td3_bc": 10, "cql": 20, "iql": 15, "dt": 60}, 40
+        "HalfCheetah-v5", 100_000, {"bc": 3, "td3_bc": 10, "cql": 20, "iql": 15, "dt": 60}, 31
     ),
 ]
