@@ -8,6 +8,12 @@ from dataclasses import dataclass
 
 from tests.results.bars import Records
 from tests.results.cases import CASES
+from tests.results.continuous import (
+    PPO_HALFCHEETAH,
+    SAC_HALFCHEETAH,
+    SAC_HOPPER,
+    TD3_HALFCHEETAH,
+)
 from tests.results.entry import Entry
 from tests.results.record import Record
 from tests.results.report import spread
@@ -53,15 +59,6 @@ class Pair:
         )
 
 
-def _ours(algorithm: str, env: str, program: str, *options: str, minutes: float) -> Entry:
-    # An entry of the page with the same command has the same records.
-    return Entry("", algorithm, env, f"examples.{program}", options, seeds=SEEDS, minutes=minutes)
-
-
-def _mujoco(algorithm: str, env: str, algo: str) -> Entry:
-    return _ours(algorithm, env, "mujoco", "--algo", algo, "--env", env, "--compiled", minutes=30)
-
-
 SEEDS = (0, 1, 2)
 TEN_SEEDS = tuple(range(10))
 
@@ -73,19 +70,13 @@ def _of_case(
     return Entry("", algorithm, env, program, ("--case", case), seeds=seeds, minutes=minutes)
 
 
-CHEETAH, HOPPER = "HalfCheetah-v5", "Hopper-v5"
 SB3 = "stable-baselines3"
 
 PAIRS = [
-    Pair(_mujoco("SAC", CHEETAH, "sac"), "sac_halfcheetah", SB3, 40),
-    Pair(_mujoco("TD3", CHEETAH, "td3"), "td3_halfcheetah", SB3, 35),
-    Pair(
-        _ours("PPO", CHEETAH, "mujoco_ppo", "--env", CHEETAH, minutes=25),
-        "ppo_halfcheetah",
-        SB3,
-        25,
-    ),
-    Pair(_mujoco("SAC", HOPPER, "sac"), "sac_hopper", SB3, 40),
+    Pair(SAC_HALFCHEETAH, "sac_halfcheetah", SB3, 50),
+    Pair(TD3_HALFCHEETAH, "td3_halfcheetah", SB3, 50),
+    Pair(PPO_HALFCHEETAH, "ppo_halfcheetah", SB3, 25),
+    Pair(SAC_HOPPER, "sac_hopper", SB3, 50),
     # Three seeds do not tell a difference from luck: one failure in a hundred episodes costs 15.
     Pair(
         _of_case("ours", "DDPG", "ddpg_pendulum", 3, seeds=TEN_SEEDS),
