@@ -9,6 +9,7 @@ from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import call, check_sizes
+from dmiddleware.model.linear import Linear
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
@@ -96,6 +97,8 @@ class DecisionTransformer(Network):
         layer = nn.TransformerEncoderLayer(
             embed_size, n_heads, 4 * embed_size, dropout, batch_first=True, norm_first=True
         )
+        layer.linear1 = Linear(embed_size, 4 * embed_size)
+        layer.linear2 = Linear(4 * embed_size, embed_size)
         self.layers = nn.TransformerEncoder(
             layer, n_layers, nn.LayerNorm(embed_size), enable_nested_tensor=False
         )
