@@ -1,7 +1,7 @@
 """SAC, TD3 and TQC on Gymnasium's MuJoCo environments; ``--algo`` and ``--env`` choose.
 
 The settings are those that RL Baselines3 Zoo publishes for these environments. ``--compiled``
-compiles the update, which takes a minute and makes training about a fifth faster. A run that was
+compiles the update, which takes a minute and makes training about a third faster. A run that was
 stopped continues with ``--resume``.
 """
 

@@ -1,8 +1,8 @@
 """Large matrix products on the CPU, with AVX-512 wherever the processor has it.
 
 torch multiplies float32 matrices with MKL, which uses AVX2 on AMD's processors. oneDNN, which torch
-contains too, uses AVX-512 there and takes half the time. A call of it costs some 15 microseconds
-more, so small products stay with MKL.
+contains too, uses AVX-512 there and takes half the time. A call of it takes about 15 microseconds
+longer, so small products stay with MKL. See docs/decisions/large-matrix-products.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,14 @@ def batched_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that computes :func:`linear`."""
+    """``torch.nn.Linear`` whose large products use AVX-512 on AMD's processors, too.
+
+    Its parameters and their first values are those of ``torch.nn.Linear``.
+
+    Example:
+        >>> Linear(3, 2)(torch.ones(5, 3)).shape
+        torch.Size([5, 2])
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[…, out_features]`` of ``x [… , in_features]``."""
