@@ -1,6 +1,7 @@
 """Offline learning from the datasets of examples.make_offline_data, which it makes if needed.
 
-TD3+BC on the mixed data of Pendulum: ``python -m examples.offline --algo td3_bc``.
+TD3+BC on the mixed data of Pendulum: ``python -m examples.offline --algo td3_bc``. ``--compiled``
+compiles the update, which takes a minute and pays in long trainings.
 """
 
 from typing import Any
@@ -38,10 +39,11 @@ POLICIES: dict[str, tuple[type[Policy], dict[str, Any]]] = {
 }
 
 
-def make_policy(algo: str, env_id: str, seed: int = 0) -> Policy:
+def make_policy(algo: str, env_id: str, seed: int = 0, compiled: bool = False) -> Policy:
     """Build the policy of an algorithm."""
     cls, options = POLICIES[algo]
-    return cls.for_env(make_env_manager(env_id, env_num=1), seed=seed, **options)
+    envs = make_env_manager(env_id, env_num=1)
+    return cls.for_env(envs, seed=seed, compile=compiled, **options)
 
 
 def make_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
@@ -61,10 +63,11 @@ def main(
     seed: int = 0,
     exp_name: str = "offline",
     max_train_iter: int = 20_000,
+    compiled: bool = False,
 ) -> ExperimentResult:
     """Learn from a dataset without playing."""
     rows = make_offline_data.load(env_id, kind)
-    policy = make_policy(algo, env_id, seed)
+    policy = make_policy(algo, env_id, seed, compiled)
     policy.observe(rows["obs"])
     buffer = make_buffer(policy, rows, seed)
     experiment = Experiment(exp_name, policy)
@@ -91,6 +94,7 @@ def main(
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option("--exp-name", default="offline", help="Folder of the run in runs/.")
 @click.option("--max-train-iter", type=click.IntRange(min=1), default=20_000)
+@click.option("--compiled", is_flag=True, help="Compile the update.")
 def command(**options: Any) -> None:
     main(**options)
 
