@@ -25,7 +25,7 @@ _LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class EnsembleLinear(nn.Module):
-    """Several linear layers, which one matrix product computes.
+    """Several linear layers of the same size, computed together.
 
     Args:
         n: the number of layers.

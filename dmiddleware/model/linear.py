@@ -35,7 +35,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: ``[out_features, in_features]``.
         bias: ``[out_features]``, or None.
     """
-    if _ONEDNN_IS_FASTER and _is_large(x, weight):
+    if _ONEDNN_IS_FASTER and _is_large(x.numel() * weight.shape[0], x, weight):
         rows = torch.ops.dmiddleware.linear(x.reshape(-1, x.shape[-1]), weight, bias)
         return rows.view(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
     return F.linear(x, weight, bias)
@@ -49,7 +49,8 @@ def batched_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
         weight: ``[n, in_features, out_features]``.
         bias: ``[n, 1, out_features]``.
     """
-    if _ONEDNN_IS_FASTER and _is_large(x[0], weight[0].t()):
+    _, n_rows, n_in = x.shape
+    if _ONEDNN_IS_FASTER and _is_large(n_rows * n_in * weight.shape[2], x, weight):
         layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
         return torch.stack([linear(rows, one.t(), moved[0]) for rows, one, moved in layers])
     return torch.baddbmm(bias, x, weight)
@@ -70,9 +71,9 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def _is_large(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _is_large(n_products: int, x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
-        x.numel() * weight.shape[0] >= _LARGE
+        n_products >= _LARGE
         and x.device.type == "cpu"
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
@@ -82,7 +83,7 @@ def _is_large(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b`` of two matrices."""
-    if _is_large(a, b.t()):
+    if _is_large(a.numel() * b.shape[1], a, b):
         return torch.ops.dmiddleware.linear(a, b.t(), None)  # type: ignore[no-any-return]
     return a @ b
 
