@@ -1,0 +1,104 @@
+"""Our update of SAC and that of stable-baselines3, from the same weights, batches and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import nn
+
+from dmiddleware.data import Batch, as_tree
+from dmiddleware.policy import SACPolicy
+
+N_ROWS, N_UPDATES = 64, 20
+SIZES = [32, 32]
+ENV = "Pendulum-v1"  # actions from -2 to 2
+
+
+class SACWithNoise(SACPolicy):
+    """SAC that draws noise from a list."""
+
+    noise: list[torch.Tensor]
+
+    def _draw(self, batch: Any) -> dict[str, torch.Tensor]:
+        return {"noise": self.noise.pop(0), "next_noise": self.noise.pop(0)}
+
+
+def weights_of(theirs: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of stable-baselines3's networks, under the names of ours."""
+    actor, critics = theirs.actor, theirs.critic.q_networks
+    weights = {f"actor.encoder.{name}": one for name, one in actor.latent_pi.state_dict().items()}
+    for name in ("weight", "bias"):
+        weights[f"actor.head.{name}"] = torch.cat(
+            [getattr(actor.mu, name), getattr(actor.log_std, name)]
+        )
+    for i, layers in enumerate(zip(*critics, strict=True)):
+        if isinstance(layers[0], nn.Linear):
+            together = torch.stack([layer.weight.t() for layer in layers])
+            weights[f"critic.layers.{i}.weight"] = together
+            weights[f"critic.layers.{i}.bias"] = torch.stack([one.bias for one in layers])[:, None]
+    return {name: one.detach().clone() for name, one in weights.items()}
+
+
+def steps() -> Iterator[dict[str, torch.Tensor]]:
+    """Yield batches of random steps, some of which end an episode."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield {
+            "obs": torch.randn(N_ROWS, 3, generator=generator),
+            "action": torch.rand(N_ROWS, 1, generator=generator) * 4 - 2,
+            "reward": torch.randn(N_ROWS, generator=generator),
+            "next_obs": torch.randn(N_ROWS, 3, generator=generator),
+            "terminated": torch.rand(N_ROWS, generator=generator) < 0.2,
+        }
+
+
+def test_updates_equal_those_of_stable_baselines3(monkeypatch: pytest.MonkeyPatch) -> None:
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.logger import Logger
+    from stable_baselines3.common.type_aliases import ReplayBufferSamples
+
+    theirs = stable_baselines3.SAC(
+        "MlpPolicy", ENV, seed=0, device="cpu", policy_kwargs={"net_arch": SIZES}
+    )
+    theirs.set_logger(Logger(None, []))
+    sizes = {"actor_hidden_sizes": SIZES, "critic_hidden_sizes": SIZES}
+    model = SACPolicy.for_env(gym.make(ENV), model=sizes).get_attribute("model")
+    first = weights_of(theirs)
+    model.load_state_dict(first)
+    policy = SACWithNoise.for_env(gym.make(ENV), model=model, enable_field=["learn"])
+
+    batches: list[dict[str, torch.Tensor]] = []
+    noise: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        "torch.distributions.normal._standard_normal", lambda *args, **kwargs: noise.pop(0)
+    )
+
+    def sample(*args: object, **kwargs: object) -> ReplayBufferSamples:
+        one = batches.pop()
+        return ReplayBufferSamples(
+            one["obs"],
+            one["action"] / 2,  # its buffer has actions from -1 to 1
+            one["next_obs"],
+            one["terminated"].float()[:, None],
+            one["reward"][:, None],
+        )
+
+    monkeypatch.setattr(theirs.replay_buffer, "sample", sample)
+    for batch, seed in zip(steps(), range(N_UPDATES), strict=False):
+        drawn = torch.randn(2, N_ROWS, 1, generator=torch.Generator().manual_seed(seed))
+        policy.noise, noise[:], batches[:] = [*drawn], [*drawn], [batch]
+        rows: Batch = as_tree(batch)
+        output = policy.learn_mode.forward(rows)
+        theirs.train(1, N_ROWS)
+
+    found, expected = model.state_dict(), weights_of(theirs)
+    for name, start in first.items():
+        moved = (expected[name] - start).abs().max()
+        # Their density has an epsilon that ours does not need.
+        assert (found[name] - expected[name]).abs().max() < 0.02 * moved, name
+    # Ours reports the temperature that the update used.
+    assert output["alpha"] == pytest.approx(theirs.log_ent_coef.exp().item(), abs=4e-4)
