@@ -57,7 +57,6 @@ def make_policy(seed: int = 0, algo: Algorithm = "mappo") -> IPPOPolicy | QMIXPo
         seed=seed,
         learning_rate=7e-4,
         value_norm=True,
-        entropy_weight=0.01,
         grad_clip_norm=10.0,
     )
 
