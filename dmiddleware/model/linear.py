@@ -81,13 +81,6 @@ def _is_large(n_products: int, x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``a @ b`` of two matrices."""
-    if _is_large(a.numel() * b.shape[1], a, b):
-        return torch.ops.dmiddleware.linear(a, b.t(), None)  # type: ignore[no-any-return]
-    return a @ b
-
-
 def _compute(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if bias is not None:
         bias = bias.contiguous()  # oneDNN takes no notice of its stride
@@ -110,8 +103,8 @@ def _backward(
     x, weight = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
     return (
-        _product(gradient, weight) if needs_x else None,
-        _product(gradient.t(), x) if needs_weight else None,
+        linear(gradient, weight.t()) if needs_x else None,
+        linear(gradient.t(), x.t()) if needs_weight else None,
         gradient.sum(0) if needs_bias else None,
     )
 
