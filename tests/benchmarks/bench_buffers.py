@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree
-from tests.benchmarks.report import Row, interleaved
+from tests.benchmarks.report import Row, interleaved, repeated
 
 SIZE = 100_000
 SIZE_WIDE = 20_000
@@ -109,10 +109,7 @@ def several_updates(n_updates: int, batch_size: int, calls: int) -> Row:
     buffer = TensorBuffer(SIZE, n_step=3, discount=0.99, seed=0)
     buffer.push(as_tree(arrays))
 
-    def single() -> None:
-        for _ in range(n_updates):
-            buffer.sample(batch_size)
-
+    single = repeated(lambda: buffer.sample(batch_size), n_updates)
     pair = (lambda: buffer.sample_ahead(batch_size, at_most=n_updates), single)
     return Row.of_time(
         f"{n_updates} samples of {batch_size} with 3-step returns, one copy",
@@ -203,12 +200,4 @@ def prioritized(calls: int) -> Row:
 
 def looped(pair: Pair, calls: int) -> Pair:
     """Repeat each of the two, so that one timed call takes long enough to be timed."""
-
-    def repeat(function: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(calls):
-                function()
-
-        return run
-
-    return repeat(pair[0]), repeat(pair[1])
+    return repeated(pair[0], calls), repeated(pair[1], calls)

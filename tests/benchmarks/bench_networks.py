@@ -8,13 +8,11 @@ AMD's; elsewhere both sides call the same library.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
 from dmiddleware.model import MLP, EnsembleLinear
-from tests.benchmarks.report import Row, interleaved
+from tests.benchmarks.report import Row, interleaved, repeated
 
 CALLS = 100
 AT_MOST = 1.05
@@ -46,7 +44,7 @@ def _row(name: str, n_rows: int, n_in: int, sizes: tuple[int, ...], *, n: int = 
 
     for mine, theirs in zip(ours(), _stacked(reference(), n), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
-    pair = interleaved(_repeated(ours), _repeated(reference))
+    pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS))
     return Row.of_time(name, pair, calls=CALLS, against="nn.Sequential", at_most=AT_MOST)
 
 
@@ -93,11 +91,3 @@ def _stacked(gradients: tuple[torch.Tensor, ...], n: int) -> tuple[torch.Tensor,
         torch.stack([one.t() if one.dim() == 2 else one.unsqueeze(0) for one in same])
         for same in zip(*members, strict=True)
     )
-
-
-def _repeated(function: Callable[[], object]) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(CALLS):
-            function()
-
-    return run

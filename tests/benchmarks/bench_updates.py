@@ -23,7 +23,7 @@ from dmiddleware.data import Batch, as_tree
 from dmiddleware.policy import DQNPolicy, PartsPolicy, PPOPolicy, SACPolicy
 from dmiddleware.rl import TanhGaussian
 from tests.benchmarks import setting as S
-from tests.benchmarks.report import Row, interleaved
+from tests.benchmarks.report import Row, interleaved, repeated
 
 CALLS = 100
 EAGER_AT_LEAST = 0.95
@@ -185,16 +185,14 @@ def _row(
         update = torch.compile(update, fullgraph=True)
 
     def ours() -> None:
-        for _ in range(CALLS):
-            policy.learn_mode.forward(batch)
+        policy.learn_mode.forward(batch)
 
     def reference() -> None:
-        for _ in range(CALLS):
-            update(columns)
-            theirs.after()
+        update(columns)
+        theirs.after()
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        pair = interleaved(ours, reference, warmup=2)
+        pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS), warmup=2)
     kind = "compiled" if is_compiled else "eager"
     return Row.of_rate(
         f"{name} update, {kind}",

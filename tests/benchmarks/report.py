@@ -36,6 +36,7 @@ __all__ = [
     "machine",
     "print_sections",
     "render_markdown",
+    "repeated",
     "replace_sections",
     "use_one_thread",
     "versions",
@@ -80,7 +81,7 @@ def interleaved(
     """Time two functions that do the same work alternately, so that noise affects both equally.
 
     The function that goes first changes from turn to turn. One call should take at least a few
-    milliseconds: put a loop around shorter work.
+    milliseconds: :func:`repeated` puts a loop around shorter work.
 
     Args:
         ours: our side; its return value is ignored.
@@ -105,6 +106,16 @@ def interleaved(
         time_ratio=middle,
         spread=_half_quartile_range(ratios) / middle,
     )
+
+
+def repeated(function: Callable[[], Any], times: int) -> Callable[[], None]:
+    """Return a function that calls another one ``times`` times."""
+
+    def run() -> None:
+        for _ in range(times):
+            function()
+
+    return run
 
 
 def _duration_s(function: Callable[[], Any]) -> float:
