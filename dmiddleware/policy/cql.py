@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, at_least, count, number, optional, positive
+from dmiddleware.config import Option, count, number, optional, positive
 from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.common_options import LEARNING_RATE
@@ -17,7 +17,6 @@ from dmiddleware.policy.base.obs_norm import DatasetNormPolicy
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
-from dmiddleware.rl import TanhGaussian
 from dmiddleware.schedule import Schedule
 
 __all__ = ["CQLOptions", "CQLPolicy"]
@@ -30,7 +29,6 @@ class CQLOptions(SACOptions, total=False):
     lagrange_gap: float | None
     learning_rate_lagrange: float | Schedule
     n_actions: int
-    n_cloning_updates: int
 
 
 @POLICY_REGISTRY.register("cql_command")
@@ -46,10 +44,9 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
 
     Learns from the columns of :class:`SACPolicy`, and needs no environment. With ``obs_norm``, call
     :meth:`observe` with the observations of the data set before learning. As in the authors' own
-    code, a third of the actions are those of the policy for ``next_obs``, and in the first updates
-    the actor may imitate the data while the critics learn already. Differences from that code:
-    targets contain the entropy, as SAC's do; by default the actor never imitates; and the estimate
-    of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where
+    code, a third of the actions are those of the policy for ``next_obs``. Differences from that
+    code: targets contain the entropy, as SAC's do; the actor is not cloned at first; and the
+    estimate of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where
     that code has their sum. A ``lagrange_gap`` of that code is therefore ``log(3 * n_actions)``
     less here.
     """
@@ -71,11 +68,6 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
             ),
             "n_actions": Option(
                 10, count, "actions of each of the three kinds from which the integral is estimated"
-            ),
-            "n_cloning_updates": Option(
-                0,
-                at_least(0, whole=True),
-                "the first updates, in which the actor imitates the data",
             ),
         },
     }
@@ -117,10 +109,7 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
             "policy_noise": normal.to(self._device),
         }
 
-    def _variant(self) -> dict[str, bool]:
-        return {"imitates": self._train_iter < self._cfg.learn.n_cloning_updates}
-
-    def _critic_loss(  # type: ignore[override]  # takes what _draw and _variant return
+    def _critic_loss(  # type: ignore[override]  # takes what _draw draws in addition
         self,
         batch: Mapping[str, Any],
         next_action: torch.Tensor,
@@ -128,7 +117,6 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         bonus: torch.Tensor,
         random_action: torch.Tensor,
         policy_noise: torch.Tensor,
-        imitates: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         loss, td_error, logged = super()._critic_loss(batch, next_action, bonus=bonus)
         gap = self._conservative_gap(batch, random_action, policy_noise)
@@ -140,20 +128,6 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         alpha = log_alpha.detach().exp()
         logged |= {"cql_gap": gap.mean(), "cql_alpha": alpha}
         return loss + alpha * excess.sum(), td_error, logged
-
-    def _actor_loss(  # type: ignore[override]  # takes what _draw and _variant return
-        self,
-        batch: Mapping[str, Any],
-        action: torch.Tensor,
-        *,
-        imitates: bool,
-        **drawn: torch.Tensor,
-    ) -> torch.Tensor:
-        if not imitates:
-            return super()._actor_loss(batch, action)
-        output = self._parts["actor"].module(batch["obs"])
-        distribution = TanhGaussian(output["mu"], output["sigma"])
-        return -distribution.log_prob(self._codec.to_raw(batch["action"])).mean()
 
     def _conservative_gap(
         self, batch: Mapping[str, Any], random_action: torch.Tensor, policy_noise: torch.Tensor

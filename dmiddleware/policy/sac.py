@@ -132,7 +132,7 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         *,
         noise: torch.Tensor,
         next_noise: torch.Tensor,
-        **more: Any,
+        **drawn: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         batch = self._normalised_rows(batch)
         actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
@@ -142,12 +142,12 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         with torch.no_grad():
             next_action, next_log_prob = self._drawn(batch["next_obs"], next_noise)
         critic_loss, td_error, logged = self._critic_loss(
-            batch, next_action, bonus=-alpha * next_log_prob, **more
+            batch, next_action, bonus=-alpha * next_log_prob, **drawn
         )
         critic.step(critic_loss)
 
         chosen, log_prob = self._drawn(batch["obs"], noise)
-        actor_loss = (alpha * log_prob).mean() + self._actor_loss(batch, chosen, **more)
+        actor_loss = (alpha * log_prob - self._value(batch["obs"], chosen)).mean()
         actor.step(actor_loss)
 
         output = {
@@ -185,10 +185,10 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         )
         return 0.5 * loss, td_error, {"q_value": q.mean()}
 
-    def _actor_loss(self, batch: Mapping[str, Any], action: torch.Tensor) -> torch.Tensor:
-        """Return the actor's loss without its entropy, for actions ``[B, A]`` that it drew."""
-        loss: torch.Tensor = -self._parts["critic"].module(batch["obs"], action).amin(0).mean()
-        return loss
+    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""
+        value: torch.Tensor = self._parts["critic"].module(obs, action).amin(0)
+        return value
 
     def _drawn(self, obs: Value, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""

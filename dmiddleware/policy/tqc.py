@@ -10,6 +10,7 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Option, at_least, check_value
+from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -102,6 +103,6 @@ class TQCPolicy(SACPolicy):
         loss = weighted_mean(losses, batch.get("weight"))
         return loss, td_error, {"q_value": quantiles.mean()}
 
-    def _actor_loss(self, batch: Mapping[str, Any], action: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = -self._parts["critic"].module(batch["obs"], action).mean()
-        return loss
+    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = self._parts["critic"].module(obs, action).mean((0, 2))
+        return value

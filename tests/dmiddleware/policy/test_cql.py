@@ -11,7 +11,6 @@ import torch
 
 from dmiddleware.data.batch import Batch, index_rows
 from dmiddleware.policy import CQLPolicy, SACPolicy
-from dmiddleware.rl import TanhGaussian
 
 from .mixed_data import Follow, bc_regret, mixed_rows, regret, train
 
@@ -80,19 +79,6 @@ def test_a_fixed_weight_stays() -> None:
     policy = made(cql_alpha=2.0, n_actions=2)
     weights = [policy.learn_mode.forward(some_rows())["cql_alpha"] for _ in range(3)]
     assert weights == pytest.approx([2.0] * 3)
-
-
-def test_the_actor_imitates_the_data_in_the_first_updates_only() -> None:
-    policy, rows = made(n_cloning_updates=1, n_actions=2, alpha=1e-6), some_rows()
-    with torch.no_grad():
-        output = policy.get_attribute("model").actor(rows["obs"])
-    likelihood = TanhGaussian(output["mu"], output["sigma"]).log_prob(rows["action"] / 2)
-    found = policy.learn_mode.forward(rows)["policy_loss"]
-    assert found == pytest.approx(-likelihood.mean().item(), rel=1e-4)
-
-    never_imitates = made(n_actions=2, alpha=1e-6)
-    never_imitates.learn_mode.load_state_dict(policy.learn_mode.state_dict())
-    assert policy.learn_mode.forward(rows) == never_imitates.learn_mode.forward(rows)
 
 
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
