@@ -33,7 +33,7 @@ POLICIES: dict[str, tuple[type[Policy], dict[str, Any]]] = {
     "bc": (BCPolicy, {"model": {"encoder_hidden_sizes": [256, 256], "activation": "relu"}}),
     "td3_bc": (TD3BCPolicy, {}),
     # Fewer actions than in the paper, which would take twice the time.
-    "cql": (CQLPolicy, {"n_actions": 4}),
+    "cql": (CQLPolicy, {"n_actions": 4, "obs_norm": True}),
     "iql": (IQLPolicy, {}),
     "dt": (DecisionTransformerPolicy, {"learning_rate": 1e-3, "model": {"embed_size": 64}}),
 }

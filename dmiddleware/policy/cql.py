@@ -44,11 +44,11 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
 
     Learns from the columns of :class:`SACPolicy`, and needs no environment. With ``obs_norm``, call
     :meth:`observe` with the observations of the data set before learning. As in the authors' own
-    code, a third of the actions are those of the policy for ``next_obs``. Differences from that
-    code: targets contain the entropy, as SAC's do; the actor is not cloned at first; and the
-    estimate of the integral is a mean over the ``3 * n_actions`` actions, as in appendix F, where
-    that code has their sum. A ``lagrange_gap`` of that code is therefore ``log(3 * n_actions)``
-    less here.
+    code, targets do not contain the entropy, unlike SAC's, and a third of the actions are those of
+    the policy for ``next_obs``. Differences from that code: the actor does not start with behaviour
+    cloning; and the estimate of the integral is a mean over the ``3 * n_actions`` actions, as in
+    appendix F, where that code has their sum. A ``lagrange_gap`` of that code is therefore
+    ``log(3 * n_actions)`` less here.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -118,7 +118,9 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         random_action: torch.Tensor,
         policy_noise: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        loss, td_error, logged = super()._critic_loss(batch, next_action, bonus=bonus)
+        loss, td_error, logged = super()._critic_loss(
+            batch, next_action, bonus=torch.zeros_like(bonus)
+        )
         gap = self._conservative_gap(batch, random_action, policy_noise)
         weight = self._parts["penalty_weight"]
         log_alpha, aim = weight.module.log_alpha, self._cfg.learn.lagrange_gap

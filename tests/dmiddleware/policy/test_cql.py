@@ -47,13 +47,21 @@ def test_the_gap_is_that_of_equation_4() -> None:
 
 def test_without_the_penalty_it_is_sac() -> None:
     rows = some_rows()
-    shared = {"learning_rate_policy": 1e-4}
+    shared = {"learning_rate_policy": 1e-4, "alpha": 1e-6}
     plain = SACPolicy.for_env(Follow(), seed=0, model=SMALL, **shared)
     wanted = plain.learn_mode.forward(rows)
-    found = made(cql_alpha=1e-9).learn_mode.forward(rows)
+    found = made(cql_alpha=1e-9, **shared).learn_mode.forward(rows)
     # The gradient of the critics is the same, and so is what follows from their step.
     for name in ("critic_loss", "q_value", "policy_loss", "entropy"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-3), name
+
+
+def test_targets_do_not_contain_the_entropy() -> None:
+    losses = [
+        made(cql_alpha=1e-9, alpha=alpha).learn_mode.forward(some_rows())["critic_loss"]
+        for alpha in (1e-6, 10.0)
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_the_penalty_lowers_the_values_of_unknown_actions() -> None:
