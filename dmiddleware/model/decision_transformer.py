@@ -9,10 +9,10 @@ from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import call, check_sizes
-from dmiddleware.model.linear import Linear
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
+from dmiddleware.model.transformer import TransformerLayer
 
 __all__ = ["DecisionTransformer"]
 
@@ -48,8 +48,6 @@ class DecisionTransformer(Network):
         SpaceError: if a shape is invalid, or the actions are neither Discrete nor a Box.
         ValueError: if another option is invalid.
     """
-
-    _causal: torch.Tensor
 
     def __init__(
         self,
@@ -94,21 +92,13 @@ class DecisionTransformer(Network):
         )
         self.embed_timestep = nn.Embedding(max_timestep, embed_size)
         self.norm = nn.LayerNorm(embed_size)
-        layer = nn.TransformerEncoderLayer(
-            embed_size, n_heads, 4 * embed_size, dropout, batch_first=True, norm_first=True
-        )
-        layer.linear1 = Linear(embed_size, 4 * embed_size)
-        layer.linear2 = Linear(4 * embed_size, embed_size)
-        self.layers = nn.TransformerEncoder(
-            layer, n_layers, nn.LayerNorm(embed_size), enable_nested_tensor=False
-        )
-        # torch copies one layer, weights included.
-        for parameter in self.layers.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=_INIT_STD)
+        layers = [TransformerLayer(embed_size, n_heads, dropout) for _ in range(n_layers)]
+        for module in (m for layer in layers for m in layer.modules()):
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=_INIT_STD)
+                nn.init.zeros_(module.bias)
+        self.layers = nn.Sequential(*layers, nn.LayerNorm(embed_size))
         self.head = nn.Linear(embed_size, n_actions)
-        causal = nn.Transformer.generate_square_subsequent_mask(3 * context_length)
-        self.register_buffer("_causal", causal, persistent=False)
 
     def encode(self, obs: Nested) -> torch.Tensor:
         """Return the embeddings ``[…, embed_size]`` of observations ``[…, *obs_shape]``."""
@@ -140,8 +130,7 @@ class DecisionTransformer(Network):
         )
         # [L, B, 3, D] to [B, 3 L, D]
         tokens = torch.stack([one + place for one in embedded], 2).transpose(0, 1).flatten(1, 2)
-        n = tokens.shape[1]
-        seen = self.layers(self.norm(tokens), mask=self._causal[:n, :n], is_causal=True)
+        seen = self.layers(self.norm(tokens))
         output: torch.Tensor = self.head(seen[:, 1::3].transpose(0, 1))
         return {"logit": output} if self._is_discrete else {"mu": output.tanh()}
 

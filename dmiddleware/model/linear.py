@@ -67,7 +67,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[…, out_features]`` of ``x [… , in_features]``."""
+        """Return ``[…, out_features]`` of ``x`` ``[…, in_features]``."""
         return linear(x, self.weight, self.bias)
 
 

@@ -2,8 +2,9 @@
 
 The loss of a network and the gradients of its weights, with the loss a mean square. The reference
 is an ``nn.Sequential`` of ``nn.Linear`` and ``nn.ReLU`` with the same weights; for an ensemble, one
-for each member. Ours computes large products with oneDNN where the processor has AVX-512 and is
-AMD's; elsewhere both sides call the same library.
+for each member. For a transformer's layer, it is torch's own with as much dropout. Ours computes
+large products with oneDNN where the processor has AVX-512 and is AMD's; elsewhere both sides call
+the same library.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from dmiddleware.model import MLP, EnsembleLinear
+from dmiddleware.model.transformer import TransformerLayer
 from tests.benchmarks.report import Row, interleaved, repeated
 
 CALLS = 100
@@ -25,6 +27,7 @@ def rows() -> list[Row]:
         _row("256 rows, hidden 256-256", 256, 17, (256, 256)),
         _row("256 rows, hidden 400-300", 256, 17, (400, 300)),
         _row("256 rows, 2 critics of 256-256", 256, 23, (256, 256), n=2),
+        _transformer_row(n_sequences=64, n_tokens=60, size=64),
     ]
 
 
@@ -46,6 +49,27 @@ def _row(name: str, n_rows: int, n_in: int, sizes: tuple[int, ...], *, n: int = 
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
     pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS))
     return Row.of_time(name, pair, calls=CALLS, against="nn.Sequential", at_most=AT_MOST)
+
+
+def _transformer_row(n_sequences: int, n_tokens: int, size: int) -> Row:
+    torch.manual_seed(0)
+    x = torch.randn(n_sequences, n_tokens, size)
+    mine = TransformerLayer(size, n_heads=1, dropout=0.1)
+    theirs = nn.TransformerEncoderLayer(
+        size, 1, 4 * size, dropout=0.1, batch_first=True, norm_first=True
+    )
+    causal = nn.Transformer.generate_square_subsequent_mask(n_tokens)
+
+    def ours() -> tuple[torch.Tensor, ...]:
+        return _gradients(mine(x).square().mean(), [mine])
+
+    def reference() -> tuple[torch.Tensor, ...]:
+        return _gradients(theirs(x, src_mask=causal, is_causal=True).square().mean(), [theirs])
+
+    pair = interleaved(repeated(ours, 10), repeated(reference, 10))
+    name = f"transformer layer of {size}, {n_sequences} sequences of {n_tokens}"
+    against = "nn.TransformerEncoderLayer"
+    return Row.of_time(name, pair, calls=10, against=against, at_most=AT_MOST)
 
 
 def _plain(n_in: int, sizes: tuple[int, ...]) -> nn.Sequential:

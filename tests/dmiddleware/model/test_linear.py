@@ -135,7 +135,7 @@ def test_only_large_float32_products_are_left_to_onednn() -> None:
         (
             DecisionTransformer((3,), 2, action_space="continuous", context_length=20, n_layers=1),
             (numbers(20, 64, 3), numbers(20, 64, 2), numbers(20, 64), torch.ones(20, 64).long()),
-            2,
+            4,
         ),
         (
             partial(
