@@ -53,8 +53,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.attention_norm = nn.LayerNorm(size)
-        self.query_key_value = Linear(size, 3 * size)
-        self.attended = Linear(size, size)
+        self.in_proj = Linear(size, 3 * size)
+        self.out_proj = Linear(size, size)
         self.mlp_norm = nn.LayerNorm(size)
         self.mlp = nn.Sequential(
             Linear(size, 4 * size), nn.ReLU(), Dropout(dropout), Linear(4 * size, size)
@@ -69,10 +69,10 @@ class TransformerLayer(nn.Module):
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
         n_tokens = x.shape[1]
-        heads = self.query_key_value(x).unflatten(-1, (3, self.n_heads, -1))
+        heads = self.in_proj(x).unflatten(-1, (3, self.n_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [B, n_heads, T, size / n_heads]
         score = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         later = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=x.device).triu(1)
         weight = self.dropout(score.masked_fill(later, -math.inf).softmax(-1))
-        output: torch.Tensor = self.attended((weight @ value).transpose(1, 2).flatten(2))
+        output: torch.Tensor = self.out_proj((weight @ value).transpose(1, 2).flatten(2))
         return output

@@ -16,10 +16,10 @@ def same_layers(size: int = 12, n_heads: int = 3) -> tuple[TransformerLayer, nn.
         size, n_heads, 4 * size, dropout=0.0, batch_first=True, norm_first=True
     )
     names = {
-        "self_attn.in_proj_weight": "query_key_value.weight",
-        "self_attn.in_proj_bias": "query_key_value.bias",
-        "self_attn.out_proj.weight": "attended.weight",
-        "self_attn.out_proj.bias": "attended.bias",
+        "self_attn.in_proj_weight": "in_proj.weight",
+        "self_attn.in_proj_bias": "in_proj.bias",
+        "self_attn.out_proj.weight": "out_proj.weight",
+        "self_attn.out_proj.bias": "out_proj.bias",
         "linear1.weight": "mlp.0.weight",
         "linear1.bias": "mlp.0.bias",
         "linear2.weight": "mlp.3.weight",
@@ -45,7 +45,7 @@ def test_a_layer_computes_what_torchs_layer_computes() -> None:
 def test_a_token_does_not_depend_on_later_ones() -> None:
     layer, x = TransformerLayer(8, 2, dropout=0.0), torch.randn(2, 5, 8)
     changed = x.clone()
-    changed[:, 3:] += 1.0
+    changed[:, 3:] = torch.randn(2, 2, 8)
     before, after = layer(x), layer(changed)
     torch.testing.assert_close(before[:, :3], after[:, :3])
     assert not torch.isclose(before[:, 3:], after[:, 3:]).all(-1).any()
