@@ -18,7 +18,7 @@ _LEVELS = 2**16
 
 
 class Dropout(nn.Dropout):
-    """``torch.nn.Dropout`` that takes a third of the time on the CPU.
+    """``torch.nn.Dropout``, faster on the CPU.
 
     Each element has 16 random bits instead of a random float, so the share of dropped elements is
     a multiple of ``2**-16``. What is kept is scaled by exactly the share that is kept on average.
@@ -38,7 +38,7 @@ class Dropout(nn.Dropout):
 
 
 class TransformerLayer(nn.Module):
-    """Causal self-attention and an MLP, each after layer normalisation and around a shortcut.
+    """Causal self-attention and an MLP, with residual connections and layer normalisation first.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section
     2.3, with ReLU.
