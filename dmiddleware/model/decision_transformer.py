@@ -93,11 +93,11 @@ class DecisionTransformer(Network):
         self.embed_timestep = nn.Embedding(max_timestep, embed_size)
         self.norm = nn.LayerNorm(embed_size)
         layers = [TransformerLayer(embed_size, n_heads, dropout) for _ in range(n_layers)]
-        for module in (m for layer in layers for m in layer.modules()):
+        self.layers = nn.Sequential(*layers, nn.LayerNorm(embed_size))
+        for module in self.layers.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=_INIT_STD)
                 nn.init.zeros_(module.bias)
-        self.layers = nn.Sequential(*layers, nn.LayerNorm(embed_size))
         self.head = nn.Linear(embed_size, n_actions)
 
     def encode(self, obs: Nested) -> torch.Tensor:

@@ -21,7 +21,7 @@ class Dropout(nn.Dropout):
     """``torch.nn.Dropout``, faster on the CPU.
 
     Each element has 16 random bits instead of a random float, so the share of dropped elements is
-    a multiple of ``2**-16``. What is kept is scaled by exactly the share that is kept on average.
+    a multiple of ``2**-16``. The other elements are divided by the share that stays on average.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,8 @@ def rows() -> list[Row]:
     for width, size, calls, at_most in ((4, SIZE, 20, 1.5), (7_056, SIZE_WIDE, 2, 1.15)):
         push, sample = against_numpy(width, size)
         label = f"rows of {width:,} floats"
-        push_pair = interleaved(*looped(push, calls), repeats=REPEATS, warmup=3)
-        sample_pair = interleaved(*looped(sample, calls), repeats=REPEATS, warmup=3)
+        push_pair = interleaved(*push, calls=calls, repeats=REPEATS, warmup=3)
+        sample_pair = interleaved(*sample, calls=calls, repeats=REPEATS, warmup=3)
         found.append(
             Row.of_rate(
                 f"push of {PUSHED}, {label}",
@@ -113,7 +113,7 @@ def several_updates(n_updates: int, batch_size: int, calls: int) -> Row:
     pair = (lambda: buffer.sample_ahead(batch_size, at_most=n_updates), single)
     return Row.of_time(
         f"{n_updates} samples of {batch_size} with 3-step returns, one copy",
-        interleaved(*looped(pair, calls), repeats=REPEATS, warmup=3),
+        interleaved(*pair, calls=calls, repeats=REPEATS, warmup=3),
         calls=calls,
         against="one by one",
         at_most=1.0,
@@ -194,10 +194,5 @@ def prioritized(calls: int) -> Row:
         batch = theirs.sample(SAMPLED, beta=0.4)
         theirs.update_priorities(batch["indexes"], new_priority)
 
-    pair = interleaved(*looped((run_ours, run_theirs), calls), repeats=REPEATS, warmup=3)
+    pair = interleaved(run_ours, run_theirs, calls=calls, repeats=REPEATS, warmup=3)
     return Row.of_time(name, pair, calls=calls, against="cpprb", at_most=1.0)
-
-
-def looped(pair: Pair, calls: int) -> Pair:
-    """Repeat each of the two, so that one timed call takes long enough to be timed."""
-    return repeated(pair[0], calls), repeated(pair[1], calls)

@@ -14,7 +14,7 @@ from torch import nn
 
 from dmiddleware.model import MLP, EnsembleLinear
 from dmiddleware.model.transformer import TransformerLayer
-from tests.benchmarks.report import Row, interleaved, repeated
+from tests.benchmarks.report import Row, interleaved
 
 CALLS = 100
 AT_MOST = 1.05
@@ -47,7 +47,7 @@ def _row(name: str, n_rows: int, n_in: int, sizes: tuple[int, ...], *, n: int = 
 
     for mine, theirs in zip(ours(), _stacked(reference(), n), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
-    pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS))
+    pair = interleaved(ours, reference, calls=CALLS)
     return Row.of_time(name, pair, calls=CALLS, against="nn.Sequential", at_most=AT_MOST)
 
 
@@ -66,7 +66,7 @@ def _transformer_row(n_sequences: int, n_tokens: int, size: int) -> Row:
     def reference() -> tuple[torch.Tensor, ...]:
         return _gradients(theirs(x, src_mask=causal, is_causal=True).square().mean(), [theirs])
 
-    pair = interleaved(repeated(ours, 10), repeated(reference, 10))
+    pair = interleaved(ours, reference, calls=10)
     name = f"transformer layer of {size}, {n_sequences} sequences of {n_tokens}"
     against = "nn.TransformerEncoderLayer"
     return Row.of_time(name, pair, calls=10, against=against, at_most=AT_MOST)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dmiddleware.rl import gae, nstep_return
-from tests.benchmarks.report import Row, interleaved, repeated
+from tests.benchmarks.report import Row, interleaved
 
 T, E = 256, 8
 N_STEP = 5
@@ -112,5 +112,5 @@ def _measured(
     for mine, theirs in zip(ours(), reference(), strict=True):  # type: ignore[call-overload]
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
-    pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS))
+    pair = interleaved(ours, reference, calls=CALLS)
     return Row.of_time(name, pair, calls=CALLS, against=against, at_most=AT_MOST)

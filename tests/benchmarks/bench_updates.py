@@ -23,7 +23,7 @@ from dmiddleware.data import Batch, as_tree
 from dmiddleware.policy import DQNPolicy, PartsPolicy, PPOPolicy, SACPolicy
 from dmiddleware.rl import TanhGaussian
 from tests.benchmarks import setting as S
-from tests.benchmarks.report import Row, interleaved, repeated
+from tests.benchmarks.report import Row, interleaved
 
 CALLS = 100
 EAGER_AT_LEAST = 0.95
@@ -192,7 +192,7 @@ def _row(
         theirs.after()
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        pair = interleaved(repeated(ours, CALLS), repeated(reference, CALLS), warmup=2)
+        pair = interleaved(ours, reference, calls=CALLS, warmup=2)
     kind = "compiled" if is_compiled else "eager"
     return Row.of_rate(
         f"{name} update, {kind}",

@@ -8,7 +8,7 @@ A row compares our code with a reference that does the same work::
 
 
     def rows() -> list[Row]:
-        pair = interleaved(push_ours, push_arrays, repeats=15)
+        pair = interleaved(push_ours, push_arrays, calls=200)
         return [Row.of_time("push of 32", pair, calls=200, against="arrays", at_most=2.0)]
 """
 
@@ -57,8 +57,8 @@ class Comparison:
     """Two durations of the same work, measured alternately.
 
     Attributes:
-        ours_s: median duration of one call of ours, in seconds.
-        reference_s: median duration of one call of the reference, in seconds.
+        ours_s: median duration of a turn of ours, in seconds.
+        reference_s: median duration of a turn of the reference, in seconds.
         time_ratio: median over the turns of ours divided by the reference of the same turn; below 1
             when ours is faster. It is steadier than the ratio of the two medians, because a
             temporary slowdown of the machine affects both halves of a turn.
@@ -75,20 +75,23 @@ def interleaved(
     ours: Callable[[], Any],
     reference: Callable[[], Any],
     *,
+    calls: int = 1,
     repeats: int = 15,
     warmup: int = 1,
 ) -> Comparison:
     """Time two functions that do the same work alternately, so that noise affects both equally.
 
-    The function that goes first changes from turn to turn. One call should take at least a few
-    milliseconds: :func:`repeated` puts a loop around shorter work.
+    The function that goes first changes from turn to turn. In a turn, each should take at least a
+    few milliseconds, so short ones need several calls.
 
     Args:
         ours: our side; its return value is ignored.
         reference: the other side.
+        calls: calls of each in a turn.
         repeats: number of turns.
-        warmup: calls of each before the first turn.
+        warmup: turns before the first one that counts.
     """
+    ours, reference = repeated(ours, calls), repeated(reference, calls)
     for _ in range(warmup):
         ours()
         reference()
@@ -171,7 +174,7 @@ class Row:
         at_most: float | None = None,
         note: str = "",
     ) -> Row:
-        """Make a row of durations: ``calls`` is the number of operations in one timed call."""
+        """Make a row of durations: ``calls`` is the number of operations in a turn."""
         return cls(
             name=name,
             against=against,
@@ -196,7 +199,7 @@ class Row:
         at_least: float | None = None,
         note: str = "",
     ) -> Row:
-        """Make a row of rates: ``count`` is the number of units in one timed call."""
+        """Make a row of rates: ``count`` is the number of units in a turn."""
         return cls(
             name=name,
             against=against,

@@ -40,7 +40,7 @@ def _entries(
 
 
 # CQL values 12 more actions of each row, and a transformer learns from 20 times as many rows, so
-# they get fewer updates, but for CQL on HalfCheetah: all critics need most of the updates there.
+# they get fewer updates, except CQL on HalfCheetah: all critics need most of the updates there.
 # Compiling does not pay for a transformer, nor in a short training.
 ENTRIES = [
     *_entries(
