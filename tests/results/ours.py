@@ -62,6 +62,7 @@ def make_qrdqn(case: Case, seed: int) -> Policy:
         adam_eps=0.01 / given["batch_size"],
         target_update_freq=given["train_freq"],
         double=False,
+        compile=True,
     )
 
 
