@@ -27,8 +27,8 @@ The same environment, number of steps and seeds, on the same machine, two traini
 one core each: `make compare`. Both sides have the settings that the other library's authors publish
 for the task in the RL Baselines3 Zoo; C51, for which nobody publishes any, has those of DQN. A case
 passes if our mean is at most one of their standard deviations below theirs. The time ratio is ours
-divided by their mean, evaluations included; below 1 ours is faster. Our SAC, TD3 and QR-DQN compile
-the update, and the compilation counts.
+divided by their mean, evaluations included; below 1 ours is faster. All of ours but PPO and DDPG
+compile the update, and the compilation counts.
 
 | algorithm | environment | steps | ours | theirs | library | seeds | time ratio |
 | --- | --- | --- | --- | --- | --- | --- | --- |

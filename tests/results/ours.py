@@ -62,7 +62,6 @@ def make_qrdqn(case: Case, seed: int) -> Policy:
         adam_eps=0.01 / given["batch_size"],
         target_update_freq=given["train_freq"],
         double=False,
-        compile=True,
     )
 
 
@@ -158,6 +157,7 @@ def _make_q_learning(
         "target_update_freq": given["target_update_interval"],
         "eps_end": given["exploration_final_eps"],
         "eps_decay": given["exploration_fraction"] * case.env_step,
+        "compile": True,
         **options,
     }
     return policy_cls.for_env(make_env_manager(case.env, env_num=1), seed=seed, **settings)

@@ -25,13 +25,13 @@ SOLVED = "solved at 200"
 GYMNASIUM = "Gymnasium, documentation of LunarLander-v3"
 
 
-def _lunar_lander(algorithm: str, algo: str, minutes: float, *, compiled: bool = False) -> Entry:
+def _lunar_lander(algorithm: str, algo: str, minutes: float) -> Entry:
     return Entry(
         "Box2D",
         algorithm,
         "LunarLander-v3",
         "examples.lunarlander",
-        options=("--algo", algo, *(("--compiled",) if compiled else ())),
+        options=("--algo", algo, "--compiled"),
         seeds=SEEDS,
         at_least=200,
         literature=SOLVED,
@@ -41,12 +41,12 @@ def _lunar_lander(algorithm: str, algo: str, minutes: float, *, compiled: bool =
 
 
 ENTRIES = [
-    _lunar_lander("DQN", "dqn", 6),
-    _lunar_lander("C51", "c51", 7),
-    _lunar_lander("QR-DQN", "qrdqn", 7, compiled=True),
-    _lunar_lander("IQN", "iqn", 20),
-    _lunar_lander("Rainbow", "rainbow", 7, compiled=True),
-    _lunar_lander("discrete SAC", "discrete_sac", 13),
+    _lunar_lander("DQN", "dqn", 3),
+    _lunar_lander("C51", "c51", 4),
+    _lunar_lander("QR-DQN", "qrdqn", 3),
+    _lunar_lander("IQN", "iqn", 8),
+    _lunar_lander("Rainbow", "rainbow", 6),
+    _lunar_lander("discrete SAC", "discrete_sac", 5),
     Entry(
         "Games and images",
         "DQN",
