@@ -52,8 +52,8 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         **DQN,
     },
     "discrete_sac": {
-        "model": {"actor_hidden_sizes": [128, 128], "critic_hidden_sizes": [128, 128]},
-        "batch_size": 64,
+        "model": {"actor_hidden_sizes": [256, 256], "critic_hidden_sizes": [256, 256]},
+        "batch_size": 128,
         "learning_rate_q": 6.3e-4,
         "learning_rate_policy": 6.3e-4,
         "learning_rate_alpha": 1e-3,

@@ -10,7 +10,8 @@ Settings that differ from the papers come from:
 - Rainbow: Hessel et al. (2018), table 1, for the n-step return, the exponents of prioritized replay
   and the noise; the rest as DQN.
 - Discrete SAC: Christodoulou (2019) for everything but the target entropy and the first
-  temperature, which are lower, 3-step returns, and the learning rates, which are those of DQN.
+  temperature, which are lower, 3-step returns, and the learning rates, batch size and network,
+  which are those of DQN.
 - Pong: the learning rate, batch size and period of the target network of hyperparams/dqn.yml,
   "atari"; with 3-step returns, images of 42 by 42 that are normalised, the network of Mnih et al.
   (2013), and half as many updates as steps.
@@ -46,7 +47,7 @@ ENTRIES = [
     _lunar_lander("QR-DQN", "qrdqn", 3),
     _lunar_lander("IQN", "iqn", 8),
     _lunar_lander("Rainbow", "rainbow", 6),
-    _lunar_lander("discrete SAC", "discrete_sac", 5),
+    _lunar_lander("discrete SAC", "discrete_sac", 7),
     Entry(
         "Games and images",
         "DQN",
