@@ -58,7 +58,7 @@ def _mujoco(
 
 SAC_HALFCHEETAH = _mujoco("SAC", "sac", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=30)
 TD3_HALFCHEETAH = _mujoco("TD3", "td3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=25)
-# Five, because a policy either hops far or falls early: three seeds say little.
+# Seven, because a policy either hops far or falls early: three seeds say little.
 SAC_HOPPER = _mujoco(
     "SAC", "sac", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=30, seeds=SEVEN_SEEDS
 )
