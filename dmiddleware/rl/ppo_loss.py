@@ -44,7 +44,8 @@ def ppo_policy_loss(
         dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
             negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);
             above 1; None: no lower bound.
-        weight: ``[B]`` weights of the samples, in the loss and in the two estimates.
+        weight: ``[B]`` weights of the samples. The two estimates are weighted means, which do not
+            depend on the scale of the weights; the loss is the mean of the weighted objectives.
 
     Raises:
         StructureError: if the columns are not all of one shape.
@@ -69,7 +70,9 @@ def ppo_policy_loss(
         kl = ratio - 1.0 - log_ratio
         clipped = ((ratio - 1.0).abs() > clip_ratio).to(ratio.dtype)
         if weight is not None:
-            kl, clipped = kl * weight, clipped * weight
+            share = weight.to(ratio.dtype)
+            share = share / share.mean().clamp_min(torch.finfo(ratio.dtype).tiny)
+            kl, clipped = kl * share, clipped * share
     return PPOPolicyLoss(-objective.mean(), kl.mean(), clipped.mean())
 
 

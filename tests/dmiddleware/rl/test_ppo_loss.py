@@ -135,3 +135,32 @@ def test_a_value_column_with_a_trailing_one_is_rejected_not_broadcast(name):
     columns = {"value": torch.zeros(4), "ret": torch.ones(4), name: torch.ones(4, 1)}
     with pytest.raises(StructureError, match=rf"{name} has shape \(4, 1\).*\(4,\)"):
         ppo_value_loss(**columns)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=samples,
+    weights=st.lists(st.floats(0.0, 5.0, width=32), min_size=8, max_size=8),
+    scale=st.sampled_from([0.01, 1.0, 2.0, 300.0]),
+)
+def test_estimates_are_weighted_means_at_every_scale_of_the_weights(rows, weights, scale):
+    new, old, adv = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    weight = scale * torch.tensor(weights[: len(rows)], dtype=torch.float64)
+    result = ppo_policy_loss(new, old, adv, weight=weight)
+    kl = clipped = 0.0
+    total = sum(weights[: len(rows)])
+    for (new_lp, old_lp, _), w in zip(rows, weights, strict=False):
+        ratio = math.exp(new_lp - old_lp)
+        kl += w / total * (ratio - 1 - (new_lp - old_lp)) if total else 0.0
+        clipped += w / total * (abs(ratio - 1) > 0.2) if total else 0.0
+    assert result.approx_kl.item() == pytest.approx(kl, abs=1e-9)
+    assert result.clip_fraction.item() == pytest.approx(clipped, abs=1e-9)
+
+
+def test_a_mask_as_weights_leaves_rows_out_of_the_estimates():
+    new, old = torch.tensor([0.0, 1.0, -3.0]), torch.zeros(3)
+    kept = torch.tensor([True, True, False])
+    masked = ppo_policy_loss(new, old, torch.ones(3), weight=kept)
+    alone = ppo_policy_loss(new[:2], old[:2], torch.ones(2))
+    assert masked.approx_kl.item() == pytest.approx(alone.approx_kl.item())
+    assert masked.clip_fraction.item() == 0.5
