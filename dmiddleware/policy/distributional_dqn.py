@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias, Unpack
 
@@ -11,9 +12,18 @@ from torch import nn
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.rl import categorical_target, quantile_huber_loss, taken_rows, weighted_mean
+from dmiddleware.rl import (
+    categorical_target,
+    clipped_share,
+    quantile_huber_loss,
+    taken_rows,
+    weighted_mean,
+)
 
 __all__ = ["C51Policy", "DistributionalPolicy", "QRDQNPolicy", "QuantilePolicy"]
+
+_log = logging.getLogger(__name__)
+_CLIPPED_SHARE_TO_WARN = 0.05
 
 Losses: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
@@ -47,9 +57,15 @@ class C51Policy(DistributionalPolicy):
     cross-entropy to the projected distribution of the target (algorithm 1); the priority is the
     Kullback-Leibler divergence from it, as in Rainbow (Hessel et al., 2018). ``learn.double``
     chooses the target's action by the online network, which the paper does not.
+
+    Returns outside of the support are clipped, as in the paper. The output has ``clipped_share``,
+    the share of the target's probability that was clipped
+    (:func:`~dmiddleware.rl.clipped_share`); above 5%, the policy warns once.
     """
 
     learned: ClassVar[str] = "log_prob"
+    _clipped_share: torch.Tensor | None = None
+    _has_warned_of_clipping = False
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -63,12 +79,11 @@ class C51Policy(DistributionalPolicy):
         following: torch.Tensor,
     ) -> Losses:
         support = self._parts["q"].target.support
+        following = following.exp()
+        reward, terminated = batch["reward"], batch["terminated"]
+        discount = batch.get("discount", self._cfg.discount_factor)
         target = categorical_target(
-            following.exp(),
-            batch["reward"],
-            batch["terminated"],
-            discount=batch.get("discount", self._cfg.discount_factor),
-            support=support,
+            following, reward, terminated, discount=discount, support=support
         )
         losses = -(target * taken_rows(output["log_prob"], action)).sum(-1)
         # What remains of the cross-entropy without the target's entropy, which nothing can change.
@@ -76,8 +91,44 @@ class C51Policy(DistributionalPolicy):
         logged = {
             "q_value": taken_rows(output["logit"].detach(), action).mean(),
             "target_q_value": (target * support).sum(-1).mean(),
+            "clipped_share": clipped_share(
+                following, reward, terminated, discount=discount, support=support
+            ),
         }
         return weighted_mean(losses, batch.get("weight")), divergence.clamp_min(0.0), logged
+
+    def _monitor_vars_learn(self) -> list[str]:
+        return [*super()._monitor_vars_learn(), "clipped_share"]
+
+    def _reported(self, output: dict[str, Any]) -> Mapping[str, Any]:
+        self._clipped_share = output["clipped_share"]
+        if not self._on_gpu:
+            self._warn_of_clipping()
+        return super()._reported(output)
+
+    def _look(self) -> None:
+        super()._look()
+        self._warn_of_clipping()
+
+    def _warn_of_clipping(self) -> None:
+        """Warn once if the support is too narrow for the returns of the last batch."""
+        if self._clipped_share is None or self._has_warned_of_clipping:
+            return
+        share = float(self._clipped_share)
+        if share <= _CLIPPED_SHARE_TO_WARN:
+            return
+        self._has_warned_of_clipping = True
+        support = self._parts["q"].target.support
+        low, high = float(support[0]), float(support[-1])
+        _log.warning(
+            "%s clips %.0f%% of the target's probability, because these returns are outside of "
+            "[v_min, v_max] = [%g, %g]; it cannot learn them. Pass model={'v_min': ..., 'v_max': "
+            "...} with the lowest and the highest discounted return, or scale the rewards",
+            type(self).__name__,
+            100.0 * share,
+            low,
+            high,
+        )
 
 
 class QuantilePolicy(DistributionalPolicy):

@@ -10,7 +10,12 @@ from dmiddleware.rl.distribution import (
     TanhGaussian,
     mask_logit,
 )
-from dmiddleware.rl.distributional import categorical_target, quantile_huber_loss, taken_rows
+from dmiddleware.rl.distributional import (
+    categorical_target,
+    clipped_share,
+    quantile_huber_loss,
+    taken_rows,
+)
 from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
 from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
 from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
@@ -66,6 +71,7 @@ __all__ = [
     "weighted_mean",
     "TDLoss",
     "categorical_target",
+    "clipped_share",
     "quantile_huber_loss",
     "taken_rows",
     "sequence_priority",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["categorical_target", "interval_middles", "quantile_huber_loss", "taken_rows"]
+__all__ = [
+    "categorical_target",
+    "clipped_share",
+    "interval_middles",
+    "quantile_huber_loss",
+    "taken_rows",
+]
 
 
 def interval_middles(n: int, *, device: torch.device | None = None) -> torch.Tensor:
@@ -51,14 +57,60 @@ def categorical_target(
     Returns:
         ``[B, N]`` probabilities.
     """
-    gamma = torch.zeros_like(reward).add_(discount).masked_fill_(terminated, 0.0)
-    moved = (reward[:, None] + gamma[:, None] * support).clamp(support[0], support[-1])
-    width = (support[-1] - support[0]) / (len(support) - 1)
-    position = (moved - support[0]) / width
+    moved = _moved_support(reward, terminated, discount=discount, support=support)
+    moved = moved.clamp(support[0], support[-1])
+    position = (moved - support[0]) / _spacing(support)
     index = torch.arange(len(support), dtype=position.dtype, device=position.device)
     # Each return shares its probability between its two neighbours on the support.
     share = (position[:, None, :] - index[None, :, None]).abs_().neg_().add_(1.0).clamp_(min=0.0)
     return share.mul_(next_prob[:, None, :]).sum(-1)
+
+
+@torch.no_grad()
+def clipped_share(
+    next_prob: torch.Tensor,
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    *,
+    discount: float | torch.Tensor,
+    support: torch.Tensor,
+) -> torch.Tensor:
+    """Return how much of the target distribution :func:`categorical_target` clips.
+
+    A return is clipped if it lies outside of the support by more than half of the distance between
+    two neighbors. Near 0, the support is wide enough. Above a few per cent, the network cannot
+    represent the returns.
+
+    Args:
+        next_prob: ``[B, N]`` probabilities of the next return.
+        reward: ``[B]``.
+        terminated: ``[B]`` bool, True where nothing follows.
+        discount: gamma, or ``[B]``.
+        support: ``[N]`` returns, evenly spaced.
+
+    Returns:
+        A scalar from 0 to 1, the mean over the rows of the clipped probability.
+    """
+    moved = _moved_support(reward, terminated, discount=discount, support=support)
+    margin = 0.5 * _spacing(support)
+    outside = (moved < support[0] - margin) | (moved > support[-1] + margin)
+    return (next_prob * outside).sum(-1).mean()
+
+
+def _moved_support(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    *,
+    discount: float | torch.Tensor,
+    support: torch.Tensor,
+) -> torch.Tensor:
+    """Return ``[B, N]``: where each of the next returns lies, one step earlier."""
+    gamma = torch.zeros_like(reward).add_(discount).masked_fill_(terminated, 0.0)
+    return reward[:, None] + gamma[:, None] * support
+
+
+def _spacing(support: torch.Tensor) -> torch.Tensor:
+    return (support[-1] - support[0]) / (len(support) - 1)
 
 
 def quantile_huber_loss(

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import C51Policy, IQNPolicy, QRDQNPolicy, RainbowPolicy
-from dmiddleware.rl import categorical_target, quantile_huber_loss, taken_rows
+from dmiddleware.rl import categorical_target, clipped_share, quantile_huber_loss, taken_rows
 
 SMALL = {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]}
 C51 = {**SMALL, "n_atoms": 21, "v_min": -2.0, "v_max": 2.0}
@@ -184,6 +186,58 @@ def test_the_priority_of_c51_is_the_divergence_from_its_target() -> None:
         priority = policy.learn_mode.forward(data)["priority"]
     # Nothing remains where the prediction is right, and it is never negative.
     assert 0.0 <= priority.min() <= priority.max() < 0.1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.integers(-9, 9), st.booleans()), min_size=1, max_size=5),
+    discount=st.sampled_from([0.0, 0.9, 1.0]),
+)
+def test_the_clipped_share_is_that_of_a_literal_loop(
+    rows: list[tuple[int, bool]], discount: float
+) -> None:
+    support = torch.linspace(-2.0, 2.0, 5)
+    prob = torch.rand(len(rows), 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    reward = torch.tensor([number + 0.25 for number, _ in rows])
+    terminated = torch.tensor([ended for _, ended in rows])
+    wanted = 0.0
+    for row, (_, ended) in enumerate(rows):
+        for atom, value in enumerate(support.tolist()):
+            moved = float(reward[row]) + (0.0 if ended else discount * value)
+            if abs(moved) > 2.5:
+                wanted += float(prob[row, atom]) / len(rows)
+    share = clipped_share(prob, reward, terminated, discount=discount, support=support)
+    assert share.item() == pytest.approx(wanted, abs=1e-5)
+
+
+SUPPORTS = pytest.mark.parametrize("make", [C51Policy, one_step_rainbow])
+
+
+@SUPPORTS
+@pytest.mark.parametrize("reward", [50.0, -50.0, 2.7])
+def test_returns_outside_of_the_support_are_logged_and_warned_of_once(
+    make: Any, reward: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, data = make({"model": C51, "seed": 0}), chain()
+    data["terminated"][:] = True
+    data["reward"][:] = reward
+    for _ in range(3):
+        output = policy.learn_mode.forward(data)
+        assert output["clipped_share"] == pytest.approx(1.0)
+    warnings = [one for one in caplog.records if "v_min" in one.getMessage()]
+    assert len(warnings) == 1
+    assert "[-2, 2]" in warnings[0].getMessage()
+    assert "clipped_share" in policy.learn_mode.monitor_vars()
+
+
+@SUPPORTS
+def test_returns_within_the_support_are_not_warned_of(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, data = make({"model": C51, "seed": 0}), chain()
+    for _ in range(3):
+        assert policy.learn_mode.forward(data)["clipped_share"] < 0.05
+    assert not caplog.records
 
 
 def test_a_dueling_network_joins_the_streams_for_each_number() -> None:
