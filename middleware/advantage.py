@@ -12,6 +12,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
+from middleware.support.rows import rows_of
 
 __all__ = [
     "AdvantageEstimator",
@@ -99,7 +100,7 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
 
     @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
     def gae_estimator(ctx: OnlineRLContext) -> None:
-        ctx.train_data = estimate(ctx.trajectories)
+        ctx.train_data = estimate(rows_of(ctx.trajectories))
 
     return gae_estimator
 
@@ -125,7 +126,7 @@ def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[Onli
 
     @middleware(roles=(Role.LEARNER,), reads=("episodes",), writes=("train_data",))
     def montecarlo_return_estimator(ctx: OnlineRLContext) -> None:
-        rows = cat(ctx.episodes)
+        rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes])
         ret = discounted_return(rows["reward"], rows["terminated"], rows["done"], discount=discount)
         ctx.train_data = _with(rows, ret=ret)
 
@@ -160,7 +161,9 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:
-        ctx.trajectories = with_nstep_returns(ctx.trajectories, n=n_step, discount=discount)
+        ctx.trajectories = with_nstep_returns(
+            rows_of(ctx.trajectories), n=n_step, discount=discount
+        )
 
     nstep_reward_enhancer.computes_n_step = True  # type: ignore[attr-defined]
     return nstep_reward_enhancer

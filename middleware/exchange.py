@@ -24,6 +24,7 @@ from middleware.support.exchange_base import (
     merge_counters,
 )
 from middleware.support.ranks import Agreement
+from middleware.support.rows import rows_of
 
 __all__ = ["ContextExchanger", "ModelExchanger", "PeriodicalModelExchanger"]
 
@@ -510,8 +511,11 @@ class ModelExchanger(Exchange):
 
     def _observe(self, ctx: OnlineRLContext) -> None:
         trajectories = getattr(ctx, "trajectories", None)
-        if trajectories is not None and "obs" in trajectories:
-            self._policy.observe(trajectories["obs"])
+        if trajectories is None:
+            return
+        rows = rows_of(trajectories)
+        if "obs" in rows:
+            self._policy.observe(rows["obs"])
 
     def _subscribe(self, task: Task[Any]) -> None:
         if task.has_role(Role.LEARNER):

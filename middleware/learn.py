@@ -50,6 +50,7 @@ from middleware.support.replay import (
     rows_per_draw,
     update_priorities,
 )
+from middleware.support.rows import rows_of
 
 __all__ = [
     "MultistepTrainer",
@@ -383,7 +384,8 @@ class OnPolicyLearner(_PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        rows: Batch = ctx.trajectories if self._takes_trajectories else ctx.train_data
+        name = "trajectories" if self._takes_trajectories else "train_data"
+        rows = rows_of(getattr(ctx, name), name=f"ctx.{name}")
         if "collect_iter" in rows:
             ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean().item())
         n_lead = rows["done"].dim()

@@ -18,6 +18,7 @@ from dmiddleware.data import (
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
 from middleware.support.checks import check_instance, check_positive
+from middleware.support.rows import rows_of
 
 __all__ = [
     "OfflineDataFetcher",
@@ -77,7 +78,7 @@ class OfflineDataSaver:
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Keep the rows."""
-        batch = self._select(ctx.trajectories)
+        batch = self._select(rows_of(ctx.trajectories))
         self._batches.append(batch)
         self._n_rows += batch["done"].numel()
         ctx.log("data/rows", self._n_rows)

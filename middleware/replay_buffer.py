@@ -26,6 +26,7 @@ from middleware.support.replay import (
     rows_per_draw,
     update_priorities,
 )
+from middleware.support.rows import rows_of
 
 __all__ = ["data_pusher", "offpolicy_data_fetcher", "priority_calculator"]
 
@@ -59,16 +60,17 @@ def data_pusher(
 
     @middleware(roles=(Role.LEARNER,), reads=(what,))
     def data_pusher(ctx: OnlineRLContext) -> None:
-        if getattr(ctx, what) is None:
+        collected = getattr(ctx, what)
+        if collected is None or (isinstance(collected, list) and not collected):
             return
         if what == "trajectories":
-            push_rows(buffer, ctx.trajectories, train_iter=ctx.train_iter)
+            push_rows(buffer, rows_of(ctx.trajectories), train_iter=ctx.train_iter)
             return
         for episode in ctx.episodes:
             if isinstance(buffer, DequeBuffer):
                 push_item(buffer, episode, train_iter=ctx.train_iter)
             else:
-                push_rows(buffer, episode, train_iter=ctx.train_iter)
+                push_rows(buffer, rows_of(episode, name="ctx.episodes"), train_iter=ctx.train_iter)
 
     data_pusher.fills = (buffer,)  # type: ignore[attr-defined]
     data_pusher.settings = {"what": what}  # type: ignore[attr-defined]
@@ -168,7 +170,7 @@ def priority_calculator(
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def priority_calculator(ctx: OnlineRLContext) -> None:
-        rows = ctx.trajectories
+        rows = rows_of(ctx.trajectories)
         with torch.no_grad():
             priority = priority_fn(rows)
         if priority.shape != rows["done"].shape:

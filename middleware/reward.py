@@ -13,6 +13,7 @@ from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
 from dmiddleware.policy import rank_and_world_size
 from dmiddleware.reward import IntrinsicCritic, RewardModel
 from middleware.support.checks import check_instance
+from middleware.support.rows import rows_of
 
 __all__ = ["IntrinsicAdvantage", "RewardLearner"]
 
@@ -64,7 +65,7 @@ class RewardLearner:
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Learn and reward."""
-        rows = ctx.trajectories
+        rows = rows_of(ctx.trajectories)
         learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
         reward = self._weight * learned + self._env_weight * env_reward
@@ -121,7 +122,7 @@ class IntrinsicAdvantage:
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Learn, estimate and add."""
-        rows = ctx.train_data
+        rows = rows_of(ctx.train_data, name="ctx.train_data")
         learned = _learn_and_reward(self._model, rows, ctx)
         rows = self._critic.estimate(as_tree({**dict(rows.items()), "learned_reward": learned}))
         _log_losses(ctx, self._critic.update(rows))

@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,77 @@ def test_trajectories_are_pushed_as_one_batch(run_steps: Any) -> None:
     run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), n_steps=2)
     assert buffer.count() == 12
     assert buffer.get(range(12))["obs"].flatten().tolist() == [0, 1, 2, 3, 4, 5] * 2
+
+
+def transition(number: int) -> dict[str, Any]:
+    return {"obs": np.array([number], np.float32), "reward": 1.0, "done": number == 2}
+
+
+FORMS = {
+    "dictionaries": [transition(number) for number in range(3)],
+    "batches": tuple(as_tree(transition(number)) for number in range(3)),
+    "columns": {
+        "obs": torch.arange(3.0)[:, None],
+        "reward": torch.ones(3),
+        "done": np.arange(3) == 2,
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("what", ["trajectories", "episodes"])
+def test_transitions_are_pushed_in_every_form_of_the_context(
+    run_steps: Any, what: Any, form: str
+) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    collected: Any = FORMS[form]
+    run_steps(
+        write(**{what: collected if what == "trajectories" else [collected]}),
+        data_pusher(buffer, what=what),
+    )
+    held = buffer.get(range(3))
+    assert held["obs"].flatten().tolist() == [0.0, 1.0, 2.0]
+    assert held["done"].tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_deque_buffer_gets_each_transition_of_every_form(run_steps: Any, form: str) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    run_steps(write(trajectories=FORMS[form]), data_pusher(buffer))
+    assert [float(item.data["obs"]) for item in buffer] == [0.0, 1.0, 2.0]
+
+
+def test_a_step_that_collected_nothing_pushes_nothing(run_steps: Any) -> None:
+    buffer = TensorBuffer(100, seed=0)
+    run_steps(write(trajectories=[]), data_pusher(buffer))
+    assert buffer.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("collected", "message"),
+    [
+        (3, "must be a batch or a list of transitions"),
+        ([transition(0), "x"], "item 1 of ctx.trajectories is 'x'"),
+        ([transition(0), {**transition(1), "more": 1.0}], "more"),
+        ([transition(0), {**transition(1), "obs": np.zeros(2, np.float32)}], "cannot be stacked"),
+        ([{**transition(0), "info": "text"}], "'info'"),
+    ],
+)
+def test_what_is_not_a_list_of_transitions_is_refused(
+    run_steps: Any, collected: Any, message: str
+) -> None:
+    with pytest.raises(StructureError, match=message):
+        run_steps(write(trajectories=collected), data_pusher(TensorBuffer(100)))
+
+
+def test_other_middleware_take_lists_of_transitions_too(run_steps: Any) -> None:
+    buffer = TensorBuffer(100, sampler=PrioritySampler(alpha=1.0, eps=1e-9), seed=0)
+    run_steps(
+        write(trajectories=FORMS["dictionaries"]),
+        priority_calculator(lambda batch: (batch["obs"][..., 0] == 2.0).float()),
+        data_pusher(buffer),
+    )
+    assert buffer.sample(3)["obs"].unique().tolist() == [2.0]
 
 
 def test_episodes_are_pushed_one_by_one(run_steps: Any) -> None:
