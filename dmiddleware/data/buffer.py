@@ -66,6 +66,11 @@ class Buffer:
         """The buffer's random generator, which buffer middleware uses too."""
         return self._generator
 
+    @property
+    def lacks_priorities(self) -> bool:
+        """Whether items are drawn by priority, but no priority was ever set."""
+        return any(getattr(one, "lacks_priorities", False) for one in self._middleware)
+
     def __len__(self) -> int:
         raise NotImplementedError
 

@@ -153,6 +153,12 @@ class PriorityExperienceReplay(ActionMiddleware):
         self._unset: dict[int, float] = {}
         self._first_new: int | None = None
         self._highest = self._sampler.highest
+        self._lacks_priorities = True
+
+    @property
+    def lacks_priorities(self) -> bool:
+        """Whether no priority was ever set, so that draws are uniform."""
+        return self._lacks_priorities
 
     @property
     def beta(self) -> float:
@@ -166,6 +172,8 @@ class PriorityExperienceReplay(ActionMiddleware):
     def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         """Record the new item's priority."""
         meta = dict(meta) if meta else {}
+        if "priority" in meta:
+            self._lacks_priorities = False
         meta["priority"] = priority = check_priority(meta.get("priority", self._highest))
         index: int = chain(data, meta=meta)
         if self._first_new is None:
@@ -214,6 +222,7 @@ class PriorityExperienceReplay(ActionMiddleware):
             updated: bool = chain(index, data=data, meta=meta)
             return updated
         priority = check_priority(meta["priority"])
+        self._lacks_priorities = False
         updated = chain(index, data=data, meta={**meta, "priority": priority})
         if updated:
             self._set(index, priority)
@@ -242,7 +251,7 @@ class PriorityExperienceReplay(ActionMiddleware):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; the buffer's items are restored before."""
-        self._unset, self._first_new = {}, None
+        self._unset, self._first_new, self._lacks_priorities = {}, None, False
         self._sampler.load_state_dict(state, self._deque.drawable().every_index())
         self._highest = self._sampler.highest
 

@@ -246,6 +246,7 @@ class PrioritySampler:
         # The count from which the schedule runs; not 0 after beta was set.
         self._beta_origin: float = 0
         self._highest = 1.0
+        self._lacks_priorities = True
         self._n_draws = 0
         self._total = 0
         self._numbers = np.empty(0)
@@ -285,6 +286,11 @@ class PrioritySampler:
     def highest(self) -> float:
         """The highest priority so far, at least 1, which new rows get."""
         return self._highest
+
+    @property
+    def lacks_priorities(self) -> bool:
+        """Whether no priority was ever set, so that draws are uniform."""
+        return self._lacks_priorities
 
     def attach(self, size: int) -> None:
         """Prepare for a buffer of ``size`` rows.
@@ -365,6 +371,7 @@ class PrioritySampler:
         self._highest = max(self._highest, float(highest.view(np.float64)))
         slots = index if self._total <= self._tree.size else index % self._tree.size
         self._tree.set(slots, self._mass(priority))
+        self._lacks_priorities = False
 
     def state_dict(self, index: Ints) -> dict[str, Any]:
         """Return the rows' masses, the highest priority and the number of draws."""
@@ -380,6 +387,7 @@ class PrioritySampler:
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Restore what :meth:`state_dict` returned for the rows of ``index``."""
         self.cleared()
+        self._lacks_priorities = False
         self._tree.set(index % self._tree.size, state["mass"])
         self._highest = state["highest"]
         self._n_draws = state["n_draws"]

@@ -156,6 +156,13 @@ class TensorBuffer(Buffer):
         return self._sampler
 
     @property
+    def lacks_priorities(self) -> bool:
+        """Whether rows are drawn by priority, but no priority was ever set."""
+        sampler = self._sampler
+        by_sampler = isinstance(sampler, PrioritySampler) and sampler.lacks_priorities
+        return by_sampler or super().lacks_priorities
+
+    @property
     def n_step(self) -> int:
         """The number of steps that a sampled ``reward`` sums over; 1 for plain transitions."""
         return self._n_step

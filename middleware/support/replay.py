@@ -192,11 +192,22 @@ def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[
     """Write the priorities that one forward returned, if any, to the rows that they are for.
 
     The key ``priority`` is removed from the outputs.
+
+    Raises:
+        ConfigError: if the buffer draws by priority, but the policy returns no priorities, and
+            nothing else has set any.
     """
     found = priorities_of_rows(outputs, len(index))
     for output in outputs:
         output.pop("priority", None)
     if found is None:
+        if buffer.lacks_priorities:
+            raise ConfigError(
+                "the buffer draws by priority, but the policy returned no priorities, and nothing "
+                "else has set any, so all draws would be uniform; draw uniformly (a TensorBuffer "
+                "without PrioritySampler, a DequeBuffer without PriorityExperienceReplay), use a "
+                "policy that returns 'priority', or set priorities with buffer.update_priority"
+            )
         return
     rows, priority = found
     if isinstance(buffer, TensorBuffer):

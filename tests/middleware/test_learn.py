@@ -1,7 +1,9 @@
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -28,7 +30,16 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
-from dmiddleware.policy import DQNPolicy, IMPALAPolicy, PPOPolicy, collate
+from dmiddleware.policy import (
+    BCPolicy,
+    CQLPolicy,
+    DQNPolicy,
+    IMPALAPolicy,
+    IQLPolicy,
+    PPOPolicy,
+    TD3BCPolicy,
+    collate,
+)
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware.advantage import gae_estimator
@@ -198,6 +209,85 @@ def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy
         buffer.push(to_dict(index_rows(batch, number)))
     run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, update_per_collect=20))
     assert len({item.meta["priority"] for item in buffer}) > 1
+
+
+class WithoutPriorities(DQNPolicy):
+    """Returns no priorities, like the offline algorithms."""
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
+        output = dict(super()._forward_learn(batch, **kwargs))
+        output.pop("priority", None)
+        return output
+
+
+def prioritised(kind: str) -> Any:
+    if kind == "TensorBuffer":
+        return filled(sampler=PrioritySampler())
+    buffer = DequeBuffer(1000, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    for row in range(64):
+        buffer.push(to_dict(index_rows(transitions(64), row)))
+    return buffer
+
+
+def learning_from(buffer: Any, policy: Any, *, by: str) -> list[Any]:
+    if by == "OffPolicyLearner":
+        return [OffPolicyLearner(policy, buffer, batch_size=8)]
+    return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
+
+
+KINDS = ["TensorBuffer", "DequeBuffer"]
+LEARNERS = ["OffPolicyLearner", "fetcher"]
+
+
+@pytest.mark.parametrize("by", LEARNERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prioritized_buffer_that_nothing_updates_is_refused(
+    run_steps: Any, kind: str, by: str
+) -> None:
+    policy = WithoutPriorities(SMALL)
+    with pytest.raises(ConfigError, match="returned no priorities"):
+        run_steps(*learning_from(prioritised(kind), policy, by=by))
+
+
+@pytest.mark.parametrize("policy_class", [BCPolicy, IQLPolicy, CQLPolicy, TD3BCPolicy])
+def test_stock_policies_update_priorities_or_refuse_them(run_steps: Any, policy_class: Any) -> None:
+    env = SimpleNamespace(
+        observation_space=gym.spaces.Box(-1.0, 1.0, (4,)),
+        action_space=gym.spaces.Box(-1.0, 1.0, (2,)),
+    )
+    options = {"obs_norm": False} if policy_class is TD3BCPolicy else {}
+    policy = policy_class.for_env(env, seed=0, **options)
+    buffer = TensorBuffer(1000, seed=0, sampler=PrioritySampler())
+    rows = dict(transitions(64).items())
+    buffer.push(as_tree({**rows, "action": torch.zeros(64, 2)}))
+    returned = "priority" in policy.learn_mode.forward(buffer.sample(8))
+    if returned:
+        run_steps(OffPolicyLearner(policy, buffer, batch_size=8))
+        assert not buffer.lacks_priorities
+        return
+    with pytest.raises(ConfigError, match="returned no priorities"):
+        run_steps(OffPolicyLearner(policy, buffer, batch_size=8))
+
+
+@pytest.mark.parametrize("by", LEARNERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) -> None:
+    buffer, policy = prioritised(kind), WithoutPriorities(SMALL)
+    if kind == "TensorBuffer":
+        buffer.update_priority([3], [2.0])
+    else:
+        buffer.update(3, meta={"priority": 2.0})
+    ctx = run_steps(*learning_from(buffer, policy, by=by))
+    assert ctx.train_iter == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_buffer_counts_as_updated(run_steps: Any, kind: str) -> None:
+    buffer, resumed = prioritised(kind), prioritised(kind)
+    run_steps(OffPolicyLearner(DQNPolicy(SMALL), buffer, batch_size=8))
+    resumed.load_state_dict(buffer.state_dict())
+    assert not resumed.lacks_priorities
 
 
 def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
