@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,8 @@ class GoalFunction(Protocol):
         Args:
             achieved_goal: ``[n, …]``.
             desired_goal: ``[n, …]``.
-            info: an empty dictionary, because buffers store no infos.
+            info: an empty dictionary, because buffers store no infos; looking up a key in it
+                raises a :class:`~dmiddleware.errors.ConfigError`.
         """
         ...
 
@@ -66,7 +67,8 @@ class HindsightReplay(ActionMiddleware):
 
     Raises:
         ConfigError: if the strategy is unknown or a function is missing; from ``buffer.use``, if
-            the buffer computes n-step returns or sequences, or does not follow episodes.
+            the buffer computes n-step returns or sequences, or does not follow episodes; from
+            ``buffer.sample``, if a function reads the info.
         StructureError: from ``buffer.sample``, if rows have no goals, or a function does not return
             one value for each.
 
@@ -187,10 +189,37 @@ def _check_columns(columns: Collection[str]) -> None:
         )
 
 
+class _NoInfo(dict[Any, Any]):
+    """The info of a relabeled row: looking up a key raises an error that says why there is none."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, key: object) -> NoReturn:
+        raise ConfigError(
+            f"{self._function} reads {key!r} from the info, but a buffer stores no infos, so "
+            "HindsightReplay cannot pass them; compute the value from the two goals, or put what "
+            "it depends on into achieved_goal and desired_goal"
+        )
+
+    def get(self, key: object, default: object = None) -> NoReturn:
+        self.__missing__(key)
+
+    def pop(self, key: object, *default: object) -> NoReturn:
+        self.__missing__(key)
+
+    def setdefault(self, key: object, default: object = None) -> NoReturn:
+        self.__missing__(key)
+
+    def __contains__(self, key: object) -> NoReturn:
+        self.__missing__(key)
+
+
 def _values(
     function: GoalFunction, name: str, achieved: npt.NDArray[Any], desired: npt.NDArray[Any]
 ) -> torch.Tensor:
-    values = torch.as_tensor(np.asarray(function(achieved, desired, {})))
+    values = torch.as_tensor(np.asarray(function(achieved, desired, _NoInfo(name))))
     if values.shape != (len(achieved),):
         raise StructureError(
             f"{name} must return one value for each of {len(achieved)} goals, but returned the "

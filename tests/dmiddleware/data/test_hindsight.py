@@ -25,6 +25,30 @@ def reached(achieved, desired, info):
     return reward(achieved, desired, info) > 0
 
 
+READS = {
+    "index": lambda info: info["width"],
+    "get": lambda info: info.get("width", 1.0),
+    "pop": lambda info: info.pop("width", 1.0),
+    "setdefault": lambda info: info.setdefault("width", 1.0),
+    "in": lambda info: 1.0 if "width" in info else 2.0,
+    "row": lambda info: info[0]["width"],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("function", ["compute_reward", "compute_terminated"])
+def test_a_function_that_reads_the_info_is_told_that_there_is_none(read, function):
+    def reads_info(achieved, desired, info):
+        return (achieved == desired).all(-1) * READS[read](info)
+
+    functions = {"compute_reward": reward, function: reads_info}
+    buffer = TensorBuffer(100, follow_episodes=True, seed=0)
+    buffer.use(HindsightReplay(**functions, n_goals=1000))
+    buffer.push(episodes())
+    with pytest.raises(ConfigError, match=rf"{function} reads .* stores no infos"):
+        buffer.sample(8)
+
+
 def episodes(lengths=LENGTHS):
     """Rows one after the other; what a row achieves is (episode, step), its own goal (-1, -1)."""
     here = [(episode, step) for episode, n in enumerate(lengths) for step in range(n)]
