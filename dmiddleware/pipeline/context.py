@@ -126,9 +126,23 @@ class Context:
 
         Args:
             name: the metric, with groups separated by slashes (``"collect/return_mean"``).
-            value: any scalar; a second value of the same metric in a step replaces the first.
+            value: any scalar, also a tensor or an array of one element; a second value of the
+                same metric in a step replaces the first.
+
+        Raises:
+            TypeError: if it is not a number.
         """
-        self.logged[name] = float(value)
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            # An array of one element has `item`; `float` takes one without dimensions only.
+            item = getattr(value, "item", None)
+            self.logged[name] = float(value if item is None else item())
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"ctx.log({name!r}, ...) takes one number, got {value!r:.100}; log its mean, or "
+                "each number under a name of its own"
+            ) from None
 
     def renew(self) -> Self:
         """Return the context of the next step."""

@@ -82,7 +82,11 @@ class VectorEvalMonitor:
         """Add the last info of an episode; its numbers are kept."""
         if len(self._infos[env_id]) < self._shares[env_id]:
             self._infos[env_id].append(
-                {key: float(value) for key, value in info.items() if _is_number(value)}
+                {
+                    key: float(value if isinstance(value, float | int) else value.item())
+                    for key, value in info.items()
+                    if _is_number(value)
+                }
             )
 
     def update_reward(self, env_id: int, reward: Any) -> None:
@@ -225,4 +229,4 @@ def evaluate_episodes(
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return True
-    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf"
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"

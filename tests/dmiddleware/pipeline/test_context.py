@@ -6,6 +6,8 @@ import copy
 import pickle
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +146,33 @@ def test_metrics_are_numbers_and_last_for_the_step():
     assert ctx.logged == {"loss": 0.5, "return": 2.0}
     assert all(type(value) is float for value in ctx.logged.values())
     assert ctx.renew().logged == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2,
+        2.0,
+        True + 1,
+        np.float32(2.0),
+        np.int64(2),
+        np.array(2.0),
+        np.array([2.0]),
+        np.array([[2]], np.uint8),
+        Fraction(2),
+    ],
+    ids=repr,
+)
+def test_a_scalar_of_any_kind_and_shape_is_logged(value: Any) -> None:
+    ctx = OnlineRLContext()
+    ctx.log("metric", value)
+    assert ctx.logged == {"metric": 2.0}
+
+
+@pytest.mark.parametrize("value", [None, "2.0", [2.0], np.array([1.0, 2.0]), np.array([]), 2j])
+def test_logging_what_is_not_one_number_names_the_metric(value: Any) -> None:
+    with pytest.raises(TypeError, match="'metric'"):
+        OnlineRLContext().log("metric", value)
 
 
 def test_the_task_is_set_once_it_has_the_context_and_is_kept():

@@ -42,9 +42,17 @@ def test_episodes_beyond_an_envs_share_do_not_count():
 def test_numbers_of_all_kinds_are_averaged():
     monitor = VectorEvalMonitor(1, 1)
     monitor.update_info(
-        0, {"a": np.float32(2), "b": np.array(3), "c": np.array([1, 2]), "d": None, "e": np.True_}
+        0,
+        {
+            "a": np.float32(2),
+            "b": np.array(3),
+            "c": np.array([1, 2]),
+            "d": None,
+            "e": np.True_,
+            "f": np.array([[4.0]]),
+        },
     )
-    assert monitor.mean_info() == {"a": 2.0, "b": 3.0, "e": 1.0}
+    assert monitor.mean_info() == {"a": 2.0, "b": 3.0, "e": 1.0, "f": 4.0}
 
 
 def test_without_infos_there_are_no_means():
