@@ -13,9 +13,9 @@ from torch import nn
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.policy import SACPolicy
 
-N_ROWS, N_UPDATES = 64, 20
-SIZES = [32, 32]
-ENV = "Pendulum-v1"  # actions from -2 to 2
+N_ROWS, N_UPDATES = 64, 50
+# Their log-density adds 1e-6 to the derivative of tanh, which ours does not need.
+EPSILON = 1e-12
 
 
 class SACWithNoise(SACPolicy):
@@ -43,33 +43,49 @@ def weights_of(theirs: Any) -> dict[str, torch.Tensor]:
     return {name: one.detach().clone() for name, one in weights.items()}
 
 
-def steps() -> Iterator[dict[str, torch.Tensor]]:
+def steps(env: gym.Env[Any, Any]) -> Iterator[dict[str, torch.Tensor]]:
     """Yield batches of random steps, some of which end an episode."""
+    n_obs, n_actions = (space.shape[0] for space in (env.observation_space, env.action_space))
+    highest = float(env.action_space.high[0])
     generator = torch.Generator().manual_seed(0)
     while True:
         yield {
-            "obs": torch.randn(N_ROWS, 3, generator=generator),
-            "action": torch.rand(N_ROWS, 1, generator=generator) * 4 - 2,
+            "obs": torch.randn(N_ROWS, n_obs, generator=generator),
+            "action": (torch.rand(N_ROWS, n_actions, generator=generator) * 2 - 1) * highest,
             "reward": torch.randn(N_ROWS, generator=generator),
-            "next_obs": torch.randn(N_ROWS, 3, generator=generator),
+            "next_obs": torch.randn(N_ROWS, n_obs, generator=generator),
             "terminated": torch.rand(N_ROWS, generator=generator) < 0.2,
         }
 
 
-def test_updates_equal_those_of_stable_baselines3(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("env_id", "sizes", "compiled"),
+    # Pendulum's actions reach from -2 to 2.
+    [
+        ("Pendulum-v1", [32, 32], False),
+        ("Hopper-v5", [256, 256], False),
+        ("Hopper-v5", [256, 256], True),
+    ],
+)
+def test_updates_equal_those_of_stable_baselines3(
+    env_id: str, sizes: list[int], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stable_baselines3 = pytest.importorskip("stable_baselines3")
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
     theirs = stable_baselines3.SAC(
-        "MlpPolicy", ENV, seed=0, device="cpu", policy_kwargs={"net_arch": SIZES}
+        "MlpPolicy", env_id, seed=0, device="cpu", policy_kwargs={"net_arch": sizes}
     )
     theirs.set_logger(Logger(None, []))
-    sizes = {"actor_hidden_sizes": SIZES, "critic_hidden_sizes": SIZES}
-    model = SACPolicy.for_env(gym.make(ENV), model=sizes).get_attribute("model")
+    theirs.actor.action_dist.epsilon = EPSILON
+    env = gym.make(env_id)
+    widths = {"actor_hidden_sizes": sizes, "critic_hidden_sizes": sizes}
+    model = SACPolicy.for_env(env, model=widths).get_attribute("model")
     first = weights_of(theirs)
     model.load_state_dict(first)
-    policy = SACWithNoise.for_env(gym.make(ENV), model=model, enable_field=["learn"])
+    policy = SACWithNoise.for_env(env, model=model, enable_field=["learn"], compile=compiled)
+    highest = float(env.action_space.high[0])
 
     batches: list[dict[str, torch.Tensor]] = []
     noise: list[torch.Tensor] = []
@@ -81,15 +97,16 @@ def test_updates_equal_those_of_stable_baselines3(monkeypatch: pytest.MonkeyPatc
         one = batches.pop()
         return ReplayBufferSamples(
             one["obs"],
-            one["action"] / 2,  # its buffer has actions from -1 to 1
+            one["action"] / highest,  # its buffer has actions from -1 to 1
             one["next_obs"],
             one["terminated"].float()[:, None],
             one["reward"][:, None],
         )
 
     monkeypatch.setattr(theirs.replay_buffer, "sample", sample)
-    for batch, seed in zip(steps(), range(N_UPDATES), strict=False):
-        drawn = torch.randn(2, N_ROWS, 1, generator=torch.Generator().manual_seed(seed))
+    for batch, seed in zip(steps(env), range(N_UPDATES), strict=False):
+        shape = (2, *batch["action"].shape)
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         policy.noise, noise[:], batches[:] = [*drawn], [*drawn], [batch]
         rows: Batch = as_tree(batch)
         output = policy.learn_mode.forward(rows)
@@ -97,8 +114,11 @@ def test_updates_equal_those_of_stable_baselines3(monkeypatch: pytest.MonkeyPatc
 
     found, expected = model.state_dict(), weights_of(theirs)
     for name, start in first.items():
-        moved = (expected[name] - start).abs().max()
-        # Their density has an epsilon that ours does not need.
-        assert (found[name] - expected[name]).abs().max() < 0.02 * moved, name
+        # As norms: Adam divides by the gradient's size, so rounding alone moves the few weights
+        # whose gradients are almost 0. A compiled update rounds in another order.
+        error = (found[name] - expected[name]).norm()
+        assert error < 0.0002 * expected[name].norm(), name
+        if not compiled:
+            assert error < 0.0001 * (expected[name] - start).norm(), name
     # Ours reports the temperature that the update used.
     assert output["alpha"] == pytest.approx(theirs.log_ent_coef.exp().item(), abs=4e-4)
