@@ -46,9 +46,15 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
     :meth:`observe` with the observations of the data set before learning. As in the authors' own
     code, targets do not contain the entropy, unlike SAC's, and a third of the actions are those of
     the policy for ``next_obs``. Differences from that code: the actor does not start with behaviour
-    cloning; and the estimate of the integral is a mean over the ``3 * n_actions`` actions, as in
-    appendix F, where that code has their sum. A ``lagrange_gap`` of that code is therefore
-    ``log(3 * n_actions)`` less here.
+    cloning; the estimate of the integral is a mean over the ``3 * n_actions`` actions, as in
+    appendix F, where that code has their sum; the squared error is halved, as in equation 4, where
+    that code has all of it; and networks have two hidden layers of 256 units, where that code has
+    three. With that code's ``min_q_weight`` w and threshold τ, the same loss has here
+
+    - ``cql_alpha = w / 2``: the default of 5 is its w = 10;
+    - ``lagrange_gap = τ / w - log(3 * n_actions)``, because that code compares τ with w times the
+      sum's gap: its AntMaze settings, w = 5, τ = 5 and 10 actions, are 1 - 3.40 = -2.40 here; w = 1
+      and τ = 5 are 1.60.
     """
 
     config: ClassVar[dict[str, Any]] = {

@@ -56,6 +56,19 @@ def test_without_the_penalty_it_is_sac() -> None:
         assert found[name] == pytest.approx(wanted[name], rel=1e-3), name
 
 
+@pytest.mark.parametrize("min_q_weight", [1.0, 5.0, 10.0])
+def test_half_of_the_weight_of_the_authors_code_gives_the_same_loss(min_q_weight: float) -> None:
+    policy, rows = made(cql_alpha=min_q_weight / 2, n_actions=4), some_rows()
+    rows["terminated"][:] = True  # the target is the reward
+    critic = policy.get_attribute("parts")["critic"].module
+    with torch.no_grad():
+        q = critic(rows["obs"], rows["action"] / 2)
+    squares = (q - rows["reward"]).square().mean(-1).sum()
+    found = policy.learn_mode.forward(rows)
+    theirs = squares.item() + min_q_weight * len(q) * found["cql_gap"]
+    assert 2.0 * found["critic_loss"] == pytest.approx(theirs, rel=1e-4)
+
+
 def test_targets_do_not_contain_the_entropy() -> None:
     losses = [
         made(cql_alpha=1e-9, alpha=alpha).learn_mode.forward(some_rows())["critic_loss"]
