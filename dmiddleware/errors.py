@@ -18,6 +18,7 @@ that fits it best, so that either can be caught::
     ├── DataError
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
+    │   ├── NonFiniteData (ValueError)      a number that must be finite, and is not
     │   ├── DatasetError (ValueError)       an offline dataset that cannot be read
     │   └── StepDataLost (LookupError)      step data that is missing or damaged in its store
     ├── EnvError
@@ -77,6 +78,7 @@ __all__ = [
     "DataError",
     "StructureError",
     "NotEnoughData",
+    "NonFiniteData",
     "DatasetError",
     "StepDataLost",
     "EnvError",
@@ -176,6 +178,10 @@ class StructureError(DataError, ValueError):
 
 class NotEnoughData(DataError, ValueError):
     """A buffer was asked for more than it holds."""
+
+
+class NonFiniteData(DataError, ValueError):
+    """A number that must be finite is NaN or infinite."""
 
 
 class DatasetError(DataError, ValueError):

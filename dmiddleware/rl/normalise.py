@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dmiddleware.errors import CheckpointMismatch, StructureError
+from dmiddleware.errors import CheckpointMismatch, NonFiniteData, StructureError
 from dmiddleware.rl.recurrence import check_fraction, discounted_scan
 
 __all__ = ["RunningMeanStd", "RewardNormaliser"]
@@ -58,6 +59,7 @@ class RunningMeanStd:
 
         Raises:
             StructureError: if the items are of another shape.
+            NonFiniteData: if one of them is NaN or infinite; nothing has changed.
         """
         items = self._as_items(batch)
         n_new = items.shape[0]
@@ -65,6 +67,12 @@ class RunningMeanStd:
             return
         new_mean = items.mean(0)
         new_var = (items - new_mean).square_().mean(0)
+        if not math.isfinite(new_mean.sum() + new_var.sum()):
+            _check_finite("the items", items)
+            raise NonFiniteData(
+                f"the items reach {items.abs().max().item():g}, whose variance is infinite; scale "
+                "them first"
+            )
         if self.count == 0:
             self.mean, self.var = new_mean, new_var
         else:
@@ -194,6 +202,7 @@ class RewardNormaliser:
 
         Raises:
             StructureError: if the shapes differ.
+            NonFiniteData: if a reward is NaN or infinite; nothing has changed.
         """
         if not reward.shape == done.shape == episode_id.shape or reward.dim() != 2:
             raise StructureError(
@@ -202,6 +211,8 @@ class RewardNormaliser:
             )
         if reward.numel() == 0:
             return
+        if not math.isfinite(reward.sum(dtype=torch.float64)):
+            _check_finite("the rewards", reward)
         starts = torch.ones_like(done)
         starts[1:] = episode_id[1:] != episode_id[:-1]
         if len(set(ids := episode_id[starts].tolist())) < len(ids):
@@ -247,3 +258,19 @@ class RewardNormaliser:
         self._return_stats.load_state_dict(state["return_stats"])
         ids, returns = state["episode_id"].tolist(), state["running"].tolist()
         self._unfinished = dict(zip(ids, returns, strict=True))
+
+
+def _check_finite(what: str, values: torch.Tensor) -> None:
+    """Reject values that are not finite.
+
+    Raises:
+        NonFiniteData: with the first of them and its place.
+    """
+    bad = (~values.isfinite()).nonzero()
+    if len(bad):
+        place = bad[0].tolist()
+        raise NonFiniteData(
+            f"{what} have {values[tuple(place)].item()} at {place} of {list(values.shape)}, which "
+            "would ruin the running statistics; they were not changed. Check the environment or "
+            "the data set for NaN and infinite values"
+        )

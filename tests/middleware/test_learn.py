@@ -74,6 +74,21 @@ def filled(n: int = 64, **options: Any) -> TensorBuffer:
 SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
 
 
+@pytest.mark.parametrize(
+    ("column", "place"), [("obs", (5, 2)), ("next_obs", (0, 0)), ("reward", (3,))]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_names_the_column_and_the_row(
+    column: str, place: tuple[int, ...], value: float
+) -> None:
+    policy, batch = DQNPolicy(SMALL), transitions(8)
+    batch[column][place] = value
+    with pytest.raises(
+        NonFiniteLoss, match=rf"'{column}' has {value} at {re.escape(str([*place]))}"
+    ):
+        policy.learn_mode.forward(batch)
+
+
 @pytest.fixture
 def dqn() -> DQNPolicy:
     return DQNPolicy(SMALL)

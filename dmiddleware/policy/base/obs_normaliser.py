@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dmiddleware.data.batch import Batch, Nested, as_tree
-from dmiddleware.errors import CheckpointMismatch
+from dmiddleware.errors import CheckpointMismatch, NonFiniteData
 from dmiddleware.model.spaces import is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
 
@@ -61,7 +61,11 @@ class ObsNormaliser:
             self._publish()
             self._learned = False
         for path, stats in self._running.items():
-            stats.update(_leaf(obs, path))
+            try:
+                stats.update(_leaf(obs, path))
+            except NonFiniteData as error:
+                error.add_note(f"these are observations, the leaf {_name(path)}")
+                raise
         if not self._held:
             self._publish()
 

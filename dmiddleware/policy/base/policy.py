@@ -1012,6 +1012,9 @@ class Policy(Configurable):
         if "collect_iter" in batch:
             column = batch["collect_iter"]
             source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
+        odd = _first_odd_value(batch)
+        if odd is not None:
+            source = f"{source}, {odd}"
         return NonFiniteLoss(
             f"{what} on {source}; {self._what_was_kept()}. "
             "Check observations and rewards for NaN, lower the learning rate or clip gradients"
@@ -1114,3 +1117,14 @@ def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:
         return map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
 
     return {key: moved(value) for key, value in outputs.items()}
+
+
+def _first_odd_value(batch: Batch) -> str | None:
+    """Name the first value of a batch that is NaN or infinite; None: there is none."""
+    for path, leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            bad = (~leaf.isfinite()).nonzero()
+            if len(bad):
+                place = bad[0].tolist()
+                return f"whose column {path!r} has {leaf[tuple(place)].item()} at {place}"
+    return None

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.errors import CheckpointMismatch, StructureError
+from dmiddleware.errors import CheckpointMismatch, NonFiniteData, StructureError
 from dmiddleware.rl import RewardNormaliser, RunningMeanStd
 
 
@@ -251,3 +251,40 @@ def test_a_restored_reward_normaliser_continues_unfinished_episodes():
 def test_a_discount_outside_its_range_is_rejected():
     with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got 1\.5"):
         RewardNormaliser(discount=1.5)
+
+
+ODD = [float("nan"), float("inf"), -float("inf"), 1e300]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("n_before", [0, 5])
+def test_one_bad_value_never_ruins_the_statistics(shape, n_before, value):
+    stats = RunningMeanStd(shape)
+    stats.update(torch.arange(float(n_before)).reshape(-1, *[1] * len(shape)).expand(-1, *shape))
+    before = stats.state_dict()
+    batch = torch.zeros(4, *shape, dtype=torch.float64)
+    batch.view(-1)[-1] = value
+    with pytest.raises(NonFiniteData):
+        stats.update(batch)
+    after = stats.state_dict()
+    assert after["count"] == before["count"]
+    assert torch.equal(after["mean"], before["mean"])
+    assert torch.equal(after["var"], before["var"])
+    stats.update(torch.zeros(4, *shape))
+    assert stats.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("value", ODD[:3])
+def test_one_bad_reward_never_ruins_the_returns(value):
+    normaliser = RewardNormaliser(discount=0.9)
+    ids, done = torch.tensor([[0, 1]] * 3), torch.zeros(3, 2, dtype=torch.bool)
+    normaliser.update(torch.rand(3, 2), done, ids)
+    before = normaliser.state_dict()
+    bad = torch.rand(3, 2)
+    bad[1, 1] = value
+    with pytest.raises(NonFiniteData, match=r"\[1, 1\]"):
+        normaliser.update(bad, done, ids)
+    after = normaliser.state_dict()
+    assert torch.equal(after["running"], before["running"])
+    assert after["return_stats"]["count"] == before["return_stats"]["count"]
