@@ -65,6 +65,7 @@ def test_an_algorithm_learns_from_the_mixed_data(
     assert (Path("runs") / "short" / "ckpt" / "best.safetensors").exists()
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", offline.POLICIES)
 def test_its_update_is_one_graph_that_stays_valid(

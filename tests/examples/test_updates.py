@@ -54,6 +54,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Expe
     return run
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 @EVERY_ALGORITHM
 def test_an_update_is_one_graph_that_stays_valid(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from dmiddleware.config import Option, check_value, switch
 from dmiddleware.data.batch import Batch, to_dict
@@ -30,6 +31,9 @@ __all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
 
 _CHECK_EVERY = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
+_COMPILES_FROM: Final = TorchVersion("2.13")
+"""The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
+
 _FIXED = ("G[", "G.", "type(", "dict(", "list(", "self._parts", "self._model")
 """How the names of guards begin that cannot fail: of code, of modules and of optimisers."""
 
@@ -145,6 +149,13 @@ class PartsPolicy(BatchedPolicy):
             "compile",
             cfg.compile,
             "False with multi_gpu, because ranks exchange gradients within the update",
+        )
+        check_value(
+            not cfg.compile or torch.__version__ >= _COMPILES_FROM,
+            "compile",
+            cfg.compile,
+            f"False with torch {torch.__version__}; compiled updates need torch "
+            f"{_COMPILES_FROM} or newer",
         )
 
     @to_be_written

@@ -154,6 +154,7 @@ def test_networks_leave_their_large_products_to_onednn(
     assert n_onednn(lambda: network(*inputs)) == n
 
 
+@pytest.mark.compiled
 def test_a_compiled_function_has_the_same_gradients() -> None:
     mlp = MLP(64, (256, 256))
     x = numbers(128, 64)

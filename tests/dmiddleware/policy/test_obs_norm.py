@@ -176,6 +176,7 @@ def test_several_ranks_are_refused(cls: Any) -> None:
         pair(cls, multi_gpu=True)
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_a_compiled_update_follows_the_statistics() -> None:
     env = gym.make("Pendulum-v1")

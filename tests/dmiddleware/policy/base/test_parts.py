@@ -338,6 +338,7 @@ def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -
     assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("make", [dqn, pytest.param(ppo, marks=pytest.mark.slow)])
 def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> None:
     eager, compiled = make(), make(compile=True)
@@ -361,6 +362,7 @@ def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> 
         assert torch.allclose(models[1][name], value, atol=1e-5), name
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("make", [dqn, ppo])
 def test_an_update_is_one_graph_and_is_compiled_once(make: Any) -> None:
     policy = make(compile=True)
@@ -402,6 +404,7 @@ def assert_same_losses(policies: list[Scaled], n_rows: int) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+@pytest.mark.compiled
 def test_compiled_policies_of_one_class_do_not_share_their_code() -> None:
     torch.manual_seed(0)
     small, deep = pair(nn.Linear(2, 1)), pair(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
@@ -411,6 +414,7 @@ def test_compiled_policies_of_one_class_do_not_share_their_code() -> None:
             assert_same_losses(policies, n_rows=4)
 
 
+@pytest.mark.compiled
 def test_a_compiled_update_sees_new_shapes_and_what_the_policy_changes() -> None:
     torch.manual_seed(0)
     policies = pair(nn.Linear(2, 1))
