@@ -5,8 +5,9 @@ import torch
 
 from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
-from dmiddleware.policy import PPOPolicy
+from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, PPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rl import Counters, RunningMeanStd, Schedule
+from tests.dmiddleware.policy.every_policy import batch_for, made
 
 
 @pytest.fixture
@@ -113,6 +114,17 @@ def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, pp
     assert after["train_iter"] == before["train_iter"]
     assert all(torch.equal(before["model"][k], after["model"][k]) for k in before["model"])
     assert "cur_lr" in stopped
+
+
+@pytest.mark.parametrize("cls", [PPOPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy])
+def test_target_kl_is_the_divergence_at_which_learning_stops(cls):
+    batch = batch_for(made(cls))
+    for target_kl in (1e-3, 1e-2, 1.0):
+        policy = made(cls, target_kl=target_kl, learning_rate=0.02)
+        outputs = [policy.learn_mode.forward(batch) for _ in range(5)]
+        stops = [output["kl_stop"] for output in outputs]
+        assert stops == [output["approx_kl"] > target_kl for output in outputs]
+    assert "1.5 times" in PPOPolicy.options()["target_kl"].meaning
 
 
 def test_the_learning_rate_falls_linearly_to_zero(small, ppo_batch):

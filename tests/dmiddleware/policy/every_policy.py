@@ -1,0 +1,136 @@
+"""Every stock policy, an env that suits it, and a batch that it learns from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from dmiddleware.data import Batch, TensorBuffer, flatten_lead
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import (
+    A2CPolicy,
+    AgentsPolicy,
+    BCPolicy,
+    C51Policy,
+    CQLPolicy,
+    DDPGPolicy,
+    DecisionTransformerPolicy,
+    DiscreteSACPolicy,
+    DQNPolicy,
+    IMPALAPolicy,
+    IPPOPolicy,
+    IQLPolicy,
+    IQNPolicy,
+    MAPPOPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    QRDQNPolicy,
+    R2D2Policy,
+    RainbowPolicy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+    TD3BCPolicy,
+    TD3Policy,
+    TQCPolicy,
+    VDNPolicy,
+)
+from dmiddleware.rl import with_returns_to_go
+from dmiddleware.rollout import RolloutCollector
+from middleware.advantage import AdvantageEstimator
+from tests.dmiddleware.team_envs import CountingTeam
+
+DISCRETE: list[Any] = [
+    DQNPolicy,
+    C51Policy,
+    QRDQNPolicy,
+    IQNPolicy,
+    RainbowPolicy,
+    R2D2Policy,
+    DiscreteSACPolicy,
+]
+CONTINUOUS: list[Any] = [
+    SACPolicy,
+    TQCPolicy,
+    DDPGPolicy,
+    TD3Policy,
+    TD3BCPolicy,
+    CQLPolicy,
+    IQLPolicy,
+]
+ON_POLICY: list[Any] = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy]
+CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
+TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
+EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *CLONING, *TEAMS]
+
+N_ENVS = 2
+
+
+class Toy(gym.Env[Any, Any]):
+    """Observations are random, and an episode has six steps."""
+
+    def __init__(self, action_space: gym.Space[Any]) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self._step += 1
+        obs = self._obs()
+        return obs, float(obs[0]), self._step == 6, False, {}
+
+    def _obs(self) -> Any:
+        return self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
+
+
+def env_for(cls: Any) -> gym.Env[Any, Any]:
+    """Return an env that a class of policies supports."""
+    if issubclass(cls, AgentsPolicy):
+        return CountingTeam(n_agent=2)
+    if cls in CONTINUOUS:
+        return Toy(gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
+    return Toy(gym.spaces.Discrete(3))
+
+
+def made(cls: Any, **options: Any) -> Any:
+    """Return a policy of this class; one that normalises by its data set has seen one."""
+    policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
+    if cls in (TD3BCPolicy, CQLPolicy, DecisionTransformerPolicy):
+        policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy
+    return policy
+
+
+def collected(policy: Any, n_step: int = 24) -> Batch:
+    """Return ``[T, 2, …]`` that the policy collects in two envs."""
+    with make_env_manager(lambda: env_for(type(policy)), env_num=N_ENVS, seed=0) as envs:
+        return RolloutCollector(policy, envs).collect(N_ENVS * n_step)
+
+
+def batch_for(policy: Any, n_rows: int = 16) -> Batch:
+    """Return what the policy learns from, made of what it collects."""
+    rows = collected(policy)
+    if policy.cfg.on_policy:
+        if not policy.learns_from_trajectories:
+            estimate = AdvantageEstimator(policy.learn_mode, user="the test")
+            rows = estimate(rows)
+        return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
+    return buffer_of(policy, rows).sample(n_rows)
+
+
+def buffer_of(policy: Any, rows: Batch) -> TensorBuffer:
+    """Return a buffer that draws what the policy learns from, filled with rows."""
+    options: dict[str, Any] = {}
+    if isinstance(policy, R2D2Policy):
+        options = {"unroll_len": 4, "start_columns": ("state",), "burn_in": policy.burn_in}
+    elif isinstance(policy, DecisionTransformerPolicy):
+        options, rows = {"unroll_len": 4}, with_returns_to_go(rows)
+    elif policy.discount_factor is not None:
+        options = {"n_step": policy.nstep, "discount": policy.discount_factor}
+    buffer = TensorBuffer(500, seed=0, **options)
+    buffer.push(rows)
+    return buffer
