@@ -27,7 +27,7 @@ from dmiddleware.pipeline import (
     Task,
     middleware_name,
 )
-from dmiddleware.policy import Policy
+from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.seeding import seed_libraries
 from middleware.checkpoint import CkptSaver
 from middleware.evaluate import InteractionEvaluator
@@ -115,7 +115,8 @@ class Experiment:
     :class:`~middleware.OnlineLogger` (offline: :class:`~middleware.OfflineLogger`),
     :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
     :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
-    with the settings that the run used: those of the policy, and those of each middleware of the
+    with the settings that the run used: those of the policy, from which
+    :func:`~dmiddleware.policy.create_policy` builds it again, and those of each middleware of the
     chain, from its mapping ``settings`` if it has one. When the run ends, it evaluates the best and
     the last policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
@@ -191,7 +192,7 @@ class Experiment:
         for one in chain.middleware:
             if isinstance(one, InteractionEvaluator):
                 self._evaluator = one
-        self._config = _used_config(self._policy.cfg, chain)
+        self._config = {**_named(type(self._policy)), **_used_config(self._policy.cfg, chain)}
         self._chain = [
             {middleware_name(one): getattr(one, "settings", {})} for one in chain.middleware
         ]
@@ -364,23 +365,40 @@ class FinalCtxSaver:
         _write_json(path, {**fields, "stop_reason": task.stop_reason})
 
 
+def _named(cls: type[Policy]) -> dict[str, Any]:
+    """Return what a config needs so that ``create_policy`` finds the class, if it can."""
+    names = [name for name in POLICY_REGISTRY if POLICY_REGISTRY.get(name) is cls]
+    if not names:
+        return {}
+    is_stock = cls.__module__.startswith("dmiddleware.")
+    return {"type": names[0], **({} if is_stock else {"import_names": [cls.__module__]})}
+
+
 def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
-    """Return a policy's config with the values that the chain's middleware use."""
+    """Return a policy's config with the values that the chain's middleware use.
+
+    Settings of middleware that the policy's config does not have are left out: they are among those
+    of the chain, and the policy would not take them back.
+    """
     used: dict[str, Any] = _copied(cfg)
     for path in _CHAIN_SETTINGS:
-        *groups, key = path.split(".")
-        group = used
-        for name in groups:
-            group = group.get(name, {})
-        group.pop(key, None)
+        section, key = _section_of(path, used)
+        section.pop(key, None)
     for one in chain.middleware:
         for path, value in getattr(one, "policy_settings", {}).items():
-            *groups, key = path.split(".")
-            group = used
-            for name in groups:
-                group = group.setdefault(name, {})
-            group[key] = value
+            known, key = _section_of(path, cfg)
+            if key in known:
+                _section_of(path, used)[0][key] = value
     return used
+
+
+def _section_of(path: str, cfg: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the part of a config in which a setting is, and its key there."""
+    *sections, key = path.split(".")
+    section: Any = cfg
+    for name in sections:
+        section = section.get(name, {})
+    return section, key
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from dmiddleware.data import Batch, TensorBuffer, flatten_lead
+from dmiddleware.data import Batch, PrioritySampler, TensorBuffer, flatten_lead
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
@@ -131,6 +131,8 @@ def buffer_of(policy: Any, rows: Batch) -> TensorBuffer:
         options, rows = {"unroll_len": 4}, with_returns_to_go(rows)
     elif policy.discount_factor is not None:
         options = {"n_step": policy.nstep, "discount": policy.discount_factor}
+    if policy.cfg.get("priority"):
+        options["sampler"] = PrioritySampler()
     buffer = TensorBuffer(500, seed=0, **options)
     buffer.push(rows)
     return buffer

@@ -1,0 +1,156 @@
+"""A run's config.yaml builds the policy of the run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from dmiddleware.data import TensorBuffer, to_dict
+from dmiddleware.env import make_env_manager
+from dmiddleware.pipeline import Task
+from dmiddleware.policy import (
+    POLICY_REGISTRY,
+    BatchedPolicy,
+    DecisionTransformerPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    SACPolicy,
+    create_policy,
+)
+from dmiddleware.schedule import Schedule
+from middleware import (
+    Experiment,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    gae_estimator,
+    offpolicy_data_fetcher,
+    trainer,
+)
+from tests.dmiddleware.policy.every_policy import (
+    DISCRETE,
+    EVERY,
+    buffer_of,
+    collected,
+    env_for,
+    made,
+)
+
+
+def config_of_a_run(root: Path, policy: Any, *middleware: Any) -> dict[str, Any]:
+    """Run one step of a chain, and return the policy's part of its config.yaml."""
+    experiment = Experiment("short", policy, root=root)
+    with Task(seed=0) as task:
+        for one in (*middleware, experiment):
+            task.use(one)
+        task.run(max_step=1)
+    saved = yaml.safe_load((experiment.run.path / "config.yaml").read_text(encoding="utf-8"))
+    config: dict[str, Any] = saved["policy"]
+    return config
+
+
+def usual_chain(policy: Any) -> list[Any]:
+    """Return the middleware with which a policy usually learns."""
+    envs = make_env_manager(lambda: env_for(type(policy)), env_num=2, seed=0)
+    collector = StepCollector(policy, envs, n_sample=48)
+    if policy.on_policy:
+        estimators = [] if policy.learns_from_trajectories else [gae_estimator(policy)]
+        return [collector, *estimators, OnPolicyLearner(policy)]
+    if isinstance(policy, DecisionTransformerPolicy):
+        buffer = buffer_of(policy, collected(policy))
+        return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
+    buffer = buffer_of(policy, collected(policy))
+    explores = [] if policy.get_attribute("explores") else [eps_greedy_handler(policy)]
+    learner = OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2)
+    return [*explores, collector, data_pusher(buffer), learner]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_the_config_of_every_policy_builds_it_again(cls: Any, tmp_path: Path) -> None:
+    policy = made(cls)
+    config = config_of_a_run(tmp_path, policy, *usual_chain(policy))
+    state = policy.learn_mode.state_dict()
+    for again in (create_policy(config), cls(config)):
+        assert type(again) is cls
+        again.learn_mode.load_state_dict(state)
+        assert same(again.learn_mode.state_dict(), state)
+        own, wanted = to_dict(again.cfg), to_dict(policy.cfg)
+        own.pop("type", None)
+        for saved in (own, wanted):
+            # What the middleware of the chain used in place of the policy's own values.
+            for path in ("learn.batch_size", "learn.update_per_collect", "collect.n_sample"):
+                section, _, key = path.partition(".")
+                saved[section].pop(key, None)
+            saved["model"] = yaml.safe_load(yaml.safe_dump(list_of(saved["model"])))
+        assert own == wanted
+
+
+def list_of(value: Any) -> Any:
+    """Return a value with lists in place of tuples, as YAML has them."""
+    if isinstance(value, dict):
+        return {key: list_of(one) for key, one in value.items()}
+    return [list_of(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("cls", [SACPolicy, DQNPolicy])
+def test_random_steps_are_saved_where_the_policy_has_them(cls: Any, tmp_path: Path) -> None:
+    policy = made(cls)
+    chain = usual_chain(policy)
+    envs = make_env_manager(lambda: env_for(cls), env_num=2, seed=0)
+    chain[-3] = StepCollector(policy, envs, n_sample=48, random_steps=64)
+    config = config_of_a_run(tmp_path, policy, *chain)
+    assert config.get("random_collect_size") == (64 if cls in DISCRETE else None)
+    assert type(create_policy(config)) is cls
+
+
+def test_schedules_are_saved(tmp_path: Path) -> None:
+    rate = Schedule.linear(1e-3, 1e-5, decay=100, by="update")
+    clip = Schedule.piecewise([(0, 0.3), (10, 0.1)], by="update")
+    policy = made(PPOPolicy, learning_rate=rate, clip_ratio=clip, entropy_weight=0.01)
+    again = create_policy(config_of_a_run(tmp_path, policy, *usual_chain(policy)))
+    assert again.schedules == policy.schedules
+
+
+@POLICY_REGISTRY.register("policy_with_one_option")
+class OneOption(BatchedPolicy):
+    """An algorithm of one's own that declares none of the settings that middleware use."""
+
+    config = {"shift": 1}
+
+    def default_model(self) -> tuple[str, list[str]]:
+        return "q_network", ["dmiddleware.model"]
+
+    def _forward_learn(self, batch: Any) -> dict[str, Any]:
+        return {"total_loss": 0.0}
+
+    def _forward_collect_batch(self, obs: Any, env_id: Any) -> dict[str, Any]:
+        return {"action": self._model(obs)["logit"].argmax(-1)}
+
+
+def test_the_config_of_a_policy_of_ones_own_names_its_module(tmp_path: Path) -> None:
+    env = env_for(DQNPolicy)
+    policy = OneOption.for_env(env, shift=3, enable_field=["learn", "collect"])
+    buffer = TensorBuffer(500, seed=0)
+    envs = make_env_manager(lambda: env_for(DQNPolicy), env_num=2, seed=0)
+    chain = [
+        StepCollector(policy, envs, n_sample=48),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2),
+    ]
+    config = config_of_a_run(tmp_path, policy, *chain)
+    assert (config["type"], config["import_names"]) == ("policy_with_one_option", [__name__])
+    assert OneOption(config, enable_field=["collect"]).cfg.shift == 3
