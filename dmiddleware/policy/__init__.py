@@ -22,6 +22,7 @@ from dmiddleware.policy.base.data_parallel import (
     sum_over_ranks,
 )
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
+from dmiddleware.policy.base.obs_norm import ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam, rmsprop
 from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
@@ -105,6 +106,7 @@ __all__ = [
     "PolicyGradientPolicy",
     "AgentsPolicy",
     "CodecPolicy",
+    "ObsNormPolicy",
     "RecurrentPolicy",
     "ActionCodec",
     "collate",

@@ -71,7 +71,7 @@ class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
         return super().for_env(env, model=model, enable_field=enable_field, **options)
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        output = self._model(self._normalised(batch["obs"]))
+        output = self._model(batch["obs"])
         distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
         return self._follow_gradient(

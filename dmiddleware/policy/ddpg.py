@@ -160,7 +160,6 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     def _update(
         self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
     ) -> dict[str, torch.Tensor]:
-        batch = self._normalised_rows(batch)
         actor, critic = self._parts["actor"], self._parts["critic"]
         with torch.no_grad():
             next_action = actor.target(batch["next_obs"])["mu"].tanh()
@@ -201,7 +200,6 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        self._count_collected(obs)
         collect = self._cfg.collect
         raw = self._acting_distribution(self._actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)

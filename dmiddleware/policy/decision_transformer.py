@@ -166,9 +166,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
         raw = self._codec.to_raw(batch["action"])
-        output = self._model(
-            self._normalised(batch["obs"]), raw, ret / self._cfg.return_scale, timestep
-        )
+        output = self._model(batch["obs"], raw, ret / self._cfg.return_scale, timestep)
         distribution = self._codec.distribution(output)
         loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
         norm = self._parts["transformer"].step(loss)
@@ -240,7 +238,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         )
         left = ret[row, (slot - 1).clamp(min=0)] - prev_reward
         ret[row, slot] = torch.where(timestep == 0, self._asked_return(), left)
-        embedding[row, slot] = network.encode(self._normalised(obs))
+        embedding[row, slot] = network.encode(obs)
         places = (timestep - slot).unsqueeze(0) + torch.arange(
             length, device=slot.device
         ).unsqueeze(1)

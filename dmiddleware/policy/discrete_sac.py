@@ -122,7 +122,6 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         }
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        batch = self._normalised_rows(batch)
         actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
         obs, next_obs = batch["obs"], batch["next_obs"]
         mask = self._mask_of(obs, batch.get("action_mask"))
@@ -179,7 +178,6 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        self._count_collected(obs)
         return self._acted(obs, action_mask, self._generator)
 
     def _forward_eval_batch(
@@ -196,7 +194,7 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     def _acted(
         self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
     ) -> dict[str, Any]:
-        output = self._parts["actor"].module(self._normalised(obs))
+        output = self._parts["actor"].module(obs)
         return self._chosen_action(self._acting_distribution(output, obs, action_mask), generator)
 
     def _monitor_vars_learn(self) -> list[str]:

@@ -141,7 +141,7 @@ class PPOPolicy(AdvantagePolicy):
 
     def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the outputs for a minibatch, with its leading dimensions."""
-        output: dict[str, torch.Tensor] = self._model(self._normalised(batch["obs"]))
+        output: dict[str, torch.Tensor] = self._model(batch["obs"])
         return output
 
     def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:

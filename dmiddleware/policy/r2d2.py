@@ -142,7 +142,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
-        output = self._run(self._collected(obs), kwargs, kwargs["state"])
+        output = self._run(obs, kwargs, kwargs["state"])
         logit, mask = output["logit"], self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
@@ -152,7 +152,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
     def _forward_eval_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        output = self._run(self._normalised(obs), kwargs, kwargs["state"])
+        output = self._run(obs, kwargs, kwargs["state"])
         best = mask_logit(output["logit"], self._mask_of(obs, action_mask)).argmax(-1)
         return {"action": self._codec.to_env(best), "state": output["state"]}
 
@@ -175,7 +175,6 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         return int(batch["mask"][self.burn_in :].numel())
 
     def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
-        batch = self._normalised_rows(batch)
         learn, start = self._cfg.learn, self.burn_in
         action = self._codec.to_raw(batch["action"])[start:]
         mask = batch["mask"][start:]

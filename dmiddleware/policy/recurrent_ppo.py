@@ -58,7 +58,7 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
         return "recurrent_actor_critic", ["dmiddleware.model"]
 
     def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
-        return self._run(self._normalised(obs), inputs, inputs["state"])
+        return self._run(obs, inputs, inputs["state"])
 
     def _forward_eval_batch(
         self,
@@ -83,7 +83,7 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
         return super()._forward_learn(batch, **kwargs)
 
     def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        return self._run(self._normalised(batch["obs"]), batch, batch["state"][0])
+        return self._run(batch["obs"], batch, batch["state"][0])
 
     def _value_fn(self, obs: Nested, rows: Batch | None = None) -> torch.Tensor:
         """Return V of the successors of rows.
@@ -111,7 +111,7 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
                 if name in rows:
                     seen[name] = _both(rows[name], rows[following])
             seen = {name: self._as_obs(column) for name, column in seen.items()}
-            both = self._normalised(self._as_obs(_both(rows["obs"], obs)))
+            both = self._as_seen(self._as_obs(_both(rows["obs"], obs)))
             value = self._run(both, seen, rows["state"].to(self._device))["value"][1]
         return self._as_return(value).cpu()
 

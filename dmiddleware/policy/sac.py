@@ -134,7 +134,6 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         next_noise: torch.Tensor,
         **drawn: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        batch = self._normalised_rows(batch)
         actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
         log_alpha = temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
@@ -200,7 +199,6 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     def _forward_collect_batch(
         self, obs: Value, env_id: np.ndarray, **kwargs: Any
     ) -> dict[str, Any]:
-        self._count_collected(obs)
         return self._acted(obs, None, self._generator)
 
     def _monitor_vars_learn(self) -> list[str]:

@@ -174,14 +174,10 @@ class ActorPolicy(CodecPolicy):
             high=cfg.action_high,
         )
 
-    def _normalised(self, obs: Value) -> Value:
-        """Return observations as the model sees them."""
-        return obs
-
     def _actor_output(self, obs: Value) -> dict[str, torch.Tensor]:
         """Return the actor's outputs, without running the critic if possible."""
         actor = getattr(self._model, "compute_actor", self._model)
-        output: dict[str, torch.Tensor] = actor(self._normalised(obs))
+        output: dict[str, torch.Tensor] = actor(obs)
         return output
 
     def _forward_eval_batch(

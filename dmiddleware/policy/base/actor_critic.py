@@ -55,7 +55,7 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
 
     def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
         """Return the outputs ``[E, …]`` for what acting sees."""
-        output: dict[str, torch.Tensor] = self._model(self._normalised(obs))
+        output: dict[str, torch.Tensor] = self._model(obs)
         return output
 
     def _forward_collect_batch(
@@ -84,8 +84,7 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
     def _critic_output(self, obs: Any) -> torch.Tensor:
         """Return the critic's output ``[…]``, without running the actor if possible."""
         critic = getattr(self._model, "compute_critic", None)
-        seen = self._normalised(obs)
-        value: torch.Tensor = self._model(seen)["value"] if critic is None else critic(seen)
+        value: torch.Tensor = self._model(obs)["value"] if critic is None else critic(obs)
         return value
 
     def _value_fn(self, obs: Nested) -> torch.Tensor:
@@ -93,7 +92,7 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
         if self._model.training:
             self._model.eval()
         with torch.no_grad():
-            value = self._critic_output(self._as_obs(obs))
+            value = self._critic_output(self._as_seen(self._as_obs(obs)))
         return self._as_return(value).cpu()
 
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from easydict import EasyDict
 
 from dmiddleware.config import Option, check_value, fraction, optional, positive, switch
-from dmiddleware.data.batch import Batch, Nested, Value
+from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.policy.base.actions import ActorOptions
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
@@ -142,12 +141,6 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
             parts["reward_normaliser"] = Part(self._reward_normaliser)
         return parts
 
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
-    ) -> dict[str, Any]:
-        self._count_collected(obs)
-        return super()._forward_collect_batch(obs, env_id, **kwargs)
-
     def _get_trajectory_batch(self, batch: Batch) -> Batch:
         estimated = with_advantages(
             batch,
@@ -158,11 +151,6 @@ class AdvantagePolicy(ObsNormPolicy, ActorCriticPolicy):
         )
         self.observe_returns(estimated["ret"], estimated["obs"])
         return estimated
-
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
-        if self._obs_normaliser is not None:
-            self._obs_normaliser.hold()
-        return super()._forward_learn(batch, **kwargs)
 
     def _learned_advantage(
         self, batch: Mapping[str, Any], weight: torch.Tensor | None = None

@@ -86,10 +86,10 @@ class BatchedPolicy(Policy):
         return self._get_train_batch(batch)
 
     def _forward_collect(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
-        return self._split(self._forward_collect_batch, data, kwargs)
+        return self._split("collect", self._forward_collect_batch, data, kwargs)
 
     def _forward_eval(self, data: dict[int, Any], **kwargs: Any) -> dict[int, dict[str, Any]]:
-        return self._split(self._forward_eval_batch, data, kwargs)
+        return self._split("eval", self._forward_eval_batch, data, kwargs)
 
     def _get_train_sample(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         columns = map_leaves(lambda leaf: leaf.unsqueeze(1), collate(transitions))
@@ -100,6 +100,7 @@ class BatchedPolicy(Policy):
 
     def _split(
         self,
+        field: str,
         forward: Callable[..., dict[str, Any]],
         data: Mapping[int, Any],
         kwargs: dict[str, Any],
@@ -108,6 +109,7 @@ class BatchedPolicy(Policy):
         env_ids = list(data)
         obs = self._as_obs(collate_values(list(data.values()), "obs"))
         inputs = self._as_inputs(join_inputs(kwargs, env_ids))
+        obs = self._as_seen(obs, collecting=field == "collect")
         return split_outputs(forward(obs, np.array(env_ids), **inputs), env_ids)
 
 

@@ -31,9 +31,12 @@ class ObsNormOptions(PartsOptions, total=False):
 class ObsNormPolicy(CodecPolicy):
     """A policy with an option ``obs_norm``, and statistics that belong to it.
 
+    What an algorithm writes needs no knowledge of it: observations are normalised before they reach
+    its acting and its update, whatever the order of its base classes.
+
     Collecting updates the statistics; evaluating does not. Rows are stored unnormalised, and
-    normalised by the newest statistics whenever they are learned from. The statistics are saved
-    with the policy, and it acts with them.
+    normalised by the newest statistics whenever they are learned from. An on-policy algorithm
+    learns with the statistics with which it collected. The statistics are saved with the policy.
     """
 
     counts_collected: ClassVar[bool] = True
@@ -91,28 +94,41 @@ class ObsNormPolicy(CodecPolicy):
         if self._obs_normaliser is not None:
             self._obs_normaliser.update(obs)
 
-    def _normalised(self, obs: Value) -> Value:
+    def _as_seen(self, obs: Value, *, collecting: bool = False) -> Value:
+        """Return observations normalised; those that are collected update the statistics before."""
         if self._obs_normaliser is None:
             return obs
+        if collecting and self.counts_collected:
+            self._count_observations(obs)
         normalised: Value = self._obs_normaliser(obs)
         return normalised
 
-    def _count_collected(self, obs: Value) -> None:
-        """Add observations to act on while collecting to the statistics."""
-        if self.counts_collected:
-            self._count_observations(obs)
-
-    def _collected(self, obs: Value) -> Value:
-        """Add observations to act on to the statistics, and return them normalised."""
-        self._count_collected(obs)
-        return self._normalised(obs)
-
-    def _normalised_rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the columns of a minibatch, ``obs`` and ``next_obs`` normalised."""
+    def _rows_as_seen(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a batch, ``obs`` and ``next_obs`` normalised."""
         if self._obs_normaliser is None:
             return batch
-        seen = {name: self._normalised(batch[name]) for name in ("obs", "next_obs")}
-        return {**batch, **seen}
+        names = [name for name in ("obs", "next_obs") if name in batch]
+        return {**batch, **{name: self._as_seen(batch[name]) for name in names}}
+
+    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+        if self._obs_normaliser is not None and self.on_policy:
+            self._obs_normaliser.hold()
+        return super()._forward_learn(batch, **kwargs)
+
+    def _normalised(self, obs: Value) -> Value:
+        """Return what is given: it is normalised already. Older algorithms call it."""
+        return obs
+
+    def _collected(self, obs: Value) -> Value:
+        """Return what is given: it is counted and normalised. Older algorithms call it."""
+        return obs
+
+    def _count_collected(self, obs: Value) -> None:
+        """Do nothing: observations are counted before. Older algorithms call it."""
+
+    def _normalised_rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is given: it is normalised already. Older algorithms call it."""
+        return batch
 
     def _make_parts(self) -> dict[str, Part]:
         parts = super()._make_parts()

@@ -169,7 +169,7 @@ class PartsPolicy(BatchedPolicy):
 
         Args:
             *args: the batch, ``[B, …]`` columns by name; nested observations are nested
-                dictionaries.
+                dictionaries. With ``obs_norm``, observations are normalised already.
             **kwargs: what ``_draw`` and ``_variant`` returned.
 
         Returns:
@@ -234,19 +234,26 @@ class PartsPolicy(BatchedPolicy):
 
     def _run_update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
         if not self._cfg.compile:
-            return self._update(batch, **drawn)
+            return self._update_as_seen(batch, **drawn)
         if self._compiled is None:
             import torch._dynamo.config  # takes longer to import than torch itself
 
             # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
             torch._dynamo.config.trace_autograd_ops = True
             self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
-                self._update,
+                self._update_as_seen,
                 fullgraph=True,
                 isolate_recompiles=True,
                 options={"guard_filter_fn": _guards_to_keep},
             )
         return self._compiled(batch, **drawn)
+
+    def _update_as_seen(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+        return self._update(self._rows_as_seen(batch), **drawn)
+
+    def _rows_as_seen(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns as the update sees them; by default as they are."""
+        return batch
 
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         columns = to_dict(batch)

@@ -841,7 +841,8 @@ class Policy(Configurable):
                 if not ACT_KEYWORDS.isdisjoint(kwargs):
                     kwargs = self._as_inputs(kwargs)
                 name = _BATCHED_FORWARD[field]
-                outputs = getattr(self, name)(obs, np.asarray(env_id), **kwargs)
+                seen = self._as_seen(obs, collecting=field == "collect")
+                outputs = getattr(self, name)(seen, np.asarray(env_id), **kwargs)
                 if not isinstance(outputs, dict | Mapping) or "action" not in outputs:
                     raise PolicyOutputError(
                         f"{type(self).__name__}.{name} returned {outputs!r:.100}; it must return a "
@@ -856,6 +857,15 @@ class Policy(Configurable):
     def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
         """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
         return allows_choice(mask, action)
+
+    def _as_seen(self, obs: Value, *, collecting: bool = False) -> Value:
+        """Return observations as the algorithm sees them; by default as they are.
+
+        Args:
+            obs: ``[…, *obs_shape]``, on the policy's device.
+            collecting: whether the policy is about to act on them while collecting.
+        """
+        return obs
 
     def _as_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Convert what the policy asked for in ``act_inputs`` as observations are converted."""

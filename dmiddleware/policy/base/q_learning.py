@@ -194,7 +194,6 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         target: Inputs = _NOTHING,
         choice: Inputs = _NOTHING,
     ) -> dict[str, torch.Tensor]:
-        batch = self._normalised_rows(batch)
         following = self._following(batch, target, choice)
         output = self._model(batch["obs"], **online)
         action = self._codec.to_raw(batch["action"])
@@ -263,7 +262,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         inputs = self._draw_inputs("act", len(env_id), self._generator)
-        logit = call(self._model, self._collected(obs), **inputs)["logit"]
+        logit = call(self._model, obs, **inputs)["logit"]
         mask = self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
@@ -273,7 +272,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     def _forward_eval_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        logit = self._model(self._normalised(obs))["logit"]
+        logit = self._model(obs)["logit"]
         best = _best(logit, self._mask_of(obs, action_mask))
         return {"action": self._codec.to_env(best)}
 

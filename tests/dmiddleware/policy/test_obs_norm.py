@@ -1,32 +1,49 @@
 """Policies whose observations are normalised by running statistics, or those of a data set."""
 
+import itertools
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data import Batch, as_tree
+from dmiddleware.data import Batch, as_tree, flatten_lead
 from dmiddleware.data.batch import leaves
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
+    A2CPolicy,
+    ActorPolicy,
+    BCPolicy,
     C51Policy,
     CQLPolicy,
     DDPGPolicy,
+    DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    IMPALAPolicy,
+    IPPOPolicy,
+    IQLPolicy,
     IQNPolicy,
+    MAPPOPolicy,
+    ObsNormPolicy,
+    Part,
+    PartsPolicy,
+    PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
     R2D2Policy,
     RainbowPolicy,
+    RecurrentPPOPolicy,
     SACPolicy,
     TD3BCPolicy,
     TD3Policy,
+    TDPolicy,
     TQCPolicy,
     VDNPolicy,
+    adam,
 )
-from tests.dmiddleware.policy import test_qmix, test_r2d2
+from middleware.advantage import AdvantageEstimator
+from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 
 PLAIN = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, DiscreteSACPolicy]
 CONTINUOUS = [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy]
@@ -193,3 +210,126 @@ def test_a_compiled_update_follows_the_statistics() -> None:
         assert compiled.learn_mode.forward(batch)["total_loss"] == pytest.approx(loss, abs=1e-4)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class Recording(PartsPolicy):
+    """Regression of rewards, and actions of an actor; remembers what reaches its methods."""
+
+    def default_model(self) -> tuple[str, list[str]]:
+        return "actor_q", ["dmiddleware.model"]
+
+    def _make_parts(self) -> dict[str, Part]:
+        self.seen: dict[str, Any] = {}
+        return {**super()._make_parts(), "model": Part(self._model, adam(1e-3), acts=True)}
+
+    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+        self.seen = {name: batch[name].detach() for name in ("obs", "next_obs") if name in batch}
+        action = self._codec.to_raw(batch["action"])
+        loss = (self._model.critic(batch["obs"], action) - batch["reward"]).square().mean()
+        self._parts["model"].step(loss)
+        return {"total_loss": loss.detach()}
+
+    def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        self.seen["collect"] = obs
+        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+
+    def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        self.seen["eval"] = obs
+        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+
+
+ORDERS = list(itertools.permutations((TDPolicy, ActorPolicy, ObsNormPolicy)))
+
+
+@pytest.mark.parametrize("bases", ORDERS, ids=lambda bases: ", ".join(b.__name__ for b in bases))
+def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
+    cls: Any = type("Mine", (Recording, *bases), {})
+    policy = cls.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True)
+    normaliser = policy.get_attribute("obs_normaliser")
+    batch = rows(SACPolicy)
+    for seed in range(3):
+        obs = rows(SACPolicy, seed)["obs"]
+        policy.collect_mode.forward(obs)
+        assert torch.equal(policy.seen["collect"], normaliser(obs))
+        by_env = dict(enumerate(obs))
+        policy.collect_mode.forward(by_env)
+        assert torch.equal(policy.seen["collect"], normaliser(obs))
+    assert normaliser.has_seen_all
+    policy.eval_mode.forward(batch["obs"])
+    assert torch.equal(policy.seen["eval"], normaliser(batch["obs"]))
+    policy.learn_mode.forward(batch)
+    for name in ("obs", "next_obs"):
+        assert torch.equal(policy.seen[name], normaliser(batch[name]))
+        assert policy.seen[name].abs().mean() < 2 < batch[name].abs().mean()
+
+
+def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -> None:
+    class Mine(Recording, TDPolicy, ActorPolicy, ObsNormPolicy):
+        def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+            return self._acted(obs, None, self._generator)
+
+        def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+            return self._acted(obs, None, None)
+
+    env = gym.make("Pendulum-v1")
+    policy, twin = (Mine.for_env(env, seed=0, obs_norm=flag) for flag in (True, False))
+    obs = rows(SACPolicy)["obs"]
+    for mode in ("collect_mode", "eval_mode"):
+        action = getattr(policy, mode).forward(obs)["action"]
+        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        assert torch.equal(action, wanted["action"])
+
+
+def added_to(cls: Any, *, first: bool) -> Any:
+    """Return a class of policies with the option ``obs_norm``, which ``cls`` does not have."""
+    return type(cls.__name__, (ObsNormPolicy, cls) if first else (cls, ObsNormPolicy), {})
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("cls", [BCPolicy, IQLPolicy, IMPALAPolicy])
+def test_any_algorithm_can_normalise(cls: Any, first: bool) -> None:
+    env = every_policy.env_for(cls)
+    policy = added_to(cls, first=first).for_env(env, seed=0, obs_norm=True)
+    twin = cls.for_env(env, seed=0)
+    collected = every_policy.collected(twin)
+    shifted = {name: 5 + 3 * collected[name] for name in ("obs", "next_obs")}
+    batch = as_tree({**dict(collected.items()), **shifted})
+    if policy.minibatch_unit == "rows":
+        batch = flatten_lead(batch, 2)
+    policy.observe(batch["obs"])
+    seen = normalised(policy, batch)
+    for _ in range(2):
+        loss = policy.learn_mode.forward(batch)["total_loss"]
+        assert loss == twin.learn_mode.forward(seen)["total_loss"]
+    for mode in ("collect_mode", "eval_mode"):
+        policy.seed(0)
+        twin.seed(0)
+        obs = batch["obs"].reshape(-1, 3)[:6]
+        outputs = getattr(policy, mode).forward(obs)
+        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        for name in wanted:
+            assert torch.equal(outputs[name], wanted[name])
+
+
+@pytest.mark.parametrize("cls", [PPOPolicy, A2CPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy])
+def test_on_policy_algorithms_normalise_once(cls: Any) -> None:
+    policy, twin = (every_policy.made(cls, obs_norm=flag) for flag in (True, False))
+    rows_of_it = every_policy.collected(policy)
+    estimated = AdvantageEstimator(policy.learn_mode, user="the test")(rows_of_it)
+    # The twin would have collected these rows if it had seen what the policy saw.
+    seen = normalised(policy, estimated)
+    again = AdvantageEstimator(twin.learn_mode, user="the test")(normalised(policy, rows_of_it))
+    torch.testing.assert_close(again["adv"], estimated["adv"])
+    if policy.minibatch_unit == "rows":
+        estimated, seen = flatten_lead(estimated, 2), flatten_lead(seen, 2)
+    for _ in range(2):
+        loss = policy.learn_mode.forward(estimated)["total_loss"]
+        assert loss == twin.learn_mode.forward(seen)["total_loss"]
+
+
+def test_transformers_normalise_once() -> None:
+    flags = (True, False)
+    policy, twin = (every_policy.made(DecisionTransformerPolicy, obs_norm=flag) for flag in flags)
+    batch = every_policy.batch_for(policy)
+    loss = policy.learn_mode.forward(batch)["total_loss"]
+    assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]

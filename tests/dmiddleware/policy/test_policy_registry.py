@@ -42,6 +42,7 @@ def test_the_public_names_are_these():
         "IQNPolicy",
         "LearnMode",
         "MAPPOPolicy",
+        "ObsNormPolicy",
         "POLICY_REGISTRY",
         "PPOPolicy",
         "Part",
