@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import nn
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.model.linear import linear
 from dmiddleware.registry import nearest
 
@@ -20,6 +21,7 @@ __all__ = [
     "Norm",
     "activation_of",
     "call",
+    "check_default_dtype",
     "orthogonal_init",
 ]
 
@@ -37,6 +39,24 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "leaky_relu": nn.LeakyReLU,
 }
+
+
+def check_default_dtype(user: str) -> None:
+    """Refuse another default dtype than float32, of which networks and what they see are made.
+
+    Args:
+        user: what would be built, for the message.
+
+    Raises:
+        ConfigError: with the default dtype.
+    """
+    dtype = torch.get_default_dtype()
+    if dtype != torch.float32:
+        raise ConfigError(
+            f"{user} learns in float32, but torch's default dtype is {dtype}; call "
+            "torch.set_default_dtype(torch.float32) before it is built and used. Data may be of "
+            "any dtype, because it is converted"
+        )
 
 
 def activation_of(name: str) -> nn.Module:

@@ -498,6 +498,8 @@ class _Box(_Part):
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
         action = super().to_raw(action)
+        if action.dtype != torch.float32:  # of data that was made by hand
+            action = action.float()
         if self._bounds is None or self._bounding == "clip":
             return action
         _, _, center, half = self._scale(action.device)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from dmiddleware.config import Option, check_value, switch
-from dmiddleware.data.batch import Batch, to_dict
+from dmiddleware.data.batch import Batch, Value, as_tree, leaves, map_leaves, to_dict
 from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
@@ -31,6 +31,8 @@ __all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
 
 _CHECK_EVERY = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
+_FLAGS = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
+_SEEN = frozenset(("obs", "next_obs"))
 _COMPILES_FROM: Final = TorchVersion("2.13")
 """The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
 
@@ -231,6 +233,9 @@ class PartsPolicy(BatchedPolicy):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
+
+    def _batch(self, data: Batch | list[dict[str, Any]]) -> Batch:
+        return _standard_columns(super()._batch(data))
 
     def _run_update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
         if not self._cfg.compile:
@@ -442,6 +447,39 @@ class PartsPolicy(BatchedPolicy):
         for name, part in own.items():
             if part.is_module and name in states:
                 check_model_state(part.module, states[name], name)
+
+
+def _standard_columns(batch: Batch) -> Batch:
+    """Return the columns of a batch in the types that updates have; those that fit as they are.
+
+    Numbers are float32, and flags are bool, also in data that was made by hand or stored in other
+    types. Observations are left to the networks, which convert them, and integers stay integers.
+    """
+    columns: dict[str, Value] = dict(batch.items())
+    changed = {}
+    for name, column in columns.items():
+        if name in _SEEN or isinstance(column, list):
+            continue
+        standard = _standard(name, column)
+        if standard is not column:
+            changed[name] = standard
+    if not changed:
+        return batch
+    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    tensors = {name: column for name, column in columns.items() if name not in lists}
+    return as_tree({**tensors, **changed}, lists=lists)
+
+
+def _standard(name: str, column: Value) -> Value:
+    if isinstance(column, Batch):
+        if all(_standard(name, leaf) is leaf for _, leaf in leaves(column)):
+            return column
+        return map_leaves(lambda leaf: _standard(name, leaf), column)
+    if name in _FLAGS:
+        return column if column.dtype == torch.bool else column != 0
+    if column.dtype != torch.float32 and (column.is_floating_point() or name == "reward"):
+        return column.float()
+    return column
 
 
 def _below(state: Mapping[str, Any], path: str) -> dict[str, Any]:

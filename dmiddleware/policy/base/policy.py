@@ -48,6 +48,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
+from dmiddleware.model.layers import check_default_dtype
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.act_inputs import (
     ACT_KEYWORDS,
@@ -128,7 +129,8 @@ class Policy(Configurable):
         enable_field: the parts to build, of ``"learn"``, ``"collect"``, ``"eval"``; None: all.
 
     Raises:
-        ConfigError: for an unusable config, an unknown field, or ``cuda=True`` without CUDA.
+        ConfigError: for an unusable config, an unknown field, ``cuda=True`` without CUDA, or if
+            torch's default dtype is not float32.
         PolicyError: if an enabled part is not written, or ``model`` is not a module.
 
     Example:
@@ -272,6 +274,7 @@ class Policy(Configurable):
         model: nn.Module | None = None,
         enable_field: Iterable[str] | None = None,
     ) -> None:
+        check_default_dtype(type(self).__name__)
         self._cfg: EasyDict = self.merged_config(cfg)
         check_act_inputs(self.act_inputs, owner=type(self).__name__)
         self._enabled = self._check_fields(enable_field)
@@ -764,6 +767,8 @@ class Policy(Configurable):
     ) -> dict[str, Any] | list[dict[str, Any]]:
         if "learn" not in self._enabled:
             raise self._not_enabled("learn")
+        if torch.get_default_dtype() is not torch.float32:
+            check_default_dtype(type(self).__name__)
         learned = self._samples(data) if self.learn_from == "samples" else self._batch(data)
         if not self._model.training:
             self._model.train()
@@ -796,7 +801,10 @@ class Policy(Configurable):
 
     def _batch(self, data: Batch | list[dict[str, Any]]) -> Batch:
         """Return the batch to learn from, on the policy's device."""
-        batch = collate_samples(data) if isinstance(data, list) else data
+        if isinstance(data, list):
+            batch = collate_samples(data)
+        else:
+            batch = data if isinstance(data, Batch) else as_tree(data)
         self._check_columns(batch)
         return to_device(batch, self._device) if self._on_gpu else batch
 
@@ -823,6 +831,8 @@ class Policy(Configurable):
     ) -> dict[Any, Any]:
         if field not in self._enabled:
             raise self._not_enabled(field)
+        if torch.get_default_dtype() is not torch.float32:
+            check_default_dtype(type(self).__name__)
         if self._model.training:
             self._model.eval()
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
