@@ -23,7 +23,7 @@ from dmiddleware.policy.base.data_parallel import (
 )
 from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
 from dmiddleware.policy.base.obs_norm import ObsNormPolicy
-from dmiddleware.policy.base.parts import Part, TargetRule, adam, rmsprop
+from dmiddleware.policy.base.parts import Part, TargetRule, adam, adamw, rmsprop, torch_optimizer
 from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
 from dmiddleware.policy.base.policy import Policy
 from dmiddleware.policy.base.recurrent import RecurrentPolicy
@@ -57,7 +57,9 @@ __all__ = [
     "Part",
     "TargetRule",
     "adam",
+    "adamw",
     "rmsprop",
+    "torch_optimizer",
     "UpdateOutput",
     "TDPolicy",
     "CommandModePolicy",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 
-__all__ = ["FusedAdam", "RMSprop"]
+__all__ = ["FusedAdam", "OpaqueStep", "RMSprop"]
 
 
 class _Lists(NamedTuple):
@@ -297,3 +298,74 @@ class RMSprop(torch.optim.Optimizer):
         self._squares = [self.state[parameter]["square_avg"] for parameter in self._updated]
         self._decay, self._eps = float(group["decay"]), float(group["eps"])
         self._rate = self._updated[0].new_tensor(group["lr"])
+
+
+_numbers = itertools.count()
+_steps: Final[WeakValueDictionary[int, OpaqueStep]] = WeakValueDictionary()
+"""The steps that compiled updates find by their numbers, as long as something holds them."""
+
+
+class OpaqueStep:
+    """Makes the steps of any optimizer of torch, which need not know of compiled updates.
+
+    To the compiler, a step is one operation that changes the parameters. The optimizer itself makes
+    it, so its state and numbers are those of an ordinary ``step()``. Whether to make it is read
+    back, for which a GPU waits.
+
+    Args:
+        optimizer: any optimizer that steps without a closure.
+        parameters: what it updates, in the order of the gradients.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, list(parameters)
+        self.number = next(_numbers)
+        _steps[self.number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpaqueStep, (self._optimizer, self._parameters)
+
+    def __call__(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
+        """Make one step from given gradients; a compiled function may contain it.
+
+        Args:
+            gradients: one for each parameter, in their order; None: the parameter took no part.
+            found_inf: a float32 scalar; unless it is 0, nothing changes.
+        """
+        if not torch.compiler.is_compiling():
+            self.make(gradients, found_inf)
+            return
+        given = [one for one in gradients if one is not None]
+        used = [one is not None for one in gradients]
+        with torch.no_grad():
+            torch.ops.dmiddleware.step(self._parameters, given, used, found_inf, self.number)
+
+    def make(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
+        """Make one step outside of a compiled function; the arguments are those of a call."""
+        if found_inf.item():
+            return
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+
+    def copy_to(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Copy the parameters to those that a compiled function works with, if they differ."""
+        for own, other in zip(self._parameters, parameters, strict=True):
+            if own.data_ptr() != other.data_ptr():
+                other.copy_(own.detach())
+
+
+@torch.library.custom_op("dmiddleware::step", mutates_args=("parameters",))
+def _step(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    used: list[bool],
+    found_inf: torch.Tensor,
+    number: int,
+) -> None:
+    step, left = _steps[number], iter(gradients)
+    # The compiler may use the memory of its gradients again.
+    step.make([next(left).clone() if is_used else None for is_used in used], found_inf)
+    step.copy_to(parameters)

@@ -13,7 +13,7 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
-from dmiddleware.policy.base.parts import Part, adam, rmsprop
+from dmiddleware.policy.base.parts import Part, adam, adamw, rmsprop
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Schedule, scheduled
 
@@ -27,9 +27,10 @@ class PolicyGradientOptions(ActorOptions, total=False):
     batch_size: int
     epoch_per_collect: int
     learning_rate: float | Schedule
-    optimizer: Literal["rmsprop", "adam"]
+    optimizer: Literal["rmsprop", "adam", "adamw"]
     optimizer_eps: float
     rmsprop_decay: float
+    weight_decay: float
     value_weight: float
     entropy_weight: float | Schedule
     grad_clip_norm: float | None
@@ -106,9 +107,12 @@ class PolicyGradientPolicy(ActorCriticPolicy):
         **ON_POLICY_OPTIONS,
         "learn": {
             "epoch_per_collect": Option(1, count, "passes over each collected batch"),
-            "optimizer": Option("rmsprop", one_of("rmsprop", "adam"), "what makes the steps"),
+            "optimizer": Option(
+                "rmsprop", one_of("rmsprop", "adam", "adamw"), "what makes the steps"
+            ),
             "optimizer_eps": Option(1e-5, positive, "the optimiser's ε"),
             "rmsprop_decay": Option(0.99, fraction, "decay of RMSprop's mean of squared gradients"),
+            "weight_decay": Option(0.01, at_least(0), "AdamW's decay of the weights"),
             "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
             "entropy_weight": Option(0.01, scheduled(at_least(0)), "weight of the entropy bonus"),
             "grad_clip_norm": Option(
@@ -121,6 +125,8 @@ class PolicyGradientPolicy(ActorCriticPolicy):
         learn, rate = self._cfg.learn, self._schedules["learn.learning_rate"]
         if learn.optimizer == "adam":
             optimizer = adam(rate, eps=learn.optimizer_eps)
+        elif learn.optimizer == "adamw":
+            optimizer = adamw(rate, weight_decay=learn.weight_decay, eps=learn.optimizer_eps)
         else:
             optimizer = rmsprop(rate, decay=learn.rmsprop_decay, eps=learn.optimizer_eps)
         clip = learn.grad_clip_norm

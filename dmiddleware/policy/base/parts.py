@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.policy.base.state_dict import load_optimizer_state
-from dmiddleware.rl.optim import FusedAdam, RMSprop
+from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
 
 __all__ = [
@@ -21,9 +23,11 @@ __all__ = [
     "Part",
     "TargetRule",
     "adam",
+    "adamw",
     "broken_weights",
     "rmsprop",
     "take_flag",
+    "torch_optimizer",
 ]
 
 
@@ -37,7 +41,7 @@ class MakeOptimizer:
     """
 
     learning_rate: Schedule
-    make: Callable[..., FusedAdam | RMSprop]
+    make: Callable[..., torch.optim.Optimizer]
 
 
 class HasState(Protocol):
@@ -75,6 +79,41 @@ def rmsprop(
     return MakeOptimizer(Schedule.of(learning_rate), partial(RMSprop, decay=decay, eps=eps))
 
 
+def adamw(
+    learning_rate: float | Schedule, *, weight_decay: float = 0.01, eps: float = 1e-8
+) -> MakeOptimizer:
+    """Return what makes the AdamW of a part.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+
+    Args:
+        learning_rate: step size.
+        weight_decay: fraction of the weights that a step takes away, times the learning rate.
+        eps: added to the denominator.
+    """
+    return torch_optimizer(
+        torch.optim.AdamW, learning_rate, weight_decay=weight_decay, eps=eps, fused=True
+    )
+
+
+def torch_optimizer(
+    make: Callable[..., torch.optim.Optimizer], learning_rate: float | Schedule, **options: Any
+) -> MakeOptimizer:
+    """Return what makes any optimizer of torch, or of one's own, for a part.
+
+    Args:
+        make: its class; it takes the parameters, ``lr`` and the options. It must step without a
+            closure, which ``torch.optim.LBFGS`` cannot.
+        learning_rate: step size.
+        **options: its other arguments.
+
+    Example:
+        >>> momentum = torch_optimizer(torch.optim.SGD, 1e-2, momentum=0.9)
+        >>> part = Part(nn.Linear(2, 1), momentum, grad_clip_norm=1.0)
+    """
+    return MakeOptimizer(Schedule.of(learning_rate), partial(make, **options))
+
+
 @dataclass(frozen=True, slots=True)
 class TargetRule:
     """How a target network follows its module.
@@ -96,8 +135,9 @@ class Part:
 
     Args:
         module: what is saved. An ``nn.Module`` is also moved to the policy's device.
-        optimizer: makes the optimiser of the parameters that require a gradient; None: this part is
-            not trained.
+        optimizer: makes the optimiser of the parameters that require a gradient; see :func:`adam`,
+            :func:`adamw`, :func:`rmsprop` and :func:`torch_optimizer`. Or an optimizer of torch
+            that has these parameters. None: this part is not trained.
         target: how a target network follows the module; None: the part has none.
         grad_clip_norm: largest norm of the part's gradient; None does not clip (Pascanu et al., "On
             the difficulty of training recurrent neural networks", 2013).
@@ -113,12 +153,15 @@ class Part:
         acts: as given.
         optional: as given.
         target_rule: how the target network moves; None: there is none.
+
+    Raises:
+        ConfigError: if ``optimizer`` is none, needs a closure, or has other parameters.
     """
 
     def __init__(
         self,
         module: HasState,
-        optimizer: MakeOptimizer | None = None,
+        optimizer: MakeOptimizer | torch.optim.Optimizer | None = None,
         *,
         target: TargetRule | None = None,
         grad_clip_norm: float | None = None,
@@ -128,10 +171,17 @@ class Part:
         self.module: Any = module
         self.target: Any = None
         self.target_rule = target
-        self.optimizer: FusedAdam | RMSprop | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         self.schedule: Schedule | None = None
         self.acts, self.optional = acts, optional
+        if not isinstance(optimizer, MakeOptimizer | torch.optim.Optimizer | None):
+            raise ConfigError(
+                f"the optimizer of a part must be an optimizer of torch, adam(...), adamw(...), "
+                f"rmsprop(...) or torch_optimizer(...), got {optimizer!r:.100}; a class is given "
+                "as torch_optimizer(torch.optim.SGD, learning_rate)"
+            )
         self._make_optimizer = optimizer
+        self._apply: Callable[[Sequence[torch.Tensor | None], torch.Tensor], None] | None = None
         self._max_norm = grad_clip_norm
         self._parameters: list[nn.Parameter] = []
         self._online: list[torch.Tensor] = []
@@ -165,10 +215,18 @@ class Part:
             pairs = zip(self.target.buffers(), self.module.buffers(), strict=True)
             self._buffers = list(pairs)
         if self._make_optimizer is not None:
-            self._parameters = [p for p in self.module.parameters() if p.requires_grad]
-            rate = self._make_optimizer.learning_rate
-            self.schedule = None if rate.type == "constant" else rate
-            self.optimizer = self._make_optimizer.make(self._parameters, lr=rate.start)
+            trained = [p for p in self.module.parameters() if p.requires_grad]
+            if isinstance(self._make_optimizer, MakeOptimizer):
+                rate = self._make_optimizer.learning_rate
+                self.schedule = None if rate.type == "constant" else rate
+                self.optimizer = self._make_optimizer.make(trained, lr=rate.start)
+            else:
+                self.optimizer = self._make_optimizer
+            self._parameters = _checked_parameters(self.optimizer, trained)
+            if type(self.optimizer) in (FusedAdam, RMSprop):
+                self._apply = self.optimizer.apply  # type: ignore[attr-defined]
+            else:
+                self._apply = OpaqueStep(self.optimizer, self._parameters)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the optimiser, but not its options, which are those of this part.
@@ -202,7 +260,7 @@ class Part:
         Returns:
             The norm of the gradient before clipping, a scalar; 0 if the part is not clipped.
         """
-        assert self.optimizer is not None
+        assert self._apply is not None
         gradients = self._gradients(loss)
         finite = loss.detach().isfinite()
         norm = loss.new_zeros(())
@@ -219,7 +277,7 @@ class Part:
         found_inf = self._not_finite.clamp_(min=found_inf)
         if skip is not None:
             found_inf = torch.maximum(found_inf, skip.float())
-        self.optimizer.apply(gradients, found_inf)
+        self._apply(gradients, found_inf)
         return norm
 
     def move_target(self) -> None:
@@ -249,8 +307,10 @@ class Part:
     def learning_rate(self, value: float) -> None:
         assert self.optimizer is not None
         if value != self.learning_rate:
-            self.optimizer.param_groups[0]["lr"] = value
-            self.optimizer.follow_schedule()
+            for group in self.optimizer.param_groups:
+                group["lr"] = value
+            if isinstance(self.optimizer, FusedAdam | RMSprop):
+                self.optimizer.follow_schedule()
 
     def _gradients(self, loss: torch.Tensor) -> list[torch.Tensor | None]:
         """Return the gradient of each parameter, averaged over all ranks; None: unused."""
@@ -263,6 +323,35 @@ class Part:
         if self._reduce is not None:
             self._reduce()
         return [parameter.grad for parameter in self._parameters]
+
+
+def _checked_parameters(
+    optimizer: torch.optim.Optimizer, trained: Sequence[nn.Parameter]
+) -> list[nn.Parameter]:
+    """Return what an optimizer updates, in its order, if it can train a part.
+
+    Args:
+        optimizer: the part's.
+        trained: the parameters of the part that require a gradient.
+
+    Raises:
+        ConfigError: if it steps only with a closure, or does not have these parameters.
+    """
+    kind = type(optimizer).__name__
+    parameters = inspect.signature(optimizer.step).parameters
+    if any(one.name == "closure" and one.default is one.empty for one in parameters.values()):
+        raise ConfigError(
+            f"{kind} needs a closure that computes the loss again, and an update computes it once; "
+            "use an optimizer that steps without one, such as adam(...) or torch.optim.SGD"
+        )
+    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if {id(p) for p in own} != {id(p) for p in trained}:
+        raise ConfigError(
+            f"the {kind} of a part has {len(own)} parameters that require a gradient, but they are "
+            f"not the {len(trained)} of the part's module; build it with module.parameters(), or "
+            f"give torch_optimizer(torch.optim.{kind}, learning_rate)"
+        )
+    return own
 
 
 def take_flag(not_finite: torch.Tensor) -> bool:

@@ -765,10 +765,7 @@ class Policy(Configurable):
     def _public_learn(
         self, data: Batch | list[dict[str, Any]], **kwargs: Any
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        if "learn" not in self._enabled:
-            raise self._not_enabled("learn")
-        if torch.get_default_dtype() is not torch.float32:
-            check_default_dtype(type(self).__name__)
+        self._check_call("learn", kwargs)
         learned = self._samples(data) if self.learn_from == "samples" else self._batch(data)
         if not self._model.training:
             self._model.train()
@@ -829,10 +826,7 @@ class Policy(Configurable):
     def _act(
         self, field: str, data: Nested, env_id: npt.ArrayLike | None, kwargs: dict[str, Any]
     ) -> dict[Any, Any]:
-        if field not in self._enabled:
-            raise self._not_enabled(field)
-        if torch.get_default_dtype() is not torch.float32:
-            check_default_dtype(type(self).__name__)
+        self._check_call(field, kwargs)
         if self._model.training:
             self._model.eval()
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
@@ -867,6 +861,13 @@ class Policy(Configurable):
     def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
         """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
         return allows_choice(mask, action)
+
+    def _check_call(self, field: str, kwargs: Mapping[str, Any]) -> None:
+        """Check what can be wrong with a call of a mode's forward, whatever its data."""
+        if field not in self._enabled:
+            raise self._not_enabled(field)
+        if torch.get_default_dtype() is not torch.float32:
+            check_default_dtype(type(self).__name__)
 
     def _as_seen(self, obs: Value, *, collecting: bool = False) -> Value:
         """Return observations as the algorithm sees them; by default as they are.

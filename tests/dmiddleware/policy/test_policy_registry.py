@@ -64,6 +64,7 @@ def test_the_public_names_are_these():
         "UpdateOutput",
         "VDNPolicy",
         "adam",
+        "adamw",
         "as_collect_mode",
         "as_command_mode",
         "as_eval_mode",
@@ -78,6 +79,7 @@ def test_the_public_names_are_these():
         "rank_and_world_size",
         "rmsprop",
         "sum_over_ranks",
+        "torch_optimizer",
         "update_outputs",
     ]
     assert all(hasattr(dmiddleware.policy, name) for name in dmiddleware.policy.__all__)
