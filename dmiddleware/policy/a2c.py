@@ -13,6 +13,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
 from dmiddleware.policy.base.common_options import LEARNING_RATE
+from dmiddleware.policy.base.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["A2COptions", "A2CPolicy"]
@@ -78,6 +79,6 @@ class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
             distribution,
             log_prob,
             self._learned_advantage(batch),
-            output["value"],
+            values_of_rows(output["value"], log_prob.shape),
             self._as_output(batch["ret"]),
         )

@@ -17,6 +17,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.network_outputs import critic_values
 from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -164,8 +165,10 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         with torch.no_grad():
             next_action = actor.target(batch["next_obs"])["mu"].tanh()
             next_action = (next_action + noise).clamp(-1.0, 1.0)
-            next_value = critic.target(batch["next_obs"], next_action).amin(0)
-        q = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+            next_value = critic.target(batch["next_obs"], next_action)
+            next_value = critic_values(next_value, len(next_action)).amin(0)
+        taken = self._codec.to_raw(batch["action"])
+        q = critic_values(critic.module(batch["obs"], taken), len(taken))
         critic_loss, td_error = ensemble_td_loss(
             q, self._td_target(batch, next_value), weight=batch.get("weight")
         )
@@ -174,7 +177,8 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         if moves_actor:
             chosen = actor.module(batch["obs"])["mu"].tanh()
             # The first critic judges, as in TD3.
-            actor_loss = self._actor_loss(batch, chosen, critic.module(batch["obs"], chosen)[0])
+            judged = critic_values(critic.module(batch["obs"], chosen), len(chosen))
+            actor_loss = self._actor_loss(batch, chosen, judged[0])
             actor.step(actor_loss)
             output["actor_loss"] = actor_loss
         if "weight" in batch or self._cfg.priority:

@@ -15,6 +15,7 @@ from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.network_outputs import with_rows
 from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -131,9 +132,10 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         with torch.no_grad():
             next_mask = self._mask_of(next_obs, batch.get("next_action_mask"))
             prob, log_prob = self._probabilities(next_obs, next_mask)
-            next_q = critic.target(next_obs).amin(0)
+            shape = ("n_critics", *prob.shape)
+            next_q = with_rows(critic.target(next_obs), shape, what="of the critics").amin(0)
             target = self._td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
-        values = critic.module(obs)
+        values = with_rows(critic.module(obs), shape, what="of the critics")
         action = self._codec.to_raw(batch["action"]).expand(len(values), -1)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         squares, td_error = ensemble_td_loss(taken, target, weight=batch.get("weight"))

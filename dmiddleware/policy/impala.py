@@ -16,6 +16,7 @@ from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
 from dmiddleware.policy.base.common_options import LEARNING_RATE
+from dmiddleware.policy.base.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
 
@@ -113,10 +114,11 @@ class IMPALAPolicy(PolicyGradientPolicy):
         distribution = self._learned_distribution(output, batch)
         log_prob = distribution.log_prob(self._raw_action(batch))
         with torch.no_grad():
-            next_value = self._critic_output(batch["next_obs"])
+            next_value = self._critic_output(batch["next_obs"], n_lead=2)
+        value = values_of_rows(output["value"], log_prob.shape)
         target = vtrace(
             batch["reward"],
-            output["value"].detach(),
+            value.detach(),
             next_value,
             batch["terminated"],
             episode_cuts(batch),
@@ -128,6 +130,4 @@ class IMPALAPolicy(PolicyGradientPolicy):
             c_clip=learn.c_clip,
             adv_rho_clip=learn.rho_clip,
         )
-        return self._follow_gradient(
-            distribution, log_prob, target.adv, output["value"], target.value
-        )
+        return self._follow_gradient(distribution, log_prob, target.adv, value, target.value)

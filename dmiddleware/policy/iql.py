@@ -27,6 +27,7 @@ from dmiddleware.policy.base.common_options import (
     TD_COLUMNS,
     TD_OPTIONS,
 )
+from dmiddleware.policy.base.network_outputs import critic_values, values_of_rows
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss, td_target
@@ -146,12 +147,12 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         obs, action = batch["obs"], self._codec.to_raw(batch["action"])
 
         with torch.no_grad():
-            q = critic.target(obs, action).amin(0)
-        value_loss = expectile_loss(q - value.module(obs), learn.expectile)
+            q = critic_values(critic.target(obs, action), len(action)).amin(0)
+        value_loss = expectile_loss(q - values_of_rows(value.module(obs), q.shape), learn.expectile)
         value.step(value_loss)
 
         with torch.no_grad():
-            advantage = q - value.module(obs)
+            advantage = q - values_of_rows(value.module(obs), q.shape)
             weight = (learn.inverse_temperature * advantage).exp()
             weight = weight.clamp(max=learn.max_advantage_weight)
         log_prob = self._codec.distribution(actor.module(obs)).log_prob(action)
@@ -159,11 +160,12 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         actor.step(actor_loss)
 
         with torch.no_grad():
-            next_value = value.module(batch["next_obs"])
+            next_value = values_of_rows(value.module(batch["next_obs"]), q.shape)
         target = td_target(
             next_value, batch["reward"], batch["terminated"], discount=self._cfg.discount_factor
         )
-        critic_loss = ensemble_td_loss(critic.module(obs, action), target).loss
+        learned = critic_values(critic.module(obs, action), len(action))
+        critic_loss = ensemble_td_loss(learned, target).loss
         critic.step(critic_loss)
         return {
             "total_loss": (value_loss + actor_loss + critic_loss).detach(),

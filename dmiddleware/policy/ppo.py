@@ -21,6 +21,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
 from dmiddleware.policy.base.common_options import LEARNING_RATE
 from dmiddleware.policy.base.data_parallel import sum_over_ranks
+from dmiddleware.policy.base.network_outputs import values_of_rows
 from dmiddleware.policy.base.parts import Part, adam
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
@@ -159,7 +160,7 @@ class PPOPolicy(AdvantagePolicy):
             weight=weight,
         )
         value_loss = ppo_value_loss(
-            output["value"],
+            values_of_rows(output["value"], log_prob.shape),
             self._as_output(batch["ret"]),
             old_value=self._as_output(batch["value"]),
             clip_range=learn.value_clip,

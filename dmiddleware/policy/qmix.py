@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import gymnasium as gym
@@ -72,6 +72,10 @@ class VDNPolicy(AgentsPolicy, QLearningPolicy):
             parts["q"].acts = False
             parts["agent"] = Part(agent, acts=True)
         return parts
+
+    def _values_of(self, output: Any, rows: Sequence[int]) -> torch.Tensor:
+        # One more dimension, that of the agents.
+        return super()._values_of(output, rows if len(rows) == 2 else (*rows, "n_agent"))
 
     def _of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
         """Return ``[B, A]``, the values of each agent's action."""

@@ -13,6 +13,7 @@ from dmiddleware.config import check_value
 from dmiddleware.data.batch import Batch, Nested, Value, stack
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import StructureError
+from dmiddleware.policy.base.network_outputs import values_of_rows
 from dmiddleware.policy.base.recurrent import RecurrentPolicy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
@@ -112,7 +113,8 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
                     seen[name] = _both(rows[name], rows[following])
             seen = {name: self._as_obs(column) for name, column in seen.items()}
             both = self._as_seen(self._as_obs(_both(rows["obs"], obs)))
-            value = self._run(both, seen, rows["state"].to(self._device))["value"][1]
+            value = self._run(both, seen, rows["state"].to(self._device))["value"]
+            value = values_of_rows(value, (2, len(rows["is_first"])))[1]
         return self._as_return(value).cpu()
 
 

@@ -15,6 +15,7 @@ from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.network_outputs import critic_values
 from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.td_policy import TDPolicy
@@ -177,8 +178,9 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         """
         critic = self._parts["critic"]
         with torch.no_grad():
-            next_value = critic.target(batch["next_obs"], next_action).amin(0) + bonus
-        q = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+            next_value = self._critics(critic.target, batch["next_obs"], next_action)
+            next_value = next_value.amin(0) + bonus
+        q = self._critics(critic.module, batch["obs"], self._codec.to_raw(batch["action"]))
         loss, td_error = ensemble_td_loss(
             q, self._td_target(batch, next_value), weight=batch.get("weight")
         )
@@ -186,8 +188,11 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
 
     def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""
-        value: torch.Tensor = self._parts["critic"].module(obs, action).amin(0)
-        return value
+        return self._critics(self._parts["critic"].module, obs, action).amin(0)
+
+    def _critics(self, critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[n_critics, B]``, the values of actions ``[B, A]`` by critics or targets."""
+        return critic_values(critic(obs, action), len(action))
 
     def _drawn(self, obs: Value, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""

@@ -13,6 +13,7 @@ from dmiddleware.config import Option, at_least, check_value
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
+from dmiddleware.policy.base.network_outputs import with_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
@@ -91,12 +92,13 @@ class TQCPolicy(SACPolicy):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         critic = self._parts["critic"]
         with torch.no_grad():
-            following = critic.target(batch["next_obs"], next_action)
+            following = _quantiles(critic.target, batch["next_obs"], next_action)
             n_critics, _, n_quantiles = following.shape
             n_kept = n_critics * (n_quantiles - self._cfg.learn.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values
             target = self._td_target(batch, pooled[:, :n_kept] + bonus[:, None])
-        quantiles = critic.module(batch["obs"], self._codec.to_raw(batch["action"]))
+        taken = self._codec.to_raw(batch["action"])
+        quantiles = _quantiles(critic.module, batch["obs"], taken)
         losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
         td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)
@@ -104,5 +106,10 @@ class TQCPolicy(SACPolicy):
         return loss, td_error, {"q_value": quantiles.mean()}
 
     def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
-        value: torch.Tensor = self._parts["critic"].module(obs, action).mean((0, 2))
-        return value
+        return _quantiles(self._parts["critic"].module, obs, action).mean((0, 2))
+
+
+def _quantiles(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
+    """Return ``[n_critics, B, N]``, the quantiles of the values of actions ``[B, A]``."""
+    wanted = ("n_critics", len(action), "n_quantiles")
+    return with_rows(critic(obs, action), wanted, what="of the critics")

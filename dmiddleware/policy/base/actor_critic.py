@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from dmiddleware.config import Option, at_least, count, fraction, one_of, optional, positive
-from dmiddleware.data.batch import Nested, Value
+from dmiddleware.data.batch import Nested, Value, leaves
 from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import ON_POLICY_OPTIONS
+from dmiddleware.policy.base.network_outputs import values_of_rows
 from dmiddleware.policy.base.parts import Part, adam, adamw, rmsprop
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Schedule, scheduled
@@ -68,7 +69,8 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         output = dict(self._acting_output(obs, **kwargs))
-        output["value"] = self._as_return(output["value"])
+        value = values_of_rows(output["value"], self._lead_of(obs, 1))
+        output["value"] = self._as_return(value)
         distribution = self._acting_distribution(output, obs, action_mask)
         raw = distribution.sample(self._generator)
         drawn = {} if self._codec.is_lossless else {"raw_action": raw}
@@ -82,11 +84,21 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
         mask = self._mask_of(batch["obs"], batch.get("action_mask"))
         return self._codec.distribution(output, mask)
 
-    def _critic_output(self, obs: Any) -> torch.Tensor:
-        """Return the critic's output ``[…]``, without running the actor if possible."""
+    def _critic_output(self, obs: Any, n_lead: int = 1) -> torch.Tensor:
+        """Return the critic's output ``[…]``, without running the actor if possible.
+
+        Args:
+            obs: ``[…, *obs_shape]``.
+            n_lead: the number of its leading dimensions.
+        """
         critic = getattr(self._model, "compute_critic", None)
-        value: torch.Tensor = self._model(obs)["value"] if critic is None else critic(obs)
-        return value
+        value = self._model(obs)["value"] if critic is None else critic(obs)
+        return values_of_rows(value, self._lead_of(obs, n_lead))
+
+    def _lead_of(self, obs: Any, n_lead: int) -> torch.Size:
+        """Return for which rows there is one value each, of observations ``[…, *obs_shape]``."""
+        shape: torch.Size = next(iter(leaves(obs)))[1].shape[:n_lead]
+        return shape
 
     def _value_fn(self, obs: Nested) -> torch.Tensor:
         """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""

@@ -50,6 +50,9 @@ class AgentsPolicy(ObsNormPolicy):
         seen = map_nested(lambda leaf: leaf[present], obs[AGENTS])
         super()._count_observations({**{key: obs[key] for key in obs}, AGENTS: seen})
 
+    def _lead_of(self, obs: Any, n_lead: int) -> torch.Size:
+        return take_part(obs).shape
+
     def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor:
         return mask.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 

@@ -22,10 +22,11 @@ from dmiddleware.config import (
     switch,
 )
 from dmiddleware.data.batch import Nested, Value
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.model.layers import call
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.base.network_outputs import with_rows
 from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
 from dmiddleware.policy.base.parts import Part, TargetRule, adam
 from dmiddleware.policy.base.policy import to_be_written
@@ -195,8 +196,9 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         choice: Inputs = _NOTHING,
     ) -> dict[str, torch.Tensor]:
         following = self._following(batch, target, choice)
-        output = self._model(batch["obs"], **online)
         action = self._codec.to_raw(batch["action"])
+        output = self._model(batch["obs"], **online)
+        self._values_of(output, action.shape)
         loss, errors, logged = self._loss(batch, action, output, following)
         norm = self._parts["q"].step(loss)
         outcome = {"total_loss": loss.detach(), **logged}
@@ -224,6 +226,15 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
             judge = output["logit"]
         best = _best(judge, self._mask_of(next_obs, batch.get("next_action_mask")))
         return self._of_actions(output, best)
+
+    def _values_of(self, output: Any, rows: Sequence[int]) -> torch.Tensor:
+        """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
+        if not isinstance(output, Mapping) or "logit" not in output:
+            raise PolicyOutputError(
+                f"the model returned {output!r:.100}; it must return a dictionary with the key "
+                '"logit", the values of all actions'
+            )
+        return with_rows(output["logit"], (*rows, "n_actions"), what="logit")
 
     def _of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
         """Return ``[B, …]``: the part of the output that is learned that belongs to actions."""
@@ -262,7 +273,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     ) -> dict[str, Any]:
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         inputs = self._draw_inputs("act", len(env_id), self._generator)
-        logit = call(self._model, obs, **inputs)["logit"]
+        logit = self._values_of(call(self._model, obs, **inputs), (len(env_id),))
         mask = self._mask_of(obs, action_mask)
         if self._on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
@@ -272,7 +283,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     def _forward_eval_batch(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        logit = self._model(obs)["logit"]
+        logit = self._values_of(self._model(obs), (len(env_id),))
         best = _best(logit, self._mask_of(obs, action_mask))
         return {"action": self._codec.to_env(best)}
 

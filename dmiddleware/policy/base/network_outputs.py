@@ -1,0 +1,84 @@
+"""Checks of what networks return, which may be those of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dmiddleware.errors import PolicyOutputError
+
+__all__ = ["critic_values", "values_of_rows", "with_rows"]
+
+
+def values_of_rows(value: Any, rows: Sequence[int], *, what: str = "value") -> torch.Tensor:
+    """Return one value for each row; a last dimension of 1, as ``nn.Linear(…, 1)`` has it, is cut.
+
+    Args:
+        value: what the network returned.
+        rows: the leading dimensions of what it saw.
+        what: the name of the output, for the message.
+
+    Raises:
+        PolicyOutputError: with both shapes.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.shape == tuple(rows):
+            return value
+        if value.shape == (*rows, 1):
+            return value.squeeze(-1)
+    raise _unfit(value, what, f"one value for each row, {_shape(rows)}")
+
+
+def critic_values(output: Any, n_rows: int) -> torch.Tensor:
+    """Return what critics say of ``n_rows`` actions, ``[n_critics, B]``.
+
+    A single critic may return ``[B]``, and a last dimension of 1 is cut.
+
+    Raises:
+        PolicyOutputError: for any other shape.
+    """
+    if isinstance(output, torch.Tensor):
+        if output.dim() == 2 and output.shape[1] == n_rows:
+            return output
+        values = output.squeeze(-1) if output.dim() > 1 and output.shape[-1] == 1 else output
+        values = values.unsqueeze(0) if values.dim() == 1 else values
+        if values.dim() == 2 and values.shape[1] == n_rows:
+            return values
+    raise _unfit(output, "of the critics", f"[n_critics, B], here [n_critics, {n_rows}]")
+
+
+def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.Tensor:
+    """Return an output that has the wanted shape.
+
+    Args:
+        output: what the network returned.
+        wanted: the shape; a name stands for any length.
+        what: the name of the output, for the message.
+
+    Raises:
+        PolicyOutputError: for another shape.
+    """
+    if isinstance(output, torch.Tensor) and output.dim() == len(wanted):
+        pairs = zip(output.shape, wanted, strict=True)
+        if all(isinstance(one, str) or size == one for size, one in pairs):
+            return output
+    raise _unfit(output, what, _shape(wanted))
+
+
+def _shape(sizes: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _unfit(output: Any, what: str, wanted: str) -> PolicyOutputError:
+    if isinstance(output, torch.Tensor):
+        found = f"shape {_shape(output.shape)}"
+    elif isinstance(output, Mapping):
+        found = f"the keys {', '.join(map(str, output))}"
+    else:
+        found = f"a {type(output).__name__}"
+    return PolicyOutputError(
+        f"the output {what} of the model has {found}, but must be {wanted}; reshape it in the "
+        "model's forward, for example with .squeeze(-1)"
+    )
