@@ -18,6 +18,7 @@ import numpy as np
 from easydict import EasyDict
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
 
 __all__ = [
@@ -217,9 +218,8 @@ class Configurable:
         nested: dict[str, Any] = {}
         for keyword, value in keywords.items():
             if keyword not in paths:
-                raise ConfigError(
-                    f"{cls.__name__}: unknown keyword {keyword}; {_hint(keyword, paths)}"
-                )
+                hint = hint_for(keyword, paths) or _hint(keyword, paths)
+                raise ConfigError(f"{cls.__name__}: unknown keyword {keyword}; {hint}")
             *sections, key = paths[keyword].split(".")
             target = nested
             for section in sections:
@@ -377,7 +377,8 @@ class _Merge:
         elsewhere = [path for path, _ in _flat(self.root) if path.rpartition(".")[2] == key]
         if elsewhere:
             return f"did you mean {elsewhere[0]}?"
-        return _hint(key, map(str, known), f"{section}." if section else "")
+        foreign = hint_for(key, (path for path, _ in _flat(self.root)))
+        return foreign or _hint(key, map(str, known), f"{section}." if section else "")
 
 
 def _hint(key: str, known: Iterable[str], prefix: str = "") -> str:

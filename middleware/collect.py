@@ -9,6 +9,7 @@ import torch
 
 from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, OnlineRLContext, Role, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
@@ -146,6 +147,7 @@ class StepCollector(_Collector):
 
     writes = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
+    @checks_options
     def __init__(
         self,
         policy: HasModes | CollectMode,
@@ -220,6 +222,7 @@ class EpisodeCollector(_Collector):
 
     writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
+    @checks_options
     def __init__(
         self,
         policy: HasModes | CollectMode,

@@ -9,6 +9,7 @@ import numpy as np
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
@@ -60,6 +61,7 @@ class InteractionEvaluator:
     reads = ("train_iter", "last_eval_iter")
     writes = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 
+    @checks_options
     def __init__(
         self,
         policy: HasModes | EvalMode,

@@ -19,6 +19,7 @@ from rich.console import Console
 from dmiddleware.data import load_checkpoint
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import (
     ChainView,
     Context,
@@ -149,6 +150,7 @@ class Experiment:
     reads = ("train_iter",)
     last_step = True
 
+    @checks_options
     def __init__(
         self,
         name: str | RunFolder,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
 from dmiddleware.policy import CollectMode, DQNPolicy, HasModes, as_collect_mode
 from dmiddleware.rl import epsilon_schedule
@@ -50,6 +51,7 @@ class EpsGreedyHandler:
     reads = ("env_step", "train_iter")
     writes = ("collect_kwargs",)
 
+    @checks_options
     def __init__(
         self,
         policy: HasModes | CollectMode | None = None,

@@ -18,6 +18,7 @@ from dmiddleware.data import (
     to_device,
 )
 from dmiddleware.errors import ConfigError, NotEnoughData, PolicyOutputError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Role, Task
 from dmiddleware.policy import (
     HasModes,
@@ -201,6 +202,7 @@ class OffPolicyLearner(_PolicyUpdater):
 
     reads = ("train_iter",)
 
+    @checks_options
     def __init__(
         self,
         policy: Learner,
@@ -337,6 +339,7 @@ class OnPolicyLearner(_PolicyUpdater):
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
+    @checks_options
     def __init__(
         self,
         policy: Learner,

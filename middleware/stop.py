@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import Context, Role, Task
 from middleware.support.checks import check_positive
 
@@ -34,6 +35,7 @@ class TerminationChecker:
 
     roles = (Role.LEARNER,)
 
+    @checks_options
     def __init__(
         self,
         *,

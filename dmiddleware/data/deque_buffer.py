@@ -17,6 +17,7 @@ from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
+from dmiddleware.foreign_names import checks_options
 
 __all__ = ["BufferedData", "DequeBuffer"]
 
@@ -49,6 +50,7 @@ class DequeBuffer(Buffer):
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
+    @checks_options
     def __init__(self, size: int, *, seed: int | None = None) -> None:
         super().__init__(size, seed)
         self._slots: list[BufferedData | None] = [None] * size

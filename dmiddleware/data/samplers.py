@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dmiddleware.data.arguments import check_flag, check_number
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.schedule import Counters, Schedule
 
 __all__ = ["Eligible", "Ints", "PrioritySampler", "Sampler", "UniformSampler"]
@@ -225,6 +226,7 @@ class PrioritySampler:
 
     adds: tuple[str, ...] = ("weight",)
 
+    @checks_options
     def __init__(
         self,
         *,

@@ -21,6 +21,7 @@ from dmiddleware.data.ring.storage import RamStorage, SharedHandle, SharedStorag
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.schema import Array, Rows, as_batch, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
+from dmiddleware.foreign_names import checks_options
 
 __all__ = ["TensorBuffer"]
 
@@ -71,6 +72,7 @@ class TensorBuffer(Buffer):
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
+    @checks_options
     def __init__(
         self,
         size: int,

@@ -19,6 +19,7 @@ from dmiddleware.env.pettingzoo import ParallelEnvAdapter, is_parallel_env
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.registry import nearest
 
 __all__ = ["make_env_manager"]
@@ -37,6 +38,7 @@ _OPTIONAL: Final = (
 )
 
 
+@checks_options
 def make_env_manager(
     env: str | EnvFn,
     *,

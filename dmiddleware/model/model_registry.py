@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import Registry, import_modules, nearest
 
 __all__ = ["MODEL_REGISTRY", "create_model"]
@@ -45,7 +46,9 @@ def _check_options(owner: str, build: type[nn.Module], options: Mapping[str, Any
     for key in options:
         if key not in parameters and not takes_any:
             near = nearest(key, parameters, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(parameters)}"
+            hint = hint_for(key, parameters) or (
+                f"did you mean {near[0]}?" if near else f"known are: {', '.join(parameters)}"
+            )
             raise ConfigError(f"{owner}: unknown key {key}; {hint}")
     missing = [
         key

@@ -1,0 +1,143 @@
+"""Settings under the names that other libraries give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy, TD3Policy, create_policy
+from middleware import (
+    EpisodeCollector,
+    Experiment,
+    OffPolicyLearner,
+    OnPolicyLearner,
+    StepCollector,
+    eps_greedy_handler,
+    interaction_evaluator,
+    termination_checker,
+)
+from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "ours"),
+    [
+        (DQNPolicy, "gamma", "did you mean discount_factor?"),
+        (DQNPolicy, "tau", "did you mean target_tau?"),
+        (DQNPolicy, "lr", "did you mean learning_rate?"),
+        (DQNPolicy, "exploration_fraction", "did you mean eps_decay?"),
+        (DQNPolicy, "exploration_final_eps", "did you mean eps_end?"),
+        (DQNPolicy, "epsilon", "did you mean eps_start?"),
+        (DQNPolicy, "target_update_interval", "did you mean target_update_freq?"),
+        (DQNPolicy, "max_grad_norm", "did you mean grad_clip_norm?"),
+        (DQNPolicy, "n_steps", "did you mean nstep or n_sample?"),
+        (DQNPolicy, "estimation_step", "did you mean nstep?"),
+        (PPOPolicy, "clip_range", "did you mean clip_ratio?"),
+        (PPOPolicy, "clip_coef", "did you mean clip_ratio?"),
+        (PPOPolicy, "vf_coef", "did you mean value_weight?"),
+        (PPOPolicy, "ent_coef", "did you mean entropy_weight?"),
+        (PPOPolicy, "n_epochs", "did you mean epoch_per_collect?"),
+        (PPOPolicy, "n_steps", "did you mean n_sample?"),
+        (PPOPolicy, "epsilon", "eps_greedy_handler"),
+        (SACPolicy, "ent_coef", "did you mean alpha?"),
+        (SACPolicy, "lr", "did you mean learning_rate_q or learning_rate_policy?"),
+        (SACPolicy, "gae_lambda", "an option of the policies that have it"),
+        (TD3Policy, "policy_delay", "did you mean actor_update_freq?"),
+        (TD3Policy, "critic_lr", "did you mean learning_rate_critic?"),
+    ],
+)
+def test_an_option_of_another_library_names_ours(cls: Any, name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"unknown keyword {name}; ") + ".*") as caught:
+        cls.for_env(env_for(cls), **{name: 0.5})
+    assert ours in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("buffer_size", "TensorBuffer(size)"),
+        ("learning_starts", "OffPolicyLearner(policy, buffer, learn_start=...)"),
+        ("gradient_steps", "OffPolicyLearner(policy, buffer, update_per_collect=...)"),
+        ("total_timesteps", "termination_checker(max_env_step=...)"),
+        ("n_envs", "make_env_manager(env, env_num=...)"),
+        ("num_envs", "make_env_manager(env, env_num=...)"),
+        ("net_arch", "for_env(env, model={"),
+        ("policy_kwargs", "for_env(env, model={"),
+        ("tensorboard_log", "Experiment(name, policy)"),
+        ("eps_test", "evaluating is greedy"),
+        ("random_steps", "StepCollector(policy, envs, random_steps=...)"),
+    ],
+)
+@pytest.mark.parametrize("cls", EVERY)
+def test_a_setting_that_no_policy_has_names_what_has_it(cls: Any, name: str, home: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown keyword {name}; ") as caught:
+        cls.for_env(env_for(cls), **{name: 1})
+    assert home in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "ours"),
+    [
+        ({"gamma": 0.9}, "unknown key gamma; did you mean discount_factor?"),
+        ({"lr": 0.1}, "unknown key lr; did you mean learn.learning_rate?"),
+        ({"learn": {"lr": 0.1}}, "unknown key learn.lr; did you mean learn.learning_rate?"),
+        ({"learn": {"tau": 0.1}}, "unknown key learn.tau; did you mean learn.target_tau?"),
+        ({"other": {"eps": {"start_e": 1.0}}}, "did you mean other.eps.start?"),
+        ({"buffer_size": 10}, "here it is the size of the buffer: TensorBuffer(size)"),
+        ({"model": {"net_arch": [8]}}, "unknown key net_arch; did you mean encoder_hidden_sizes?"),
+    ],
+)
+def test_so_does_a_key_of_a_config(config: dict[str, Any], ours: str) -> None:
+    for build in (DQNPolicy, create_policy):
+        with pytest.raises(ConfigError) as caught:
+            build({"type": "dqn", **config})
+        assert ours in str(caught.value)
+
+
+POLICY = made(DQNPolicy)
+ENVS = make_env_manager(lambda: env_for(DQNPolicy), env_num=2)
+BUFFER = TensorBuffer(100)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "ours"),
+    [
+        (lambda **k: TensorBuffer(**k), "buffer_size", "did you mean size?"),
+        (lambda **k: TensorBuffer(**k), "capacity", "did you mean size?"),
+        (lambda **k: TensorBuffer(9, **k), "gamma", "did you mean discount?"),
+        (lambda **k: TensorBuffer(9, **k), "estimation_step", "did you mean n_step?"),
+        (lambda **k: TensorBuffer(9, **k), "batch_size", "an option of the policies"),
+        (lambda **k: DequeBuffer(**k), "maxlen", "did you mean size?"),
+        (PrioritySampler, "prioritized_replay_alpha", "did you mean alpha?"),
+        (lambda **k: OffPolicyLearner(POLICY, BUFFER, **k), "learning_starts", "mean learn_start?"),
+        (lambda **k: OffPolicyLearner(POLICY, BUFFER, **k), "utd_ratio", "update_per_collect?"),
+        (lambda **k: OffPolicyLearner(POLICY, BUFFER, **k), "lr", "here it is learning_rate or"),
+        (
+            lambda **k: OffPolicyLearner(POLICY, BUFFER, **k),
+            "batchsize",
+            "did you mean batch_size?",
+        ),
+        (lambda **k: OnPolicyLearner(POLICY, **k), "n_epochs", "did you mean epochs?"),
+        (lambda **k: StepCollector(POLICY, ENVS, **k), "train_freq", "did you mean n_sample?"),
+        (lambda **k: StepCollector(POLICY, ENVS, **k), "n_steps", "did you mean n_sample?"),
+        (lambda **k: StepCollector(POLICY, ENVS, **k), "eps", "arguments of eps_greedy_handler"),
+        (lambda **k: EpisodeCollector(POLICY, ENVS, **k), "episode_per_collect", "n_episode?"),
+        (lambda **k: make_env_manager("CartPole-v1", **k), "num_envs", "did you mean env_num?"),
+        (lambda **k: make_env_manager("CartPole-v1", **k), "n_envs", "did you mean env_num?"),
+        (termination_checker, "total_timesteps", "did you mean max_env_step?"),
+        (eps_greedy_handler, "start_e", "did you mean start?"),
+        (eps_greedy_handler, "exploration_fraction", "did you mean decay_steps?"),
+        (lambda **k: interaction_evaluator(POLICY, ENVS, **k), "n_eval_episodes", "n_episode?"),
+        (lambda **k: Experiment("x", POLICY, **k), "verbose", "shows the progress"),
+    ],
+)
+def test_so_does_an_argument(build: Callable[..., Any], name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown keyword {name}; ") as caught:
+        build(**{name: 1})
+    assert ours in str(caught.value)
