@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
 
-__all__ = ["checks_options", "hint_for", "unknown_option"]
+__all__ = ["checks_options", "hint_for", "unknown_name", "unknown_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -356,9 +356,19 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def unknown_option(owner: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown keyword argument."""
-    names = list(known)
-    near = nearest(name, names, n=1)
-    hint = hint_for(name, names) or (
-        f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}"
-    )
-    return f"{owner}: unknown keyword {name}; {hint}"
+    return f"{owner}: unknown keyword {name}; {unknown_name(name, known)}"
+
+
+def unknown_name(name: str, known: Iterable[str], *, only_here: bool = False) -> str:
+    """Return the end of a message about an unknown name.
+
+    Args:
+        name: the unknown name.
+        known: the names that are accepted in its place.
+        only_here: whether to leave out what has the setting elsewhere.
+    """
+    names = sorted(known)
+    hint, near = hint_for(name, names), nearest(name, names, n=1)
+    if hint and not (only_here and hint.startswith("here it is")):
+        return hint
+    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(names) or 'none'}"

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.foreign_names import hint_for
-from dmiddleware.registry import Registry, import_modules, nearest
+from dmiddleware.foreign_names import unknown_name
+from dmiddleware.registry import Registry, import_modules
 
 __all__ = ["MODEL_REGISTRY", "create_model"]
 
@@ -45,11 +45,7 @@ def _check_options(owner: str, build: type[nn.Module], options: Mapping[str, Any
     takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for key in options:
         if key not in parameters and not takes_any:
-            near = nearest(key, parameters, n=1)
-            hint = hint_for(key, parameters) or (
-                f"did you mean {near[0]}?" if near else f"known are: {', '.join(parameters)}"
-            )
-            raise ConfigError(f"{owner}: unknown key {key}; {hint}")
+            raise ConfigError(f"{owner}: unknown key {key}; {unknown_name(key, parameters)}")
     missing = [
         key
         for key, item in parameters.items()

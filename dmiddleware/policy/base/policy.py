@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,12 +48,14 @@ from dmiddleware.errors import (
     SpaceError,
     StructureError,
 )
+from dmiddleware.foreign_names import unknown_name
 from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import action_shape_of, create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.base.act_inputs import (
     ACT_KEYWORDS,
+    STATE,
     check_act_inputs,
     probe_inputs,
 )
@@ -118,6 +122,10 @@ class Policy(Configurable):
       ``action``;
     - if the defaults do not suit it, ``_process_transition(obs, policy_output, timestep)`` and
       ``_get_train_sample(transitions)``.
+
+    The parameters of these methods after ``data`` or ``batch`` are the keyword arguments that the
+    mode's forward takes, such as ``eps`` in ``_forward_collect(self, data, *, eps=0.0)``. Any other
+    one is refused, also where the method has ``**kwargs``.
 
     The batched methods are derived from these, so every collector runs every policy. Workers use a
     policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
@@ -300,6 +308,7 @@ class Policy(Configurable):
             for path, option in self.options().items()
             if is_scheduled(option.range)
         }
+        self._keywords = _keywords_of(type(self))
         self._reducer: GradientReducer | None = None
         if "learn" in self._enabled:
             keep_freed_memory()
@@ -868,6 +877,30 @@ class Policy(Configurable):
             raise self._not_enabled(field)
         if torch.get_default_dtype() is not torch.float32:
             check_default_dtype(type(self).__name__)
+        if kwargs and not kwargs.keys() <= self._keywords[field]:
+            self._check_keywords(field, kwargs)
+
+    def _check_keywords(self, field: str, kwargs: Mapping[str, Any]) -> None:
+        """Refuse keyword arguments of a mode's forward that the algorithm does not take."""
+        known = set(self._keywords[field])
+        if field != "learn":
+            known.update(name.partition(".")[0] for name in self.get_attribute("act_inputs"))
+            if STATE in kwargs and self.initial_state(1) is not None:
+                known.add(STATE)
+        for name in kwargs:
+            if name not in known:
+                raise ConfigError(self._unknown_keyword(field, name, known))
+
+    def _unknown_keyword(self, field: str, name: str, known: Collection[str]) -> str:
+        """Return the message for a keyword argument of a mode's forward that nothing declares."""
+        modes = [mode for mode, keywords in self._keywords.items() if name in keywords]
+        hint = unknown_name(name, known, only_here=True)
+        if modes:
+            hint = f"it is one of {modes[0]}_mode.forward"
+        return (
+            f"{type(self).__name__}: forward in {field} mode has no keyword {name}; {hint}. An "
+            f"algorithm declares its own as parameters of {_forward_of(self, field)}"
+        )
 
     def _as_seen(self, obs: Value, *, collecting: bool = False) -> Value:
         """Return observations as the algorithm sees them; by default as they are.
@@ -1111,6 +1144,46 @@ class Policy(Configurable):
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
         return None if value is None else int(value)
 
+
+_FORWARDS = {
+    "learn": "_forward_learn",
+    "collect": "_forward_collect",
+    "eval": "_forward_eval",
+}
+
+
+def _forward_of(policy: Policy | type[Policy], field: str) -> str:
+    """Return the method that an algorithm writes for a mode."""
+    is_batched = policy.batched and field != "learn"
+    return f"{_FORWARDS[field]}_batch" if is_batched else _FORWARDS[field]
+
+
+@functools.cache
+def _keywords_of(cls: type[Policy]) -> dict[str, frozenset[str]]:
+    """Return the keyword arguments that a class declares, by mode.
+
+    They are the parameters of the method that an algorithm writes, after the data. Where it takes
+    others too (``**kwargs``), it passes them on, so those of the base class's method count as well.
+    """
+    return {field: frozenset(_declared(cls, _forward_of(cls, field))) for field in _FORWARDS}
+
+
+def _declared(cls: type[Policy], method: str) -> Iterator[str]:
+    n_given = 3 if method.endswith("_batch") else 2  # self, obs and env_id; self and the data
+    for base in cls.__mro__:
+        if method not in vars(base):
+            continue
+        takes_others = False
+        parameters = inspect.signature(getattr(base, method)).parameters.values()
+        for place, parameter in enumerate(parameters):
+            takes_others |= parameter.kind is parameter.VAR_KEYWORD
+            if place >= n_given and parameter.kind in _NAMED:
+                yield parameter.name
+        if not takes_others:
+            return
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 _BATCHED_FORWARD = {"collect": "_forward_collect_batch", "eval": "_forward_eval_batch"}
 
