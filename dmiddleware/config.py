@@ -23,6 +23,7 @@ from dmiddleware.registry import nearest
 
 __all__ = [
     "Configurable",
+    "NamedValues",
     "Option",
     "Range",
     "above",
@@ -237,6 +238,33 @@ class Configurable:
         for base in reversed(cls.__mro__):
             _update_entries(merged, vars(base).get("config", {}))
         return merged
+
+
+class NamedValues(EasyDict):  # type: ignore[misc]
+    """A dictionary by names that its owner does not choose, such as the parts of a space.
+
+    Where a name is that of a method (``items``), the method stays what it is. Other names can be
+    read as attributes, as in an ``EasyDict``.
+
+    Args:
+        values: the values, by name.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        dict.__init__(self, values or {})
+
+    __setitem__ = dict.__setitem__
+    update = dict.update
+    setdefault = dict.setdefault
+    pop = dict.pop
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        dict.__setitem__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self or name.startswith("__"):
+            raise AttributeError(f"there is no value named {name!r}")
+        return self[name]
 
 
 def config_table(cls: type[Configurable]) -> str:

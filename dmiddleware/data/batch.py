@@ -37,6 +37,7 @@ __all__ = [
     "Nested",
     "as_tree",
     "to_dict",
+    "items_of",
     "from_numpy",
     "to_numpy",
     "leaves",
@@ -116,9 +117,9 @@ def as_tree(mapping: Mapping[str, Any], *, lists: Mapping[str, list[Any]] | None
     Raises:
         StructureError: if a value is None, text or anything else that is not a tensor.
     """
-    columns = dict(mapping.items())
+    columns = dict(items_of(mapping))
     try:
-        for key, item in mapping.items():
+        for key, item in items_of(mapping):
             if type(item) is not torch.Tensor:
                 columns[key] = _as_value(item)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -133,10 +134,12 @@ def from_numpy(nested: Nested) -> Value:
 
     Memory is shared where numpy allows it. Scalars become tensors without dimensions.
     """
+    if isinstance(nested, Batch):
+        return nested
     if isinstance(nested, Mapping | tuple):
         items = nested if isinstance(nested, Mapping) else _enumerated(nested)
         return as_tree(items)
-    value: Value = nested if isinstance(nested, Batch) else _as_value(nested)
+    value: Value = _as_value(nested)
     return value
 
 
@@ -147,11 +150,18 @@ def to_numpy(tree: Any) -> Any:
 
 def to_dict(tree: Any) -> Any:
     """Return a tree as nested dictionaries with the same leaf objects; a leaf is returned as is."""
-    if isinstance(tree, Batch):
-        return {str(key): to_dict(value) for key, value in tree.items()}
-    if isinstance(tree, Mapping):
-        return {str(key): to_dict(value) for key, value in tree.items()}
+    if isinstance(tree, Batch | Mapping):
+        return {str(key): to_dict(value) for key, value in items_of(tree)}
     return tree
+
+
+def items_of(tree: Batch | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the names and values of a tree or mapping, whatever the names are.
+
+    An attribute of a tree is first of all the value of that name, so ``tree.items()`` calls a
+    tensor where a part of an observation is called ``items``.
+    """
+    return Batch.items(tree) if isinstance(tree, Batch) else tree.items()
 
 
 @overload
@@ -161,10 +171,18 @@ def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]: ...
 def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(dotted path, leaf)`` of a tree in sorted order; a bare leaf has the path ``""``."""
     if isinstance(tree, Batch | Mapping):
-        for key in sorted(map(str, tree.keys())):
-            yield from leaves(tree[key], f"{prefix}.{key}" if prefix else key)
+        yield from _leaves(tree, f"{prefix}." if prefix else "")
     else:
         yield prefix, tree
+
+
+def _leaves(tree: Batch | Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key in sorted(map(str, tree)):
+        value = tree[key]
+        if isinstance(value, Batch | Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def nest(flat: Mapping[str, Any]) -> Batch:
@@ -194,8 +212,7 @@ def _mapped(
 ) -> Batch:
     columns: dict[str, Any] = {}
     lists: dict[str, list[Any]] | None = None
-    items: Iterable[tuple[str, Any]] = tree.items()
-    for key, value in items:
+    for key, value in items_of(tree):
         # Where the tree has a batch, the others have one too.
         matching: list[Any] = [other[key] for other in others]
         if isinstance(value, Batch | Mapping):
@@ -215,7 +232,7 @@ def map_nested(function: Callable[[Any], Any], nested: Nested) -> Any:
         a bare leaf.
     """
     if isinstance(nested, Batch | Mapping):
-        return {str(key): map_nested(function, value) for key, value in nested.items()}
+        return {str(key): map_nested(function, value) for key, value in items_of(nested)}
     if isinstance(nested, tuple):
         return tuple(map_nested(function, value) for value in nested)
     return function(nested)
@@ -312,7 +329,7 @@ def _as_value(item: Any) -> Any:
     if isinstance(item, np.ndarray):
         return torch.from_numpy(item)
     if isinstance(item, Batch):
-        return item._detach()
+        return Batch._detach(item)
     if isinstance(item, TreeStorage):
         return item
     if isinstance(item, Mapping):
@@ -324,7 +341,7 @@ def _as_value(item: Any) -> Any:
 
 def _not_a_column(mapping: Mapping[str, Any], error: Exception) -> StructureError:
     """Return the error of the first value that is not a tensor, with its path."""
-    for key, item in mapping.items():
+    for key, item in items_of(mapping):
         try:
             _as_value(item)
         except (TypeError, ValueError, RuntimeError):

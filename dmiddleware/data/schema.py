@@ -122,7 +122,7 @@ class Schema:
         if lead != self._plan_lead:
             self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
             self._plan_lead = lead
-        storage = batch._detach()
+        storage = Batch._detach(batch)
         if storage.size() != len(self._plan):
             return None
         found: dict[str, Array] = {}

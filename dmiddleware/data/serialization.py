@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data.atomic_file import DTYPE_NAMES
-from dmiddleware.data.batch import Batch, as_tree
+from dmiddleware.data.batch import Batch, as_tree, items_of
 
 __all__ = ["pack", "unpack"]
 
@@ -95,7 +95,7 @@ class _Packer:
 
     def _pack_container(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, Batch):
-            items = {str(key): _inner(item) for key, item in value.items()}
+            items = {str(key): _inner(item) for key, item in items_of(value)}
             return [_BATCH, self._pack_items(items, path)]
         if type(value) in _MAPPINGS:
             return [_MAPPINGS[type(value)], self._pack_items(value, path)]
@@ -174,7 +174,7 @@ def _cannot_hold(value: Any, path: tuple[Any, ...], what: str | None = None) -> 
 def _inner(value: Any) -> Any:
     """Return a subtree of a batch as a dictionary, so that only the outermost one is a batch."""
     if isinstance(value, Batch):
-        return {str(key): _inner(item) for key, item in value.items()}
+        return {str(key): _inner(item) for key, item in items_of(value)}
     return value
 
 

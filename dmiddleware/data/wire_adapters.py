@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree
+from dmiddleware.data.batch import Batch, as_tree, items_of
 
 __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 
@@ -46,7 +46,7 @@ def _tensor_from_plain(plain: list[Any]) -> torch.Tensor:
 
 
 def _tree_to_plain(tree: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in tree.items()}
+    return {str(key): value for key, value in items_of(tree)}
 
 
 ADAPTERS: Final = (

@@ -51,7 +51,7 @@ def as_mask(mask: Nested) -> torch.Tensor:
 def sorted_names(mapping: Iterable[Any]) -> list[Any]:
     """Return the names of a mapping in order; those of a Tuple space by number."""
     names = list(mapping)
-    return sorted(names, key=int if all(str(name).isdigit() for name in names) else str)
+    return sorted(names, key=int if all(str(name).isdecimal() for name in names) else str)
 
 
 def masked_logit(logit: torch.Tensor, obs: Nested) -> torch.Tensor:

@@ -296,15 +296,19 @@ def inner_spaces(space: gym.Space[Any]) -> Iterator[tuple[str, gym.Space[Any]]]:
     """Yield names and spaces of a Dict space, or of a Tuple space with the names "0", "1", ….
 
     Raises:
-        SpaceError: if a name of a Dict space is not a text without dots.
+        SpaceError: if a name of a Dict space is not a text without dots, or is empty.
     """
     if isinstance(space, gym.spaces.Tuple):
         yield from ((str(place), inner) for place, inner in enumerate(space.spaces))
         return
     assert isinstance(space, gym.spaces.Dict)
     for name, inner in space.spaces.items():
-        if not isinstance(name, str) or "." in name:
-            raise SpaceError(f"names in a Dict action space are texts without dots, got {name!r}")
+        if not isinstance(name, str) or not name or "." in name:
+            empty = " and not empty" if name == "" else ""
+            raise SpaceError(
+                f"names in a Dict action space are texts without dots{empty}, got {name!r}; rename "
+                "it with gymnasium.wrappers.TransformAction"
+            )
         yield name, inner
 
 

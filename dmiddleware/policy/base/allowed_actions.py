@@ -37,7 +37,7 @@ def check_allowed(
     Raises:
         PolicyOutputError: naming the action and the allowed ones.
     """
-    if isinstance(obs, Mapping) and is_per_env(obs):
+    if is_per_env(obs):
         for env_id, one in obs.items():
             own = action_mask_of(one) if mask is None else mask[env_id]
             if own is None:

@@ -19,6 +19,7 @@ from torch import nn
 
 from dmiddleware.config import (
     Configurable,
+    NamedValues,
     Option,
     at_least,
     check_value,
@@ -369,6 +370,24 @@ class Policy(Configurable):
                 "use a subclass, for example DQNPolicy.default_config()"
             )
         return super().default_config()
+
+    @classmethod
+    def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
+        """Return the defaults with ``cfg`` merged in, checked; see :class:`Configurable`.
+
+        Args:
+            cfg: the values that differ from the defaults.
+
+        Raises:
+            ConfigError: for an unknown key, a wrong type, or a value out of range.
+        """
+        if isinstance(cfg, Mapping) and isinstance(cfg.get("model"), Mapping):
+            model = {
+                key: _by_name(value) if key in _NAMED_BY_SPACES else value
+                for key, value in cfg["model"].items()
+            }
+            cfg = {**cfg, "model": model}
+        return super().merged_config(cfg)
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
@@ -982,7 +1001,9 @@ class Policy(Configurable):
 
     def _as_obs(self, data: Nested) -> Value:
         """Convert observations to a tensor or treetensor on the policy's device."""
-        if not isinstance(data, torch.Tensor) and isinstance(data, np.ndarray | Mapping | tuple):
+        if type(data) not in (torch.Tensor, Batch) and isinstance(
+            data, np.ndarray | Mapping | tuple
+        ):
             data = from_numpy(data)
         obs: Value = to_device(data, self._device) if self._on_gpu else data
         return obs
@@ -1185,6 +1206,9 @@ def _declared(cls: type[Policy], method: str) -> Iterator[str]:
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
+_NAMED_BY_SPACES = ("obs_shape", "action_shape", "action_space")
+"""The options of models whose keys are the names in an environment's spaces."""
+
 _BATCHED_FORWARD = {"collect": "_forward_collect_batch", "eval": "_forward_eval_batch"}
 
 _SIGNATURES = {
@@ -1200,6 +1224,13 @@ _SIGNATURES = {
         "env, derive from Policy)",
     ),
 }
+
+
+def _by_name(value: Any) -> Any:
+    """Return a mapping so that its keys, which an environment chose, hide no methods."""
+    if not isinstance(value, Mapping):
+        return value
+    return NamedValues({key: _by_name(value[key]) for key in value})
 
 
 def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:

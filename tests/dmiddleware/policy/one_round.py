@@ -1,0 +1,158 @@
+"""One round of a policy in an env of any spaces: collect, learn, save, load and evaluate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from dmiddleware.config import plain_values
+from dmiddleware.data import (
+    Batch,
+    TensorBuffer,
+    as_tree,
+    flatten_lead,
+    leaves,
+    load_checkpoint,
+    save_checkpoint,
+)
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import (
+    A2CPolicy,
+    BCPolicy,
+    C51Policy,
+    CQLPolicy,
+    DDPGPolicy,
+    DecisionTransformerPolicy,
+    DiscreteSACPolicy,
+    DQNPolicy,
+    IMPALAPolicy,
+    IQLPolicy,
+    IQNPolicy,
+    PPOPolicy,
+    QRDQNPolicy,
+    R2D2Policy,
+    RainbowPolicy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+    TD3BCPolicy,
+    TD3Policy,
+    TQCPolicy,
+)
+from dmiddleware.rl import with_returns_to_go
+from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+
+VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
+DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
+CONTINUOUS = [
+    SACPolicy,
+    TD3Policy,
+    DDPGPolicy,
+    TQCPolicy,
+    TD3BCPolicy,
+    CQLPolicy,
+    IQLPolicy,
+]
+ANY_ACTION = [PPOPolicy, A2CPolicy, IMPALAPolicy, RecurrentPPOPolicy, BCPolicy]
+STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
+"""Every stock policy of a single agent."""
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Gives random observations of a space, and refuses actions that are not in its own."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._step = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action in self.action_space, f"{action!r} is not in {self.action_space}"
+        self._step += 1
+        return self.observation_space.sample(), 1.0, False, self._step == 6, {}
+
+
+def action_space_of(cls: Any) -> gym.Space[Any]:
+    """Return a space of actions that an algorithm supports."""
+    return BOX if cls in CONTINUOUS else spaces.Discrete(3)
+
+
+def learnable(policy: Any, rows: Batch) -> Batch:
+    """Return rows ``[T, E, …]`` as the policy learns from them."""
+    if isinstance(policy, DecisionTransformerPolicy | R2D2Policy):
+        options: dict[str, Any] = {"unroll_len": getattr(policy, "context_length", 4)}
+        if isinstance(policy, R2D2Policy):
+            options |= {"burn_in": policy.burn_in, "start_columns": ("state",)}
+        else:
+            rows = with_returns_to_go(rows)
+        return sampled(rows, **options)
+    if policy.learns_from_trajectories:
+        return rows
+    if policy.on_policy:
+        adv = torch.linspace(-1.0, 1.0, rows["done"].numel()).reshape(rows["done"].shape)
+        rows = as_tree({**{name: rows[name] for name in rows}, "adv": adv, "ret": adv})
+        return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows)
+    return sampled(rows, n_step=policy.nstep, discount=policy.discount_factor or 0.9)
+
+
+def sampled(rows: Batch, **options: Any) -> Batch:
+    """Return a sample of a buffer with these rows."""
+    buffer = TensorBuffer(500, seed=0, **options)
+    buffer.push(rows)
+    return buffer.sample(16)
+
+
+def one_round(
+    cls: Any,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any] | None = None,
+    *,
+    folder: Any = None,
+    mode: str = "sync",
+    **options: Any,
+) -> Any:
+    """Collect, learn, save, build again from the config, load and evaluate.
+
+    Returns:
+        The policy.
+    """
+    env = Drawn(observation_space, action_space or action_space_of(cls))
+    with make_env_manager(lambda: env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
+        if cls is R2D2Policy:
+            options = {"burn_in": 2, **options}
+        policy = cls.for_env(envs, seed=0, **options)
+        rows = RolloutCollector(policy, envs).collect(48)
+        if policy.get_attribute("cfg").get("obs_norm"):
+            policy.observe(rows["obs"])
+        outputs = policy.learn_mode.forward(learnable(policy, rows))
+        for output in outputs if isinstance(outputs, list) else [outputs]:
+            assert np.isfinite(output["total_loss"])
+        if folder is not None:
+            save_checkpoint(folder / "policy.ckpt", policy.learn_mode.state_dict())
+            again = cls(plain_values(policy.cfg))
+            again.learn_mode.load_state_dict(load_checkpoint(folder / "policy.ckpt"))
+            check_same_actions(policy, again, env)
+        evaluate_episodes(policy, envs, 2)
+    return policy
+
+
+def check_same_actions(one: Any, other: Any, env: gym.Env[Any, Any]) -> None:
+    """Require that two policies act alike from the same seed of an env on."""
+    answers = []
+    for policy in (one, other):
+        with make_env_manager(lambda: env, env_num=1, seed=1, max_retry=0) as envs:
+            rows = RolloutCollector(policy, envs).collect(12)
+        answers.append(dict(leaves(as_tree({name: rows[name] for name in ("obs", "action")}))))
+    assert answers[0].keys() == answers[1].keys()
+    for path, leaf in answers[0].items():
+        torch.testing.assert_close(leaf, answers[1][path], rtol=0, atol=0, equal_nan=True)
