@@ -263,7 +263,7 @@ class NamedValues(EasyDict):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name not in self or name.startswith("__"):
-            raise AttributeError(f"there is no value named {name!r}")
+            raise AttributeError(f"no value has the name {name!r}")
         return self[name]
 
 

@@ -3,8 +3,7 @@
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
-from gymnasium.wrappers import DtypeObservation, FlattenObservation
+from gymnasium.wrappers import FlattenObservation
 
 from dmiddleware import Task
 from dmiddleware.env import make_env_manager
@@ -30,8 +29,7 @@ def make_env(**options: Any) -> gym.Env:
     from minigrid.envs import DoorKeyEnv
     from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
 
-    grid = ImgObsWrapper(OneHotPartialObsWrapper(DoorKeyEnv(size=8, **options)))
-    return DtypeObservation(FlattenObservation(grid), np.float32)  # uint8 would be scaled
+    return FlattenObservation(ImgObsWrapper(OneHotPartialObsWrapper(DoorKeyEnv(size=8, **options))))
 
 
 ENV = make_env

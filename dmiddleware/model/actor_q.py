@@ -81,7 +81,7 @@ class QEnsemble(nn.Module):
         check_sizes("n_critics", [n_critics])
         check_sizes("n_quantiles", [] if n_quantiles is None else [n_quantiles])
         shape = as_obs_shape(obs_shape)
-        is_vector = isinstance(shape, tuple) and len(shape) == 1 and isinstance(shape[0], int)
+        is_vector = isinstance(shape, tuple) and len(shape) == 1
         self.encoder = None
         if not is_vector or conv_layers is not None:
             self.encoder = make_encoder(

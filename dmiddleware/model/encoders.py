@@ -1,7 +1,8 @@
 """Encoders: from observations of any shape to one feature vector per row.
 
 Every encoder takes observations with any leading dimensions (``[B, …]``, ``[T, B, …]``, none) and
-returns features ``[…, out_features]`` float32. uint8 leaves are scaled by ``1 / 255``.
+returns features ``[…, out_features]`` float32. Numbers are seen as they are, except for uint8
+pixels, which are scaled to [0, 1]; :mod:`dmiddleware.model.spaces` says which arrays are pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, check_sizes, orthogonal_init
-from dmiddleware.model.spaces import ObsShape, as_obs_shape, is_image, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import (
+    ObsShape,
+    array_shape,
+    as_obs_shape,
+    is_image,
+    is_one_hot,
+    is_pixels,
+    shape_leaves,
+)
 
 __all__ = [
     "VectorEncoder",
@@ -57,14 +66,17 @@ class VectorEncoder(MLP):
         norm: Norm = None,
         init: Init = None,
     ) -> None:
+        leaf = as_obs_shape(obs_shape)
+        shape = array_shape(leaf)
         super().__init__(
-            math.prod(obs_shape), hidden_sizes, activation=activation, norm=norm, init=init
+            math.prod(shape), hidden_sizes, activation=activation, norm=norm, init=init
         )
-        self._n_dims = len(obs_shape)
+        self._n_dims = len(shape)
+        self._pixels = is_pixels(leaf)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return features ``[…, out_features]`` of ``obs [… , *obs_shape]``."""
-        return super().forward(_flat(as_float(obs), self._n_dims))
+        return super().forward(_flat(as_float(obs, pixels=self._pixels), self._n_dims))
 
 
 class OneHotEncoder(MLP):
@@ -110,7 +122,8 @@ class ImageEncoder(nn.Module):
     """Convolutions with ReLU, and an MLP on their output.
 
     Args:
-        obs_shape: ``(C, H, W)``, channels first.
+        obs_shape: ``(C, H, W)``, channels first, or that of a stack of images, ``(K, C, H, W)``,
+            whose images are side by side as ``K * C`` channels.
         hidden_sizes: width of each linear layer after the convolutions.
         conv_layers: channels, kernel size and stride of each convolution; None: those of Mnih et
             al., "Human-level control through deep RL" (Nature, 2015), for images of at least 36 by
@@ -138,9 +151,13 @@ class ImageEncoder(nn.Module):
         init: Init = None,
     ) -> None:
         super().__init__()
-        self._shape = tuple(obs_shape)
+        leaf = as_obs_shape(obs_shape)
+        shape = array_shape(leaf)
         layers = NATURE_CONV_LAYERS if conv_layers is None else _check_conv_layers(conv_layers)
-        _check_image(self._shape, layers)
+        _check_image(shape, layers)
+        self._pixels = is_pixels(leaf)
+        self._n_dims = len(shape)
+        self._shape = (math.prod(shape[:-2]), *shape[-2:])
         channels, *sides = self._shape
         modules: list[nn.Module] = []
         for width, kernel_size, stride in layers:
@@ -155,11 +172,12 @@ class ImageEncoder(nn.Module):
         self.out_features = self.linear.out_features
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Return features ``[…, out_features]`` of images ``[…, C, H, W]``, uint8 or float."""
-        lead = obs.shape[:-3]
+        """Return features ``[…, out_features]`` of images ``[…, *obs_shape]``, uint8 or float."""
+        lead = obs.shape[: obs.dim() - self._n_dims]
         # Convolutions are faster over channels last.
         x = obs.reshape(-1, *self._shape).contiguous(memory_format=torch.channels_last)
-        features: torch.Tensor = self.linear(self.convolutions(as_float(x)).flatten(1))
+        seen = as_float(x, pixels=self._pixels)
+        features: torch.Tensor = self.linear(self.convolutions(seen).flatten(1))
         return features if len(lead) == 1 else features.reshape(*lead, -1)
 
 
@@ -197,16 +215,20 @@ class NestedEncoder(nn.Module):
         named = dict(shape_leaves(obs_shape))
         others = {path: one for path, one in named.items() if is_image(one) or is_one_hot(one)}
         vectors = {path: one for path, one in named.items() if path not in others}
-        self._vectors = [(path, len(leaf)) for path, leaf in vectors.items()]
-        self._others = list(others)
-        encoders = [
-            make_encoder(
-                shape, hidden_sizes, conv_layers=conv_layers if is_image(shape) else None, **options
-            )
-            for shape in others.values()
+        self._vectors = [
+            (path, len(array_shape(leaf)), is_pixels(leaf)) for path, leaf in vectors.items()
         ]
+        self._others = list(others)
+        encoders = []
+        for path, shape in others.items():
+            layers = conv_layers if is_image(shape) else None
+            try:
+                encoder = make_encoder(shape, hidden_sizes, conv_layers=layers, **options)
+            except SpaceError as error:
+                raise SpaceError(f"the part {'.'.join(path)!r} of observations: {error}") from None
+            encoders.append(encoder)
         if vectors:
-            width = sum(map(math.prod, vectors.values()))
+            width = sum(math.prod(array_shape(leaf)) for leaf in vectors.values())
             encoders.insert(0, make_encoder(width, hidden_sizes, **options))
         # A list, because names of a space may hold dots, which names of modules may not.
         self.encoders = nn.ModuleList(encoders)
@@ -226,7 +248,10 @@ class NestedEncoder(nn.Module):
         """
         inputs = [_at(obs, path) for path in self._others]
         if self._vectors:
-            flat = [_flat(as_float(_at(obs, path)), n_dims) for path, n_dims in self._vectors]
+            flat = [
+                _flat(as_float(_at(obs, path), pixels=pixels), n_dims)
+                for path, n_dims, pixels in self._vectors
+            ]
             inputs.insert(0, torch.cat(flat, dim=-1))
         features = [encoder(one) for encoder, one in zip(self.encoders, inputs, strict=True)]
         if self.join is None:
@@ -248,7 +273,7 @@ def make_encoder(
     """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
     Args:
-        obs_shape: an integer or tuple for a vector, a tuple of three for an image,
+        obs_shape: an integer or tuple for a vector, a tuple of three or more for an image,
             ``("one_hot", n)`` for integers, a mapping for nested observations.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
         conv_layers: of images, as in :class:`ImageEncoder`; not allowed without one.
@@ -326,24 +351,34 @@ def _least_side(layers: ConvLayers) -> int:
 
 
 def _check_image(shape: tuple[int, ...], layers: ConvLayers) -> None:
-    if len(shape) != 3:
+    if len(shape) < 3:
         raise SpaceError(
             f"a convolutional network takes images (C, H, W), got shape {shape}; stack frames with "
             "gymnasium.wrappers.FrameStackObservation, or flatten them for an MLP"
         )
-    channels, height, width = shape
-    if channels > 16 and width <= 4:
+    *stacks, channels, height, width = shape
+    if _seem_last(channels, height, width):
+        single = ", before its frames are stacked," if stacks else ""
         raise SpaceError(
-            f"the image shape {shape} looks like channels last; networks take channels first: wrap "
-            "the env in gymnasium.wrappers.TransformObservation(env, lambda obs: "
-            "obs.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255, "
-            f"({width}, {channels}, {height}), 'uint8'))"
+            f"the image shape {shape} looks like channels last; networks take channels first, "
+            f"{(width, channels, height)}: wrap the env{single} in "
+            "gymnasium.wrappers.TransformObservation(env, lambda obs: obs.transpose(2, 0, 1), "
+            "gymnasium.spaces.Box(env.observation_space.low.transpose(2, 0, 1), "
+            "env.observation_space.high.transpose(2, 0, 1), dtype=env.observation_space.dtype))"
         )
     least = _least_side(layers)
     if min(height, width) < least:
         raise SpaceError(
-            f"the convolutions need images of at least {least} by {least}, got {height} by "
-            f"{width}; enlarge them with gymnasium.wrappers.ResizeObservation, choose smaller "
-            "convolutions with the model's conv_layers, or flatten the images for an MLP with "
-            "gymnasium.wrappers.FlattenObservation"
+            f"the convolutions need images (C, H, W) of at least {least} by {least}, got {height} "
+            f"by {width} in {shape}; enlarge them with gymnasium.wrappers.ResizeObservation, choose"
+            " smaller convolutions with the model's conv_layers, or flatten the images for an MLP "
+            "with gymnasium.wrappers.FlattenObservation"
         )
+
+
+def _seem_last(first: int, second: int, third: int) -> bool:
+    """Return whether an image of three sizes seems to be ``(H, W, C)``, not ``(C, H, W)``.
+
+    Either it is square if read like that, or it is much thinner than it is high and wide.
+    """
+    return first == second != third or 2 * third < min(first, second)

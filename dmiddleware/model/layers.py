@@ -264,11 +264,16 @@ def _has_hooks(layer: nn.Module) -> bool:
     )
 
 
-def as_float(x: torch.Tensor) -> torch.Tensor:
-    """Return observations as float32: uint8 scaled by ``1 / 255``, other dtypes as they are."""
+def as_float(x: torch.Tensor, *, pixels: bool = False) -> torch.Tensor:
+    """Return observations as float32.
+
+    Args:
+        x: of any shape and dtype.
+        pixels: whether uint8 numbers are those of pixels, which are scaled by ``1 / 255``.
+    """
     if x.dtype is torch.float32:
         return x
-    if x.dtype is torch.uint8:
+    if pixels and x.dtype is torch.uint8:
         return x.to(torch.float32).mul_(1.0 / 255.0)
     return x.to(torch.float32)
 

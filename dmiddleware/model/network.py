@@ -16,6 +16,7 @@ from dmiddleware.model.spaces import (
     action_parts,
     action_shape_of,
     as_obs_shape,
+    fits_shape,
     obs_shape_of,
 )
 
@@ -66,7 +67,7 @@ class Network(nn.Module):
         """
         name = type(self).__name__
         obs_shape = as_obs_shape(obs_shape_of(observation_space))
-        if obs_shape != self.obs_shape:
+        if not fits_shape(self.obs_shape, obs_shape):
             raise SpaceError(
                 f"{name} was built for observations of shape {self.obs_shape}, but the environment "
                 f"gives {observation_space}; build the policy with for_env(env), or set the "

@@ -3,7 +3,9 @@
 An observation shape is one of
 
 - an integer ``n``: a vector of ``n`` numbers;
-- a tuple of integers: an array, ``(C, H, W)`` being an image, channels first;
+- a tuple of integers: an array. Three integers or more are an image, channels first,
+  ``(C, H, W)``; a stack of images ``(K, C, H, W)`` is one image of ``K * C`` channels;
+- ``("unscaled", n, …)``: an array whose uint8 numbers are not those of pixels;
 - ``("one_hot", n, …)``: an integer below ``n`` (or one for each ``n``), which the network sees as a
   one-hot vector;
 - a mapping of names to observation shapes: a Dict space, or a Tuple space with the names ``"0"``,
@@ -19,6 +21,11 @@ An action is described by its kind and its shape:
 - two mappings with the same names, one to kinds and one to shapes: a Dict or Tuple space.
 
 All of these can be written in YAML, where tuples become lists.
+
+Networks see all numbers as they are, except for pixels, which are scaled to [0, 1]. Pixels are
+uint8 numbers of arrays whose last two sizes, height and width, are 28 or more, unless the space has
+other bounds than 0 and 255. So flags, counts, boards and grids, whose numbers mean something by
+themselves, are not scaled, whatever their dtype.
 """
 
 from __future__ import annotations
@@ -43,8 +50,11 @@ __all__ = [
     "action_parts",
     "as_obs_shape",
     "shape_leaves",
+    "array_shape",
     "is_image",
     "is_one_hot",
+    "is_pixels",
+    "fits_shape",
     "obs_shape_of",
     "action_shape_of",
     "action_kind_of",
@@ -66,6 +76,9 @@ ActionShape: TypeAlias = Any
 
 _SIMPLE_KINDS: tuple[SimpleKind, ...] = get_args(SimpleKind)
 ONE_HOT = "one_hot"
+UNSCALED = "unscaled"
+_LEAST_PIXELS = 28
+"""The least height and width of images: smaller arrays are boards and grids of codes."""
 
 
 class HasSpaces(Protocol):
@@ -112,13 +125,16 @@ def as_obs_shape(shape: ObsShape) -> ObsShape:
         return {str(key): as_obs_shape(shape[key]) for key in sorted(shape, key=str)}
     items = (shape,) if isinstance(shape, int | np.integer) else shape
     if isinstance(items, Sequence) and not isinstance(items, str):
-        marked = len(items) > 1 and items[0] == ONE_HOT
-        sizes = items[1:] if marked else items
+        marker = items[:1] if len(items) > 1 and items[0] in (ONE_HOT, UNSCALED) else ()
+        sizes = items[len(marker) :]
         if all(_is_size(size) for size in sizes):
-            return (ONE_HOT, *map(int, sizes)) if marked else tuple(map(int, sizes))
+            plain = tuple(map(int, sizes))
+            if tuple(marker) == (ONE_HOT,) or (marker and is_pixels(plain)):
+                return (*marker, *plain)
+            return plain
     raise SpaceError(
-        f"an observation shape is a positive integer, a tuple of them, ('one_hot', n) or a mapping "
-        f"of names to such shapes, got {shape!r}"
+        f"an observation shape is a positive integer, a tuple of them, ('one_hot', n), "
+        f"('unscaled', n, …) or a mapping of names to such shapes, got {shape!r}"
     )
 
 
@@ -142,23 +158,53 @@ def is_one_hot(shape: tuple[Any, ...]) -> bool:
     return len(shape) > 1 and shape[0] == ONE_HOT
 
 
+def array_shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the sizes of a leaf shape that is an array."""
+    return shape[1:] if shape[:1] == (UNSCALED,) else shape
+
+
 def is_image(shape: tuple[Any, ...]) -> bool:
-    """Return whether a leaf shape is of images: three sizes."""
-    return len(shape) == 3 and not is_one_hot(shape)
+    """Return whether a leaf shape is of images: three sizes or more."""
+    return len(array_shape(shape)) >= 3 and not is_one_hot(shape)
+
+
+def is_pixels(shape: tuple[Any, ...]) -> bool:
+    """Return whether uint8 numbers of a leaf shape are those of pixels.
+
+    These are at least 28 by 28, as the module's docstring says.
+    """
+    if len(shape) < 2 or not all(isinstance(size, int) for size in shape):
+        return False
+    return bool(min(shape[-2:]) >= _LEAST_PIXELS)
+
+
+def fits_shape(own: ObsShape, found: ObsShape) -> bool:
+    """Return whether a network for observations of one shape takes those of another.
+
+    It does if they are equal, or if only the network says that the numbers are not pixels.
+
+    Args:
+        own: that of the network, in the form of :func:`as_obs_shape`.
+        found: that of an environment, in the same form.
+    """
+    if isinstance(own, dict) and isinstance(found, dict):
+        return own.keys() == found.keys() and all(fits_shape(own[key], found[key]) for key in own)
+    return bool(own == found or own == (UNSCALED, *found))
 
 
 def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
     """Return the observation shape of a space.
 
     Box, Discrete, MultiDiscrete (of two integers or more), MultiBinary, Dict and Tuple spaces have
-    one.
+    one. That of a uint8 Box with other bounds than 0 and 255 says that its numbers are not pixels.
 
     Raises:
         SpaceError: for an unsupported space, naming a wrapper that converts it.
     """
     match space:
         case gym.spaces.Box() | gym.spaces.MultiBinary():
-            return _plain(tuple(space.shape or ()))
+            shape = tuple(space.shape or ())
+            return (UNSCALED, *shape) if _is_shaped_like_pixels(space) else _plain(shape)
         case gym.spaces.Discrete():
             _reject_start(space, int(space.start))
             return (ONE_HOT, int(space.n))
@@ -372,6 +418,17 @@ def _reject_one_number(space: gym.spaces.MultiDiscrete) -> None:
         f"Discrete({int(space.nvec[0])}) one with gymnasium.wrappers.TransformObservation and "
         "lambda obs: obs[0]"
     )
+
+
+def _is_shaped_like_pixels(space: gym.Space[Any]) -> bool:
+    """Return whether the bounds of a space say that its numbers are not pixels, but not the shape.
+
+    Other dtypes than uint8 are never scaled.
+    """
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
+        return False
+    has_bounds_of_pixels = bool((space.low == 0).all() and (space.high == 255).all())
+    return is_pixels(tuple(space.shape)) and not has_bounds_of_pixels
 
 
 def _plain(shape: tuple[int, ...]) -> ObsShape:

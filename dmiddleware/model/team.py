@@ -33,9 +33,12 @@ from dmiddleware.model.spaces import (
     ObsShape,
     action_kind_of,
     action_shape_of,
+    array_shape,
     as_obs_shape,
+    fits_shape,
     is_image,
     is_one_hot,
+    is_pixels,
     obs_shape_of,
 )
 
@@ -124,7 +127,8 @@ class TeamNetwork(Network):
         found = team_shapes(observation_space, action_space)
         found["obs_shape"] = as_obs_shape(found["obs_shape"])
         own = {name: getattr(self, name) for name in found}
-        if found != own:
+        same = {**found, "obs_shape": self.obs_shape}
+        if not fits_shape(self.obs_shape, found["obs_shape"]) or same != own:
             raise SpaceError(
                 f"{type(self).__name__} was built for {own}, but the environment has {found}; "
                 "build the policy with for_env(env)"
@@ -153,14 +157,15 @@ class AgentInput(nn.Module):
     ) -> None:
         super().__init__()
         shape = as_obs_shape(obs_shape[AGENTS])
-        size = _state_size(obs_shape, n_agent) if with_state else 0
-        self._with_state = with_state
+        self._state = _State(obs_shape, n_agent) if with_state else None
+        size = 0 if self._state is None else self._state.size
+        self._pixels = not isinstance(shape, dict) and is_pixels(shape)
         self._joins = not (isinstance(shape, dict) or is_image(shape) or is_one_hot(shape))
         self.shape: ObsShape
         if self._joins:
-            self.shape = (math.prod(shape) + n_agent + size,)
+            self.shape = (math.prod(array_shape(shape)) + n_agent + size,)
         else:
-            state = {STATE: (size,)} if with_state else {}
+            state = {STATE: (size,)} if size else {}
             self.shape = {"obs": shape, "number": (ONE_HOT, n_agent), **state}
         number = torch.eye(n_agent) if self._joins else torch.arange(n_agent)
         self.register_buffer("number", number, persistent=False)
@@ -173,12 +178,12 @@ class AgentInput(nn.Module):
         """
         lead = obs[AGENT_MASK].shape
         parts = {"obs": obs[AGENTS], "number": self.number.expand(*lead, *self.number.shape[1:])}
-        if self._with_state:
-            state = _state_of(obs)
+        if self._state is not None:
+            state = self._state.of(obs)
             parts[STATE] = state.unsqueeze(-2).expand(*lead, state.shape[-1])
         if not self._joins:
             return parts
-        parts["obs"] = as_float(parts["obs"]).reshape(*lead, -1)
+        parts["obs"] = as_float(parts["obs"], pixels=self._pixels).reshape(*lead, -1)
         return torch.cat(list(parts.values()), dim=-1)
 
 
@@ -270,7 +275,8 @@ class QMIXNetwork(VDNNetwork):
         super().__init__(obs_shape, action_shape, n_agent=n_agent, **options)
         if mixing_size < 1:
             raise ValueError(f"mixing_size must be positive, got {mixing_size}")
-        size = _state_size(self.obs_shape, n_agent)
+        self._state = _State(self.obs_shape, n_agent)
+        size = self._state.size
         self.weight = nn.Linear(size, n_agent * mixing_size)
         self.bias = nn.Linear(size, mixing_size)
         self.last_weight = nn.Linear(size, mixing_size)
@@ -279,7 +285,7 @@ class QMIXNetwork(VDNNetwork):
         )
 
     def _mixed(self, q: torch.Tensor, obs: Nested) -> torch.Tensor:
-        state = _state_of(obs)
+        state = self._state.of(obs)
         weight = self.weight(state).abs().unflatten(-1, (self.n_agent, -1))
         hidden = F.elu((q.unsqueeze(-1) * weight).sum(-2) + self.bias(state))
         mixed = (hidden * self.last_weight(state).abs()).sum(-1)
@@ -381,18 +387,21 @@ class CentralisedActorCritic(AgentActorCritic):
     sees_state: ClassVar[bool] = True
 
 
-def _state_size(obs_shape: Mapping[str, ObsShape], n_agent: int) -> int:
-    """Return the length of what :func:`_state_of` returns."""
-    shape = as_obs_shape(obs_shape.get(STATE, obs_shape[AGENTS]))
-    if isinstance(shape, dict) or is_one_hot(shape):
-        raise SpaceError(
-            "a centralised critic or a mixing network needs a state that is a Box, but "
-            f"observations are {dict(obs_shape)}; give the environment a state that is a vector"
-        )
-    return math.prod(shape) * (1 if STATE in obs_shape else n_agent)
+class _State:
+    """Reads the state of a team as a vector; without one, all agents' observations."""
 
+    def __init__(self, obs_shape: Mapping[str, ObsShape], n_agent: int) -> None:
+        self._key = STATE if STATE in obs_shape else AGENTS
+        shape = as_obs_shape(obs_shape[self._key])
+        if isinstance(shape, dict) or is_one_hot(shape):
+            raise SpaceError(
+                "a centralised critic or a mixing network needs a state that is a Box, but "
+                f"observations are {dict(obs_shape)}; give the environment a state that is a vector"
+            )
+        self._pixels = is_pixels(shape)
+        self.size = math.prod(array_shape(shape)) * (1 if self._key == STATE else n_agent)
 
-def _state_of(obs: Nested) -> torch.Tensor:
-    """Return the state as a vector ``[…, S]``; without one, all agents' observations."""
-    state = as_float(obs[STATE] if STATE in obs else obs[AGENTS])
-    return state.reshape(*obs[AGENT_MASK].shape[:-1], -1)
+    def of(self, obs: Nested) -> torch.Tensor:
+        """Return the state ``[…, size]`` float32 of a team's observations ``[…]``."""
+        state = as_float(obs[self._key], pixels=self._pixels)
+        return state.reshape(*obs[AGENT_MASK].shape[:-1], -1)

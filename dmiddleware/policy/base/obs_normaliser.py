@@ -9,7 +9,7 @@ import torch
 
 from dmiddleware.data.batch import Batch, Nested, as_tree
 from dmiddleware.errors import CheckpointMismatch, NonFiniteData
-from dmiddleware.model.spaces import is_one_hot, shape_leaves
+from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
 
 __all__ = ["ObsNormaliser"]
@@ -43,7 +43,11 @@ class ObsNormaliser:
         device: torch.device | str = "cpu",
     ) -> None:
         self._clip = clip
-        shapes = {path: shape for path, shape in shape_leaves(obs_shape) if not is_one_hot(shape)}
+        shapes = {
+            path: array_shape(shape)
+            for path, shape in shape_leaves(obs_shape)
+            if not is_one_hot(shape)
+        }
         options: dict[str, Any] = {"eps": eps, "device": device}
         self._running = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}
         self._published = {p: RunningMeanStd(s, **options) for p, s in shapes.items()}

@@ -45,18 +45,21 @@ def test_leading_dimensions_do_not_change_the_features():
     torch.testing.assert_close(encoder(obs).flatten(0, 1), encoder(obs.flatten(0, 1)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int8, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.int8, torch.int64, torch.uint8]
+)
 def test_numbers_of_other_dtypes_are_not_scaled(dtype):
     encoder = VectorEncoder((3,), (8,))
     obs = torch.tensor([[1, 2, 3]], dtype=dtype)
     torch.testing.assert_close(encoder(obs), encoder(obs.float()))
 
 
-def test_bytes_are_scaled_to_the_unit_interval():
-    encoder = VectorEncoder((2,), (8,))
-    obs = torch.tensor([[0, 255]], dtype=torch.uint8)
-    torch.testing.assert_close(encoder(obs), encoder(torch.tensor([[0.0, 1.0]])))
-    assert obs.tolist() == [[0, 255]]
+def test_pixels_are_scaled_to_the_unit_interval():
+    encoder = VectorEncoder((28, 28), (8,))
+    obs = torch.randint(256, (2, 28, 28), dtype=torch.uint8)
+    before = obs.clone()
+    torch.testing.assert_close(encoder(obs), encoder(obs / 255))
+    assert torch.equal(obs, before)
 
 
 def test_an_image_as_bytes_equals_the_image_as_fractions():
