@@ -131,18 +131,18 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         return super()._create_model(cfg, model)
 
     def _make_parts(self) -> dict[str, Part]:
-        learn, rates, model = self._cfg.learn, self._schedules, self._model
+        learn, rates = self._cfg.learn, self._schedules
         follow = TargetRule(learn.actor_update_freq, learn.target_tau)
         return {
             **super()._make_parts(),
             "actor": Part(
-                model.get_submodule("actor"),
+                self._submodule("actor"),
                 adam(rates["learn.learning_rate_actor"]),
                 target=follow,
                 acts=True,
             ),
             "critic": Part(
-                model.get_submodule("critic"),
+                self._submodule("critic"),
                 adam(rates["learn.learning_rate_critic"]),
                 target=follow,
             ),

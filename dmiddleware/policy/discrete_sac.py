@@ -107,15 +107,15 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         return "discrete_actor_q", ["dmiddleware.model"]
 
     def _make_parts(self) -> dict[str, Part]:
-        learn, rates, model = self._cfg.learn, self._schedules, self._model
+        learn, rates = self._cfg.learn, self._schedules
         tuned = adam(rates["learn.learning_rate_alpha"]) if learn.auto_alpha else None
         return {
             **super()._make_parts(),
             "actor": Part(
-                model.get_submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
+                self._submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
             ),
             "critic": Part(
-                model.get_submodule("critic"),
+                self._submodule("critic"),
                 adam(rates["learn.learning_rate_q"]),
                 target=TargetRule(1, learn.target_tau),
             ),

@@ -128,11 +128,11 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         return "actor_qv", ["dmiddleware.model"]
 
     def _make_parts(self) -> dict[str, Part]:
-        rates, model = self._schedules, self._model
+        rates = self._schedules
 
         def part(name: str, **options: Any) -> Part:
             rate = rates[f"learn.learning_rate_{name}"]
-            return Part(model.get_submodule(name), adam(rate), **options)
+            return Part(self._submodule(name), adam(rate), **options)
 
         return {
             **super()._make_parts(),

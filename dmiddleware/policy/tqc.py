@@ -72,11 +72,17 @@ class TQCPolicy(SACPolicy):
             own = {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
             cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
         created = super()._create_model(cfg, model)
-        n_quantiles = getattr(created.get_submodule("critic"), "n_quantiles", None)
+        critic = getattr(created, "critic", None)
+        if hasattr(critic, "n_quantiles"):  # else, that of the critics' output is checked
+            self._check_quantiles(cfg, critic.n_quantiles)
+        return created
+
+    @staticmethod
+    def _check_quantiles(cfg: EasyDict, n_quantiles: int | None) -> None:
         if n_quantiles is None:
             raise ConfigError(
                 "TQC needs critics with quantiles, but the model's have none; set "
-                "model.n_quantiles, for example to 25"
+                "model.n_quantiles, for example to 25, or return quantiles [C, …, N]"
             )
         dropped = cfg.learn.n_dropped_quantiles
         check_value(
@@ -85,7 +91,6 @@ class TQCPolicy(SACPolicy):
             dropped,
             f"less than the critics' number of quantiles, {n_quantiles}",
         )
-        return created
 
     def _critic_loss(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
@@ -93,6 +98,7 @@ class TQCPolicy(SACPolicy):
         critic = self._parts["critic"]
         with torch.no_grad():
             following = _quantiles(critic.target, batch["next_obs"], next_action)
+            self._check_quantiles(self._cfg, following.shape[2])
             n_critics, _, n_quantiles = following.shape
             n_kept = n_critics * (n_quantiles - self._cfg.learn.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values

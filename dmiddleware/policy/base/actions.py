@@ -176,8 +176,12 @@ class ActorPolicy(CodecPolicy):
 
     def _actor_output(self, obs: Value) -> dict[str, torch.Tensor]:
         """Return the actor's outputs, without running the critic if possible."""
-        actor = getattr(self._model, "compute_actor", self._model)
-        output: dict[str, torch.Tensor] = actor(obs)
+        compute = getattr(self._model, "compute_actor", None)
+        if compute is None:
+            # A model that consists of actor and critic needs no forward of its own.
+            actor = self._parts.get("actor")
+            compute = self._model if actor is None else actor.module
+        output: dict[str, torch.Tensor] = compute(obs)
         return output
 
     def _forward_eval_batch(

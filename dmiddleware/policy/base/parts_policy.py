@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from dmiddleware.config import Option, check_value, switch
 from dmiddleware.data.batch import Batch, Value, as_tree, leaves, map_leaves, to_dict
-from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss
+from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss, PolicyError
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
 from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
 from dmiddleware.policy.base.parts import Part, broken_weights, take_flag
@@ -187,6 +187,21 @@ class PartsPolicy(BatchedPolicy):
     def _variant(self) -> dict[str, bool]:
         """Return flags of the next update; a compiled update is compiled once for each variant."""
         return {}
+
+    def _submodule(self, name: str) -> nn.Module:
+        """Return a part of the model.
+
+        Raises:
+            PolicyError: if the model has no such submodule.
+        """
+        children = dict(self._model.named_children())
+        if name not in children:
+            raise PolicyError(
+                f"{type(self).__name__} needs a model with the submodule {name}, but "
+                f"{type(self._model).__name__} has {', '.join(children) or 'none'}; see "
+                "docs/howto/custom-model.md"
+            )
+        return children[name]
 
     def _init_parts(self) -> None:
         self._parts = self._make_parts()

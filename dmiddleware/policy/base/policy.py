@@ -350,6 +350,9 @@ class Policy(Configurable):
         cls._check_number_of_agents(observation_space)
         given = cls.config_from_keywords(options)
         if isinstance(model, nn.Module):
+            if cls.merged_config(given).get("obs_norm", False):
+                # A module of the user's own does not have to know the shape of observations.
+                given["model"] = {"obs_shape": obs_shape_of(observation_space)}
             policy = cls(given, model, enable_field)
         else:
             shapes = cls._model_options_of(observation_space, action_space)
