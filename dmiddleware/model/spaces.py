@@ -204,6 +204,11 @@ def obs_shape_of(space: gym.Space[Any]) -> ObsShape:
     match space:
         case gym.spaces.Box() | gym.spaces.MultiBinary():
             shape = tuple(space.shape or ())
+            if 0 in shape:
+                raise SpaceError(
+                    f"observations of {space} have no numbers that a network could see; leave them "
+                    "out with gymnasium.wrappers.TransformObservation"
+                )
             return (UNSCALED, *shape) if _is_shaped_like_pixels(space) else _plain(shape)
         case gym.spaces.Discrete():
             _reject_start(space, int(space.start))
@@ -323,7 +328,7 @@ def _describe_action(space: gym.Space[Any]) -> tuple[ActionKind, ActionShape]:
             return "multi_discrete", tuple(map(int, space.nvec.flatten()))
         case gym.spaces.MultiBinary():
             return "multi_binary", math.prod(space.shape)
-        case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating):
+        case gym.spaces.Box() if np.issubdtype(space.dtype, np.floating) and 0 not in space.shape:
             return "continuous", math.prod(space.shape)
         case gym.spaces.Dict() | gym.spaces.Tuple():
             parts = {name: _describe_action(inner) for name, inner in inner_spaces(space)}

@@ -72,7 +72,7 @@ class TQCPolicy(SACPolicy):
             own = {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
             cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
         created = super()._create_model(cfg, model)
-        critic = getattr(created, "critic", None)
+        critic: Any = getattr(created, "critic", None)
         if hasattr(critic, "n_quantiles"):  # else, that of the critics' output is checked
             self._check_quantiles(cfg, critic.n_quantiles)
         return created

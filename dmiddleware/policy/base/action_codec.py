@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import gymnasium as gym
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -52,7 +53,8 @@ class ActionCodec:
       ``bounding="rescale"`` maps raw ``[-1, 1]`` to ``[low, high]`` and clips, so a new network,
       whose outputs are about 0 with a deviation of 1, explores the whole Box. ``"tanh"`` does the
       same with the tanh of a Gaussian, which needs no clipping. ``"clip"`` clips raw actions to
-      ``[low, high]``. Dimensions without finite bounds are not changed.
+      ``[low, high]``. Dimensions without finite bounds are not changed; one with equal bounds has
+      the same action for every raw one. Actions are float32, also within float64 bounds.
     - Dict and Tuple: a batch of the actions of the parts, by name (a Tuple's are "0", "1", …).
 
     Without a space, actions count from 0, and those of a Box are not bounded; :meth:`adopt` takes
@@ -503,7 +505,8 @@ class _Box(_Part):
         if self._bounds is None or self._bounding == "clip":
             return action
         _, _, center, half = self._scale(action.device)
-        return (action - center) / half
+        # Where both bounds are equal, the only action is that of any raw one, such as 0.
+        return (action - center) / half.masked_fill(half == 0, 1.0)
 
     def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Return the bounds, centers and half widths on a device."""
@@ -542,21 +545,22 @@ class _Box(_Part):
     def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
         assert isinstance(space, gym.spaces.Box)
         super().adopt(space, was_used=was_used)
-        low, high = (
-            torch.as_tensor(bound.copy(), dtype=torch.float32).flatten()
-            for bound in (space.low, space.high)
-        )
+        low, high = _inner_bounds(space)
         if self._bounds is None:
             if not was_used:
                 self.set_bounds(low, high)
             return
         own_low, own_high = self._bounds
-        if not (torch.equal(low, own_low) and torch.equal(high, own_high)):
+        if not any(
+            torch.equal(own_low, lower) and torch.equal(own_high, upper)
+            for lower, upper in ((low, high), _nearest_bounds(space))
+        ):
             raise SpaceError(
                 f"the policy gives actions from {own_low.tolist()} to {own_high.tolist()}, the "
                 f"environment takes {low.tolist()} to {high.tolist()}; set action_low and "
                 "action_high to the environment's bounds"
             )
+        self.set_bounds(low, high)
 
     def state(self) -> dict[str, Any]:
         if self._bounds is None:
@@ -573,6 +577,29 @@ class _Box(_Part):
 _DISCRETE: dict[SimpleKind, type[_Part]] = {
     part.kind: part for part in (_Discrete, _MultiDiscrete, _MultiBinary)
 }
+
+
+def _nearest_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the float32 numbers nearest to the bounds of a Box, ``[A]``."""
+    with np.errstate(over="ignore"):
+        low, high = (bound.flatten().astype(np.float32) for bound in (space.low, space.high))
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def _inner_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the largest float32 numbers in a Box, ``[A]``.
+
+    A float64 bound, such as 0.3, may lie between two of them.
+    """
+    low, high = (bound.numpy() for bound in _nearest_bounds(space))
+    infinity = np.float32(np.inf)
+    least = np.where(low < space.low.flatten(), np.nextafter(low, infinity), low)
+    largest = np.where(high > space.high.flatten(), np.nextafter(high, -infinity), high)
+    has_some = least <= largest  # else, the nearest number has to do
+    return (
+        torch.from_numpy(np.where(has_some, least, low)),
+        torch.from_numpy(np.where(has_some, largest, high)),
+    )
 
 
 def _required(outputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -126,7 +126,7 @@ def one_round(
     Returns:
         The policy.
     """
-    env = Drawn(observation_space, action_space or action_space_of(cls))
+    env = Drawn(observation_space, action_space_of(cls) if action_space is None else action_space)
     with make_env_manager(lambda: env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
         if cls is R2D2Policy:
             options = {"burn_in": 2, **options}
