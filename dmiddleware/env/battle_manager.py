@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dmiddleware.closing import Closing
 from dmiddleware.env.contract import check_flag, close_quietly
+from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
@@ -149,6 +150,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._n_player = int(n_player)
         self._failures = FailureBudget(self.env_num, max_retry=max_retry, kind="game")
         self._envs: list[BattleEnv] = []
+        self._claims = EnvClaims()
         self._ready_obs: dict[int, list[Any]] = {}
         self._to_move: dict[int, tuple[int, ...]] = {}
         self._returns = np.zeros((self.env_num, self._n_player))
@@ -256,7 +258,9 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         try:
             for env_id in range(self.env_num):
-                self._envs.append(self._made(env_id))
+                env = self._made(env_id)
+                self._claims.claim(env_id, env)
+                self._envs.append(env)
                 self._start(env_id)
         except EnvProtocolError:
             self.close()
@@ -271,6 +275,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
 
     def close(self) -> None:
         """Close the games; a second call does nothing."""
+        self._claims.release()
         envs, self._envs = self._envs, []
         for env in envs:
             close_quietly(env)
@@ -400,10 +405,13 @@ class BattleEnvManager(Closing, EpisodeGoal):
             yield self._envs[0]
             return
         env = self._made(0)
+        claims = EnvClaims()
+        claims.claim(0, env)  # a game in use must not be reset and closed here
         try:
             env.reset(None)
             yield env
         finally:
+            claims.release()
             close_quietly(env)
 
     def _made(self, env_id: int) -> BattleEnv:
@@ -445,7 +453,9 @@ class BattleEnvManager(Closing, EpisodeGoal):
         close_quietly(self._envs[env_id])
         count = self._failures.restarts_of(env_id)
         self._pending_seeds |= other_seeds(self._seeds, [env_id], "restart", count)
-        self._envs[env_id] = self._made(env_id)
+        env = self._made(env_id)
+        self._claims.claim(env_id, env)
+        self._envs[env_id] = env
         self._start(env_id)
 
     def _step(self, env_id: int, actions: list[Any]) -> BattleTimestep:

@@ -24,6 +24,7 @@ from dmiddleware.env.contract import (
     check_same_spaces,
     close_quietly,
 )
+from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
@@ -67,6 +68,7 @@ class SyncEnvManager(BaseEnvManager):
         self._envs: list[gym.Env[Any, Any]] = []
         self._steps: list[Callable[[Any], Any]] = []
         self._unchecked: set[int] = set()
+        self._claims = EnvClaims()
 
     @property
     def envs(self) -> tuple[gym.Env[Any, Any], ...]:
@@ -79,8 +81,10 @@ class SyncEnvManager(BaseEnvManager):
         self._begin()
         try:
             for index, env_fn in enumerate(self._env_fns):
-                self._envs.append(_first(index, "made", env_fn))
-                check_env(self._envs[-1], index)
+                env = _first(index, "made", env_fn)
+                check_env(env, index)
+                self._claims.claim(index, env)
+                self._envs.append(env)
             check_same_spaces(
                 [(env.observation_space, env.action_space) for env in self._envs],
             )
@@ -101,6 +105,7 @@ class SyncEnvManager(BaseEnvManager):
     def close(self) -> None:
         """Close the envs; a second call does nothing."""
         self._open = False
+        self._claims.release()
         envs, self._envs, self._steps = self._envs, [], []
         for env in envs:
             close_quietly(env)
@@ -250,9 +255,10 @@ class SyncEnvManager(BaseEnvManager):
         close_quietly(self._envs[env_id])
         self._reseed([env_id], self._failures.restarts_of(env_id))
         env = self._env_fns[env_id]()
+        check_env(env, env_id)
+        self._claims.claim(env_id, env)
         self._envs[env_id], self._steps[env_id] = env, env.step
         self._unchecked.add(env_id)
-        check_env(env, env_id)
         known = self.observation_space, self.action_space
         check_same_spaces([known, (env.observation_space, env.action_space)])
         return self._reset_once(env_id)
@@ -314,13 +320,16 @@ def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
     Raises:
         EnvCrashed: if it cannot be made.
-        EnvProtocolError: if it is not a Gymnasium env.
+        EnvProtocolError: if it is not a Gymnasium env, or it is in use in another manager.
     """
     env = _first(0, "made", env_fn)
+    check_env(env, 0)
+    claims = EnvClaims()
+    claims.claim(0, env)  # an env in use must not be closed here
     try:
-        check_env(env, 0)
         return env.observation_space, env.action_space
     finally:
+        claims.release()
         close_quietly(env)
 
 

@@ -24,6 +24,7 @@ from dmiddleware.env.batching import (
     take_rows,
 )
 from dmiddleware.env.contract import as_frame, check_same_spaces, close_quietly
+from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.restart_limit import FailureBudget
@@ -101,6 +102,7 @@ class VectorEnvManager(BaseEnvManager):
         self._vector_fn = vector_fn
         self._failures = FailureBudget(1, max_retry=max_retry, kind="vector env")
         self._vector: gym.vector.VectorEnv[Any, Any, Any] | None = None
+        self._claims = EnvClaims()
         # Of the observations; None: they are arrays.
         self._device: Any = None
         self._clear_marks()
@@ -128,6 +130,7 @@ class VectorEnvManager(BaseEnvManager):
     def close(self) -> None:
         """Close the vector env; a second call does nothing."""
         self._open = False
+        self._claims.release()
         vector, self._vector = self._vector, None
         if vector is not None:
             close_quietly(vector)
@@ -331,6 +334,7 @@ class VectorEnvManager(BaseEnvManager):
         """Replace the vector env that failed by a new one, and reset it."""
         if self._vector is not None:
             close_quietly(self._vector)
+            self._claims.release()
             self._vector = None
         self._reseed(range(self._env_num), self._failures.restarts)
         vector = self._make()
@@ -382,10 +386,12 @@ class VectorEnvManager(BaseEnvManager):
         self._ended, self._adrift = self._all_ids[:0], None
 
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
-        self._vector = self._vector_fn()
-        self._mode = _autoreset_mode(self._vector, self._env_num)
+        vector = self._vector_fn()
+        self._mode = _autoreset_mode(vector, self._env_num)
+        _claim(self._claims, vector)
+        self._vector = vector
         self._resets_later = self._mode is AutoresetMode.NEXT_STEP
-        return self._vector
+        return vector
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
@@ -475,7 +481,6 @@ class VectorEnvManager(BaseEnvManager):
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         with self._some_vector() as vector:
-            _autoreset_mode(vector, self._env_num)
             return vector.single_observation_space, vector.single_action_space
 
     @contextlib.contextmanager
@@ -484,12 +489,23 @@ class VectorEnvManager(BaseEnvManager):
         if self._vector is not None:
             yield self._vector
             return
+        claims = EnvClaims()
         with self._failing_for_good():
             vector = self._vector_fn()
+            _autoreset_mode(vector, self._env_num)
+            _claim(claims, vector)  # a vector env in use must not be closed here
         try:
             yield vector
         finally:
+            claims.release()
             close_quietly(vector)
+
+
+def _claim(claims: EnvClaims, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
+    base = vector.unwrapped
+    envs = base.envs if isinstance(base, gym.vector.SyncVectorEnv) else [base]
+    for env_id, env in enumerate(envs):
+        claims.claim(env_id, env)
 
 
 def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:

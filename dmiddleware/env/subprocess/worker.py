@@ -47,6 +47,7 @@ from dmiddleware.env.contract import (
     check_result,
     close_quietly,
 )
+from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
@@ -105,6 +106,7 @@ class _Worker:
     def __init__(self, pipe: WorkerPipe) -> None:
         self._pipe = pipe
         self._envs: dict[int, gym.Env[Any, Any]] = {}
+        self._claims = EnvClaims()
         self._seeds: dict[int, int] = {}
         self._fixed_seeds: dict[int, int | None] = {}
         self._env_num = 0
@@ -157,6 +159,7 @@ class _Worker:
             self._env_id = env_id
             self._envs[env_id] = env_fn()
             check_env(self._envs[env_id], env_id)
+            self._claims.claim(env_id, self._envs[env_id])
         found = [(env.observation_space, env.action_space) for env in self._envs.values()]
         self._obs_space, self._action_space = found[0]
         self._reward_shape = reward_shape_of(self._obs_space)
