@@ -111,6 +111,11 @@ def make_write(space: spaces.Space[Any]) -> Write:
         parts = [(str(key), key, make_write(sub)) for key, sub in space.spaces.items()]
 
         def write_dict(arrays: NestedArrays, row: int, obs: Any) -> None:
+            if not isinstance(obs, Mapping) or len(obs) != len(parts):
+                found = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+                raise ValueError(
+                    f"its keys are {sorted(map(str, space.spaces))}, but it is {found}"
+                )
             for name, key, write in parts:
                 write(arrays[name], row, obs[key])
 
@@ -140,7 +145,10 @@ def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
     # Integers may become other integers or floats, but floats never become integers.
     if array.dtype.kind not in ("iub" if dtype.kind in "iub" else "iubf"):
         raise TypeError(f"its dtype is {array.dtype}, but the space has {dtype}")
-    return array.astype(dtype)
+    converted = array.astype(dtype)
+    if dtype.kind in "iub" and not np.array_equal(converted, array):
+        raise ValueError(f"it has the values {array.min()} to {array.max()}, too large for {dtype}")
+    return converted
 
 
 def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
@@ -169,11 +177,15 @@ def _shape_and_dtype(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
     )
 
 
-def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArrays]:
+def make_check(
+    space: spaces.Space[Any], *, is_strict: bool = False
+) -> Callable[[NestedArrays], NestedArrays]:
     """Return a function that converts a batch to the structure and dtypes of ``space``.
 
     Args:
         space: the action (or observation) space of a single env.
+        is_strict: whether to refuse values that another dtype would change, such as floats where
+            the space has integers, with TypeError or ValueError.
 
     Returns:
         A function from arrays ``[E, …]``, nested like the space, to such arrays with the dtypes of
@@ -183,12 +195,12 @@ def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArray
         EnvProtocolError: for a space whose elements have no fixed shape.
     """
     if isinstance(space, spaces.Dict):
-        parts = {key: make_check(sub) for key, sub in space.spaces.items()}
+        parts = {key: make_check(sub, is_strict=is_strict) for key, sub in space.spaces.items()}
         return lambda actions: {
             key: parts[key](actions[key]) for key in _checked_keys(actions, parts, space)
         }
     if isinstance(space, spaces.Tuple):
-        items = tuple(make_check(sub) for sub in space.spaces)
+        items = tuple(make_check(sub, is_strict=is_strict) for sub in space.spaces)
         return lambda actions: tuple(
             check(part)
             for check, part in zip(items, _checked_tuple(actions, items, space), strict=True)
@@ -202,7 +214,9 @@ def make_check(space: spaces.Space[Any]) -> Callable[[NestedArrays], NestedArray
         array = np.asarray(actions)
         if array.ndim != rank or array.shape[1:] != shape or array.dtype.kind not in kinds:
             raise _misfit(array, space, shape, kinds)
-        return array if array.dtype == dtype else array.astype(dtype)
+        if array.dtype == dtype:
+            return array
+        return _converted(array, dtype) if is_strict else array.astype(dtype)
 
     return check
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any, Final, Protocol
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.errors import EnvProtocolError, EnvStateError
+from dmiddleware.errors import DMiddlewareError, EnvProtocolError, EnvStateError
 
 __all__ = [
     "check_env",
@@ -19,12 +22,40 @@ __all__ = [
     "check_result",
     "check_first",
     "check_flag",
+    "check_info",
+    "contract_break",
     "bad_obs",
+    "MISFITS",
+    "what_instead",
     "as_frame",
     "close_quietly",
 ]
 
 logger = logging.getLogger(__name__)
+
+MISFITS: Final = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading something of another structure than expected raises."""
+
+# Where they are raised, such errors say what an env returned or takes, not that it crashed.
+# Gymnasium's async vector env is left out: it raises what its envs have raised.
+_CALLERS: Final = (
+    "gymnasium.core",
+    "gymnasium.wrappers.",
+    "gymnasium.utils.passive_env_checker",
+    "gymnasium.vector.sync_vector_env",
+    "gymnasium.vector.utils.",
+    "gymnasium.vector.vector_env",
+    "dmiddleware.env.",
+)
+_CALLED_BY_ALL: Final = ("numpy", "functools")
 
 
 class Closable(Protocol):
@@ -40,6 +71,9 @@ def check_env(env: Any, index: int) -> None:
     Raises:
         EnvProtocolError: naming what is missing.
     """
+    instead = what_instead(env)
+    if instead:
+        raise EnvProtocolError(f"env {index} is {instead}")
     for name in ("reset", "step", "close"):
         if not callable(getattr(env, name, None)):
             raise EnvProtocolError(
@@ -47,7 +81,12 @@ def check_env(env: Any, index: int) -> None:
                 "returns a gymnasium.Env"
             )
     for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
+        try:
+            space = getattr(env, name, None)
+        except Exception as error:
+            raise EnvProtocolError(
+                f"env {index} ({type(env).__name__}) has no {name}: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(space, spaces.Space):
             raise EnvProtocolError(
                 f"env {index} ({type(env).__name__}) has {name} = {space!r}; it must be a "
@@ -58,6 +97,73 @@ def check_env(env: Any, index: int) -> None:
             f"env {index} is a {type(env).__name__}, not a gymnasium.Env; derive its class from "
             "gymnasium.Env"
         )
+
+
+def what_instead(env: Any) -> str:
+    """Describe what was given in place of a Gymnasium env, and say what to do; empty: unknown."""
+    name = env.__name__ if isinstance(env, type | ModuleType) else type(env).__name__
+    if env is None:
+        return "None; does the function or wrapper that makes it lack a return statement?"
+    if isinstance(env, str):
+        return f"the string {env!r}; make_env_manager takes the id of an env itself"
+    if isinstance(env, type):
+        return f"the class {name}, not an object of it; call it, as in {name}()"
+    if isinstance(env, ModuleType):
+        return f"the module {name}; pass a function in it that makes an env, such as parallel_env"
+    if isinstance(env, gym.vector.VectorEnv):
+        return (
+            f"a vector env ({name}), which has several envs; pass mode='vector' to "
+            "make_env_manager, with its number of envs as env_num"
+        )
+    return _foreign(env, name)
+
+
+def _foreign(env: Any, name: str) -> str:
+    """Describe an env of another interface than Gymnasium's."""
+    pettingzoo = sys.modules.get("pettingzoo")
+    if pettingzoo is not None and isinstance(env, pettingzoo.AECEnv):
+        return (
+            f"a PettingZoo env whose agents take turns ({name}); PettingZooAdapter makes it a "
+            "game, and OpponentEnv(PettingZooAdapter(env)) an env of one player. "
+            "BattleEnvManager steps games with a policy for every player"
+        )
+    if pettingzoo is not None and isinstance(env, pettingzoo.ParallelEnv):
+        return f"a PettingZoo parallel env ({name}); wrap it in ParallelEnvAdapter"
+    if not isinstance(env, gym.Env) and callable(getattr(env, "to_move", None)):
+        return f"a game of several players ({name}); wrap it in OpponentEnv"
+    if any(base.__module__.partition(".")[0] == "gym" for base in type(env).__mro__):
+        return (
+            f"an env of the old Gym package ({name}); wrap it in shimmy's GymV26CompatibilityV0, "
+            "or in GymV21CompatibilityV0 if its step() returns four values"
+        )
+    if callable(getattr(env, "action_spec", None)):
+        return f"a dm_env environment ({name}); wrap it in shimmy's DmControlCompatibilityV0"
+    return ""
+
+
+def contract_break(env: str, doing: str, error: Exception) -> EnvProtocolError | None:
+    """Return the error for an env that does not follow the interface, or None: it has crashed.
+
+    Where an env returns something else than Gymnasium's wrappers expect, or takes other arguments,
+    they raise errors that look like those of a crash. A restart would not help.
+
+    Args:
+        env: the env's name in the message, such as "env 3".
+        doing: the operation ("step", "reset").
+        error: what was raised.
+    """
+    if not isinstance(error, (AssertionError, *MISFITS)) or isinstance(error, DMiddlewareError):
+        return None
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    where = next((one for one in modules[::-1] if not one.startswith(_CALLED_BY_ALL)), "")
+    if not where.startswith(_CALLERS):
+        return None
+    return EnvProtocolError(
+        f"{env} does not follow the interface of environments. In {doing}, {where} raised "
+        f"{type(error).__name__}: {error}. reset() takes the keywords seed and options, and "
+        "returns (obs, info); step(action) returns (obs, reward, terminated, truncated, info)"
+    )
 
 
 def check_same_spaces(
@@ -102,9 +208,19 @@ def check_result(result: Any, env_id: int, reward_shape: tuple[int, ...] = ()) -
         )
     for name, flag in (("terminated", result[2]), ("truncated", result[3])):
         check_flag(flag, name, env_id)
-    if not isinstance(result[4], Mapping):
+    check_info(result[4], env_id)
+
+
+def check_info(info: Any, env_id: int) -> None:
+    """Reject an info that is not a dictionary.
+
+    Raises:
+        EnvProtocolError: with what was returned.
+    """
+    if not isinstance(info, Mapping):
         raise EnvProtocolError(
-            f"env {env_id} returned the info {_short(result[4])}; it must be a dictionary"
+            f"env {env_id} returned the info {_short(info)}; it must be a dictionary, which may be "
+            "empty"
         )
 
 

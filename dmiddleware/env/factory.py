@@ -13,6 +13,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from dmiddleware.env.async_manager import AsyncEnvManager
+from dmiddleware.env.contract import what_instead
 from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.manager import BaseEnvManager, is_int
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, is_parallel_env
@@ -166,8 +167,13 @@ def _checked_env(env: str | EnvFn) -> Maker:
     """Return the factory, or the spec of the id, which another process may not know."""
     if not isinstance(env, str):
         if not callable(env):
+            instead = "" if env is None else what_instead(env)
+            if not instead and isinstance(env, gym.Env):
+                name = type(env.unwrapped).__name__
+                instead = f"an env already; pass a function that makes a new one: lambda: {name}()"
             raise ConfigError(
                 f"env must be the id of an env or a function that makes one, got {env!r:.100}"
+                + (f", which is {instead}" if instead else "")
             )
         return env
     module, colon, name = env.rpartition(":")
@@ -176,7 +182,7 @@ def _checked_env(env: str | EnvFn) -> Maker:
         if colon:
             _import(module)
         spec = gym.spec(name)
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
         near = nearest(name, gym.registry)
         hint = f"; nearest known: {', '.join(near)}" if near else ""
         raise RegistryError(f"no env is registered as {env!r}{hint}. {error}") from error

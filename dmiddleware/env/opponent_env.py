@@ -45,6 +45,11 @@ class OpponentEnv(gym.Env[Any, Any]):
     def __init__(
         self, game: BattleEnv, opponent: Opponent | None = None, *, seat: int | None = None
     ) -> None:
+        if not callable(getattr(game, "to_move", None)):
+            raise ConfigError(
+                f"OpponentEnv takes a game, got {game!r:.100}; wrap a PettingZoo env in "
+                "PettingZooAdapter, or derive the game's class from BattleEnv"
+            )
         if game.observation_space is None or game.action_space is None:
             raise ConfigError(
                 f"OpponentEnv needs a game whose players have the same spaces, but {game!r:.100} "

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from dmiddleware.env.contract import contract_break
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 from dmiddleware.seeding import derive_seed
 
@@ -104,9 +105,12 @@ class FailureBudget:
 
         Raises:
             EnvCrashed: if the env has used up its retries.
-            EnvProtocolError: from ``renew``; it would be raised again.
+            EnvProtocolError: if the env does not follow the interface; it would be raised again.
         """
         while True:
+            broken = contract_break(f"{self._kind} {env_id}", doing, error)
+            if broken is not None:
+                raise broken from error
             self.record_exception(env_id, doing, error)
             try:
                 return renew()

@@ -6,7 +6,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -15,14 +15,17 @@ from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, allocate, copy_arrays
 from dmiddleware.env.contract import (
+    MISFITS,
     as_frame,
     bad_obs,
     check_env,
     check_first,
     check_flag,
+    check_info,
     check_result,
     check_same_spaces,
     close_quietly,
+    contract_break,
 )
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
@@ -33,6 +36,8 @@ from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, Structure
 __all__ = ["SyncEnvManager", "EnvFn"]
 
 logger = logging.getLogger(__name__)
+
+_PLAIN_INFO: Final = {dict}
 
 EnvFn: TypeAlias = Callable[[], gym.Env[Any, Any]]
 """Makes one env; called again after a failure of the env."""
@@ -161,11 +166,13 @@ class SyncEnvManager(BaseEnvManager):
         try:
             if self._unchecked:
                 self._check_results(ids, results)
-            obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=False)
+            obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=True)
             next_obs = self._collate(obs_rows)
             reward = _as_rewards(rewards, self._reward_shape)
             some_ended = any(terminated_rows) or any(truncated_rows)
-        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            if set(map(type, infos)) != _PLAIN_INFO:
+                self._check_infos(ids, infos)
+        except MISFITS as error:
             self._check_results(ids, results)
             raise EnvProtocolError(
                 f"the envs' observations do not fit together: {error}"
@@ -291,8 +298,12 @@ class SyncEnvManager(BaseEnvManager):
     def _write_obs(self, arrays: NestedArrays, row: int, obs: Any, env_id: int) -> None:
         try:
             self._write(arrays, row, obs)
-        except (TypeError, ValueError, KeyError) as error:
+        except MISFITS as error:
             raise bad_obs(env_id, obs, self.observation_space, error) from error
+
+    def _check_infos(self, ids: list[int] | None, infos: Sequence[Any]) -> None:
+        for env_id, info in zip(self._id_array(ids).tolist(), infos, strict=True):
+            check_info(info, env_id)
 
     def _check_results(self, ids: list[int] | None, results: list[Any]) -> None:
         """Raise for the first env whose step returned something that cannot be used.
@@ -351,7 +362,10 @@ def _first(index: int, what: str, function: Callable[[], Any]) -> Any:
         return function()
     except EnvError:
         raise
-    except Exception as error:  # noqa: BLE001 - an env may raise anything
+    except Exception as error:
+        broken = contract_break(f"env {index}", what, error) if what == "reset" else None
+        if broken is not None:
+            raise broken from error
         raise EnvCrashed(
             f"env {index} could not be {what}: {type(error).__name__}: {error}\n"
             f"{traceback.format_exc()}"

@@ -23,7 +23,14 @@ from dmiddleware.env.batching import (
     replace_rows,
     take_rows,
 )
-from dmiddleware.env.contract import as_frame, check_same_spaces, close_quietly
+from dmiddleware.env.contract import (
+    MISFITS,
+    as_frame,
+    check_same_spaces,
+    close_quietly,
+    contract_break,
+    what_instead,
+)
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager
@@ -268,7 +275,7 @@ class VectorEnvManager(BaseEnvManager):
                 return map_arrays(self._own_tensor, self._shapes, obs)
             arrays = self._check_obs(obs)
             map_arrays(self._check_n_obs, arrays)
-        except (StructureError, KeyError, TypeError) as error:
+        except MISFITS as error:
             raise EnvProtocolError(
                 f"the vector env returned observations that do not fit its observation space "
                 f"{self._observation_space}: {error}"
@@ -395,7 +402,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
-        self._check_obs = make_check(observation)
+        self._check_obs = make_check(observation, is_strict=True)
         self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None
         if isinstance(observation, spaces.Box):
@@ -453,8 +460,12 @@ class VectorEnvManager(BaseEnvManager):
         except DMiddlewareError:
             self.close()
             raise
-        except Exception as error:  # noqa: BLE001 - an env may raise anything
+        except Exception as error:
+            is_made = self._vector is not None
             self.close()
+            broken = contract_break("the vector env", "reset", error) if is_made else None
+            if broken is not None:
+                raise broken from error
             raise EnvCrashed(
                 f"the vector env raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
             ) from None  # its traceback is in the message
@@ -511,8 +522,9 @@ def _claim(claims: EnvClaims, vector: gym.vector.VectorEnv[Any, Any, Any]) -> No
 def _autoreset_mode(vector: Any, env_num: int) -> AutoresetMode:
     """Return how a vector env starts new episodes, or reject it if it is not a vector env."""
     if not isinstance(vector, gym.vector.VectorEnv):
+        instead = what_instead(vector) or f"a {type(vector).__name__}"
         raise EnvProtocolError(
-            f"the factory made a {type(vector).__name__}; mode 'vector' needs a "
+            f"the factory made {instead}; mode 'vector' needs a "
             "gymnasium.vector.VectorEnv, such as gymnasium.make_vec returns"
         )
     if vector.num_envs != env_num:
@@ -550,8 +562,15 @@ def _to_host(*columns: Any) -> Any:
 
 def _own_array(values: Any, usual: np.dtype[Any], dtype: type[np.generic]) -> Any:
     """Return a copy, because the env may overwrite its arrays; of ``dtype`` if it is unusual."""
-    is_usual = type(values) is np.ndarray and values.dtype == usual
-    return values.copy() if is_usual else np.array(values, dtype)
+    if type(values) is np.ndarray and values.dtype == usual:
+        return values.copy()
+    array = np.array(values)
+    if array.dtype.kind not in "biuf":
+        raise EnvProtocolError(
+            f"the vector env returned {values!r:.120} as rewards or flags; they must be arrays of "
+            "numbers, one per env"
+        )
+    return array.astype(dtype)
 
 
 def _is_step_result(result: Any) -> bool:

@@ -41,11 +41,13 @@ import gymnasium as gym
 
 from dmiddleware.env.batching import NestedArrays, make_read, make_write
 from dmiddleware.env.contract import (
+    MISFITS,
     bad_obs,
     check_env,
     check_first,
     check_result,
     close_quietly,
+    contract_break,
 )
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
@@ -145,6 +147,7 @@ class _Worker:
             close_quietly(env)
 
     def _failure(self, error: Exception) -> Failure:
+        error = contract_break(f"env {self._env_id}", self._doing, error) or error
         return Failure(
             env_id=self._env_id,
             doing=self._doing,
@@ -189,7 +192,7 @@ class _Worker:
     def _write(self, arrays: NestedArrays, env_id: int, obs: Any) -> None:
         try:
             self._write_array(arrays, env_id, obs)
-        except (TypeError, ValueError, KeyError) as error:
+        except MISFITS as error:
             raise bad_obs(env_id, obs, self._obs_space, error) from error
 
     def _step_envs(self, env_ids: list[int] | None) -> StepInfos | None:

@@ -181,5 +181,7 @@ def test_other_mistakes_are_rejected():
 
 
 def test_a_wrapper_that_does_not_return_an_env_is_rejected():
-    with pytest.raises(Exception, match="env 0 is a NoneType without a method reset"):
+    with pytest.raises(
+        Exception, match="env 0 is None; does the function or wrapper that makes it"
+    ):
         make_env_manager(Walk, env_num=1, wrappers=[lambda env: None]).launch()
