@@ -27,6 +27,7 @@ __all__ = [
     "is_tensor",
     "map_arrays",
     "map_space",
+    "own_copy",
     "replace_rows",
     "take_row",
     "take_rows",
@@ -42,6 +43,9 @@ Collate: TypeAlias = Callable[[Sequence[Any]], NestedArrays]
 Write: TypeAlias = Callable[[NestedArrays, int, Any], None]
 Split: TypeAlias = Callable[[NestedArrays], list[Any]]
 
+_IMMUTABLE = frozenset(
+    (bool, int, float, str, type(None), np.bool_, np.float32, np.float64, np.int64)
+)
 _ARRAY_SPACES = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -263,7 +267,8 @@ def make_split(space: spaces.Space[Any]) -> Split:
     if space.shape == ():
         # Iterating would yield numpy scalars, which such a space does not contain.
         return lambda actions: [np.array(action) for action in check(actions)]
-    return lambda actions: list(check(actions))
+    # Copies, because an env may write to its action, which is still to be stored.
+    return lambda actions: list(check(actions).copy())
 
 
 def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
@@ -332,6 +337,30 @@ def copy_arrays(nested: NestedArrays) -> NestedArrays:
     """Return copies of all arrays."""
     # The most common case skips the recursion: this runs at the end of every episode.
     return nested.copy() if type(nested) is np.ndarray else map_arrays(np.copy, nested)
+
+
+def own_copy(value: Any) -> Any:
+    """Return a copy of nested dictionaries, lists, tuples, arrays and tensors, as of infos.
+
+    Envs often fill what they returned again in the next step. Other objects are passed on.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if isinstance(value, Mapping):
+        return {key: own_copy(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        out = value.copy()
+        if out.dtype.hasobject and not out.dtype.names:
+            out[...] = np.frompyfunc(own_copy, 1, 1)(out)
+        return out
+    if kind is list or kind is tuple:
+        return kind(map(own_copy, value))
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(own_copy, value))
+    if kind is set or kind is bytearray:
+        return value.copy()
+    return value.detach().clone() if is_tensor(value) else value
 
 
 def replace_rows(nested: NestedArrays, index: Any, rows: NestedArrays) -> NestedArrays:

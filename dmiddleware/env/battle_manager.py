@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.closing import Closing
-from dmiddleware.env.contract import check_flag, close_quietly
+from dmiddleware.env.batching import own_copy
+from dmiddleware.env.contract import check_flag, check_info, close_quietly
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
@@ -507,10 +508,18 @@ class BattleEnvManager(Closing, EpisodeGoal):
         obs, reward, terminated, truncated, infos = result
         for name, one in (("observations", obs), ("rewards", reward), ("infos", infos)):
             self._check_per_player(env_id, name, one)
+        for one in infos:
+            check_info(one, env_id)
         check_flag(terminated, "terminated", env_id)
         check_flag(truncated, "truncated", env_id)
         rewards = [float(one) for one in reward]
-        return list(obs), rewards, bool(terminated), bool(truncated), [dict(one) for one in infos]
+        return (
+            list(obs),
+            rewards,
+            bool(terminated),
+            bool(truncated),
+            [own_copy(one) for one in infos],
+        )
 
     def _check_per_player(self, env_id: int, name: str, value: Any) -> None:
         if not hasattr(value, "__len__") or len(value) != self._n_player:
@@ -531,12 +540,12 @@ class BattleEnvManager(Closing, EpisodeGoal):
     def _seen(self, env_id: int, obs: Any) -> list[Any]:
         """Return the observations with action masks."""
         self._check_per_player(env_id, "observations", obs)
-        seen = list(obs)
+        seen = [own_copy(one) for one in obs]  # the game may fill them again
         for player, own in enumerate(seen):
             if not (isinstance(own, Mapping) and "action_mask" in own):
                 mask = self._envs[env_id].action_mask(player)
                 if mask is not None:
-                    seen[player] = {"observation": own, "action_mask": np.asarray(mask, np.int8)}
+                    seen[player] = {"observation": own, "action_mask": np.array(mask, np.int8)}
         return seen
 
     def _check_actions(self, env_id: int, actions: Sequence[Any]) -> None:

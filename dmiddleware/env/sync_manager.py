@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.env.batching import NestedArrays, allocate, copy_arrays
+from dmiddleware.env.batching import NestedArrays, allocate, copy_arrays, own_copy
 from dmiddleware.env.contract import (
     MISFITS,
     as_frame,
@@ -178,6 +178,8 @@ class SyncEnvManager(BaseEnvManager):
                 f"the envs' observations do not fit together: {error}"
             ) from error
         self._totals.add(ids, reward)
+        # Before the resets, in which envs may fill them again.
+        infos = [own_copy(info) if info else {} for info in infos]
         if ids is None:
             self._ready_infos = infos
         else:
@@ -285,7 +287,8 @@ class SyncEnvManager(BaseEnvManager):
         result = env.reset() if seed is None else env.reset(seed=seed)
         if seed is not None:
             env.action_space.seed(seed)
-        return check_first(result, env_id)
+        obs, info = check_first(result, env_id)
+        return obs, own_copy(info)
 
     def _batch_resets(
         self, ids: Sequence[int], firsts: list[tuple[Any, Any]]

@@ -20,6 +20,7 @@ from dmiddleware.env.batching import (
     make_check,
     map_arrays,
     map_space,
+    own_copy,
     replace_rows,
     take_rows,
 )
@@ -51,6 +52,7 @@ VectorEnvFn: TypeAlias = Callable[[], gym.vector.VectorEnv[Any, Any, Any]]
 
 _FLOAT32: Final = np.dtype(np.float32)
 _BOOL: Final = np.dtype(np.bool_)
+_FINAL_OBS = ("final_obs", "_final_obs")
 _FINAL_KEYS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
@@ -260,7 +262,7 @@ class VectorEnvManager(BaseEnvManager):
                 f"the vector env has {self._env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
-        infos = result[4] if is_plain else dict(result[4])
+        infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
         return self._own(result[0]), reward, terminated, truncated, infos
 
     def _own(self, obs: Any) -> NestedArrays:
@@ -361,7 +363,8 @@ class VectorEnvManager(BaseEnvManager):
                 )
             actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
         batch = self._checked_batch(actions)
-        return batch if self._device is None else self._to_device(batch)
+        # A copy, because the env may write to its actions, which are still to be stored.
+        return copy_arrays(batch) if self._device is None else self._to_device(batch)
 
     def _to_device(self, batch: NestedArrays) -> NestedArrays:
         """Return the actions as the vector env takes them."""
@@ -369,7 +372,7 @@ class VectorEnvManager(BaseEnvManager):
             return batch
         import torch  # only where the env has imported it
 
-        return map_arrays(lambda array: torch.as_tensor(array, device=self._device), batch)
+        return map_arrays(lambda array: torch.tensor(array, device=self._device), batch)
 
     def _reject_bad_actions(self, batch: NestedArrays, error: Exception) -> None:
         """Report actions outside the action space as such, not as a crash of the env."""
@@ -582,4 +585,4 @@ def _checked_first(result: Any) -> tuple[Any, dict[str, Any]]:
         raise EnvProtocolError(
             f"the vector env must return (obs, info) from reset(), but returned {result!r:.120}"
         )
-    return result[0], dict(result[1])
+    return result[0], own_copy(result[1])

@@ -39,7 +39,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
-from dmiddleware.env.batching import NestedArrays, make_read, make_write
+from dmiddleware.env.batching import NestedArrays, make_read, make_write, own_copy
 from dmiddleware.env.contract import (
     MISFITS,
     bad_obs,
@@ -204,10 +204,12 @@ class _Worker:
             obs, shared.reward[env_id], terminated, truncated, info = result
             self._write(shared.next_obs, env_id, obs)
             shared.terminated[env_id], shared.truncated[env_id] = terminated, truncated
-            if info:
-                infos.last[env_id] = info
-            if terminated or truncated:
+            is_end = terminated or truncated
+            if is_end:
                 ended.append(env_id)
+            if info:
+                # The reset may fill it again.
+                infos.last[env_id] = own_copy(info) if is_end else info
         if ended:
             # From here on, the deadline is that of resets.
             self._pipe.send(b"r")
