@@ -77,6 +77,7 @@ from dmiddleware.policy.base.data_parallel import (
     broadcast_model,
     require_process_group,
 )
+from dmiddleware.policy.base.finite_obs import check_finite
 from dmiddleware.policy.base.modes import CollectMode, EvalMode, LearnMode
 from dmiddleware.policy.base.state_dict import (
     load_model_state,
@@ -858,6 +859,7 @@ class Policy(Configurable):
         self, field: str, data: Nested, env_id: npt.ArrayLike | None, kwargs: dict[str, Any]
     ) -> dict[Any, Any]:
         self._check_call(field, kwargs)
+        check_finite(data, user=type(self).__name__)
         if self._model.training:
             self._model.eval()
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
