@@ -54,6 +54,8 @@ class InteractionEvaluator:
         ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or ``deterministic=False``
             with a policy that has no distribution over actions.
         ValueError: if a number is not positive, or there are fewer episodes than envs.
+        EnvTimeout: in a step, if an episode has not ended after 1,000,000 steps; warnings are
+            logged from 5,000 steps on, see :func:`~dmiddleware.rollout.evaluate_episodes`.
     """
 
     roles = (Role.EVALUATOR,)

@@ -13,6 +13,7 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode, collate
 from dmiddleware.rollout.acting_memory import rows_of
+from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.row_store import Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
 
@@ -261,7 +262,7 @@ class RolloutCollector:
         envs without the others, the next episodes of that env are kept for the next call, at most
         as many as its share; later ones are dropped and counted. Episodes whose first rows an
         earlier call has already returned are abandoned, and their waiting rows are counted as
-        dropped.
+        dropped. An episode that does not end is reported as in :func:`evaluate_episodes`.
 
         Args:
             n_episode: how many.
@@ -286,12 +287,14 @@ class RolloutCollector:
         shares = self._shares(n_episode)
         most = 2 * np.maximum(shares, 1)
         finished = self._store.n_ends
+        watch = EpisodeWatch(self.env_manager, user="collect_episodes")
         while (lacking := np.flatnonzero(finished < shares)).size:
             step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
             for env in step.ended:
                 finished[env] += env not in self._skipped
             for env in step.begun:
                 (self._skipped.add if finished[env] >= most[env] else self._skipped.discard)(env)
+            watch.check(lacking.tolist())
         return self._store.take_episodes(shares)
 
     def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> IdArray:

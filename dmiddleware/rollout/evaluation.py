@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
+from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.stepper import Stepper
 
 __all__ = ["VectorEvalMonitor", "evaluate_episodes"]
@@ -187,6 +188,10 @@ def evaluate_episodes(
     All envs start new episodes. An env that has played its share pauses, if the manager can step
     the others without it. If an env fails, its episode does not count and it plays another.
 
+    An episode that does not end is reported: a warning is logged after 5,000 steps, and again each
+    time that it is twice as long. After 1,000,000 steps it is an error. Give envs that may never
+    end a ``gymnasium.wrappers.TimeLimit``.
+
     Args:
         policy: a policy or its eval mode.
         env_manager: the envs; launched if they are closed, and left open.
@@ -203,12 +208,14 @@ def evaluate_episodes(
         PolicyOutputError: if the policy does not return one row per env, with ``action``.
         SpaceError: if the policy's model does not fit the envs' spaces.
         EnvCrashed: if an env keeps failing.
+        EnvTimeout: if an episode has not ended after 1,000,000 steps.
     """
     stepper = Stepper(as_eval_mode(policy, user=_USER), env_manager, user=_USER)
     monitor = VectorEvalMonitor(env_manager.env_num, n_episode, max_frames=max_frames)
     stepper.reset()
     kwargs = policy_kwargs or {}
     playing: list[int] = monitor.unfinished
+    watch = EpisodeWatch(env_manager, user="the evaluation")
     while playing:
         if max_frames and (filmed := [env for env in playing if monitor.is_filmed(env)]):
             monitor.update_video(dict(zip(filmed, env_manager.render(filmed), strict=True)))
@@ -223,6 +230,7 @@ def evaluate_episodes(
             playing = monitor.unfinished
         for env_id in set(step.begun).difference(step.ended):
             monitor.drop_video(env_id)
+        watch.check(playing)
     return monitor
 
 

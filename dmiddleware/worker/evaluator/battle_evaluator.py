@@ -13,6 +13,7 @@ from dmiddleware.config import Option, count
 from dmiddleware.env import BattleEnvManager, game_result
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.battle import BattleStepper
+from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.battles import checked_battle_env, checked_policies
 from dmiddleware.worker.evaluator.serial_evaluator import (
@@ -93,6 +94,7 @@ class BattleInteractionSerialEvaluator(EpisodeEvaluator[tuple[EvalMode, ...], Ba
         stepper = BattleStepper(self.policy, self.env, user=type(self).__name__)
         stepper.begin()
         infos: list[list[dict[str, Any]]] = [[] for _ in self.policy]
+        watch = EpisodeWatch(self.env, user=type(self).__name__)
         while playing := monitor.unfinished:
             for step in stepper.step([{}] * len(self.policy), only=playing):
                 if step.timestep.done:
@@ -101,6 +103,7 @@ class BattleInteractionSerialEvaluator(EpisodeEvaluator[tuple[EvalMode, ...], Ba
                         own.append(info)
                     monitor.update_info(step.timestep.env_id, last[0])
                     monitor.update_reward(step.timestep.env_id, last[0]["eval_episode_return"])
+            watch.check(playing)
         seconds = time.perf_counter() - began
         returns = monitor.get_episode_return()
         results = Counter(game_result(info) for info in infos[0])
