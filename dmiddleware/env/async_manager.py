@@ -179,7 +179,7 @@ class AsyncEnvManager(BaseEnvManager):
                 known = infos.first if env_id in lost else last
                 last[env_id] = {**known.get(env_id, {}), "abnormal": True}
             self._cut.difference_update(env_ids)
-        self._totals.add(ids, reward)
+        self._count_step(ids, next_obs, reward)
         self._replace_infos(env_ids, [last.get(env_id, {}) for env_id in env_ids])
         obs = next_obs
         if done.any():

@@ -21,6 +21,7 @@ from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
 from dmiddleware.env.restart_limit import FailureBudget, other_seeds
+from dmiddleware.env.usable_values import is_finite
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -512,7 +513,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
             check_info(one, env_id)
         check_flag(terminated, "terminated", env_id)
         check_flag(truncated, "truncated", env_id)
-        rewards = [float(one) for one in reward]
+        rewards = [self._checked_reward(env_id, one) for one in reward]
         return (
             list(obs),
             rewards,
@@ -520,6 +521,26 @@ class BattleEnvManager(Closing, EpisodeGoal):
             bool(truncated),
             [own_copy(one) for one in infos],
         )
+
+    def _checked_reward(self, env_id: int, reward: Any) -> float:
+        array = np.asarray(reward)
+        if array.ndim == 0 and array.dtype.kind in "iufb" and is_finite(array):
+            return float(reward)
+        raise EnvProtocolError(
+            f"game {env_id} returned the reward {reward!r:.100} in step "
+            f"{self._lengths[env_id] + 1} of its episode; it must be one finite number per player"
+        )
+
+    def _check_finite(self, env_id: int, obs: Any, player: int) -> None:
+        if isinstance(obs, Mapping | tuple):
+            for part in obs.values() if isinstance(obs, Mapping) else obs:
+                self._check_finite(env_id, part, player)
+        elif isinstance(obs, np.ndarray) and obs.dtype.kind == "f" and not is_finite(obs):
+            raise EnvProtocolError(
+                f"game {env_id} returned the observation {obs!r:.100} of player {player} after "
+                f"{self._lengths[env_id]} steps of its episode; networks cannot use values that "
+                "are not finite. Correct the game"
+            )
 
     def _check_per_player(self, env_id: int, name: str, value: Any) -> None:
         if not hasattr(value, "__len__") or len(value) != self._n_player:
@@ -542,6 +563,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._check_per_player(env_id, "observations", obs)
         seen = [own_copy(one) for one in obs]  # the game may fill them again
         for player, own in enumerate(seen):
+            self._check_finite(env_id, own, player)
             if not (isinstance(own, Mapping) and "action_mask" in own):
                 mask = self._envs[env_id].action_mask(player)
                 if mask is not None:

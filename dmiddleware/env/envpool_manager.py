@@ -17,7 +17,13 @@ from dmiddleware.env.batching import NestedArrays, replace_rows
 from dmiddleware.env.contract import as_frame, close_quietly
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, IdArray, StepInfo
-from dmiddleware.errors import ConfigError, EnvCrashed, RegistryError, StructureError
+from dmiddleware.errors import (
+    ConfigError,
+    EnvCrashed,
+    EnvProtocolError,
+    RegistryError,
+    StructureError,
+)
 from dmiddleware.registry import nearest
 
 __all__ = ["EnvPoolManager"]
@@ -159,7 +165,7 @@ class EnvPoolManager(BaseEnvManager):
                 batch, None if ids is None else env_id
             )
             done = terminated | truncated
-            self._totals.add(ids, reward)
+            self._count_step(ids, next_obs, reward)
             columns = _without_rows(infos)
             obs = next_obs
             ready_infos = StepInfo.from_columns(columns, len(done))
@@ -172,9 +178,9 @@ class EnvPoolManager(BaseEnvManager):
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)
                 ready_infos = self._merged(ready_infos, ended, _without_rows(first_infos))
-        self._ready_infos = ready_infos
-        info = StepInfo.from_columns(columns, len(done), partial=totals)
-        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, None)
+            self._ready_infos = ready_infos
+            info = StepInfo.from_columns(columns, len(done), partial=totals)
+            return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, None)
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
         """Return an image of each env, see :meth:`BaseEnvManager.render`."""
@@ -216,6 +222,7 @@ class EnvPoolManager(BaseEnvManager):
 
     def _reset_all(self) -> None:
         obs, infos = self._pool.reset()
+        self._check_obs(obs, None)
         self._revision += 1
         self._totals.clear(range(self._env_num))
         self._ready_obs = obs
@@ -232,6 +239,9 @@ class EnvPoolManager(BaseEnvManager):
     def _failing_for_good(self) -> Iterator[None]:
         try:
             yield
+        except EnvProtocolError:
+            self.close()
+            raise
         except Exception as error:
             self.close()
             raise EnvCrashed(

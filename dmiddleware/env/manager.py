@@ -26,6 +26,7 @@ from dmiddleware.env.batching import (
     make_write,
     map_arrays,
     replace_rows,
+    take_row,
 )
 from dmiddleware.env.env_state import (
     MissingObjectError,
@@ -43,7 +44,19 @@ from dmiddleware.env.timestep import (
     IdArray,
     StepInfo,
 )
-from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvStateError, StructureError
+from dmiddleware.env.usable_values import (
+    ValueCheck,
+    describe_unusable,
+    is_finite,
+    make_value_check,
+)
+from dmiddleware.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    EnvProtocolError,
+    EnvStateError,
+    StructureError,
+)
 from dmiddleware.seeding import derive_seed
 
 __all__ = [
@@ -84,6 +97,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     # Columns, or a row for each env.
     _ready_infos: StepInfo | Mapping[str, Any] | Sequence[Mapping[str, Any]]
     _totals: EpisodeTotals
+    _check_values: ValueCheck | None
 
     def __init__(
         self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
@@ -446,6 +460,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._split = make_split(action)
         self._collate_actions = make_collate(action)
         self._check_actions = make_check(action)
+        self._check_values = make_value_check(observation)
         self._plain_action = action.dtype, (self._env_num, *(action.shape or ()))
         self._observation_space, self._action_space = observation, action
         if self._reward_shape != (shape := reward_shape_of(observation)):
@@ -543,6 +558,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
     ) -> None:
         """Store the first observations of new episodes in some envs."""
+        self._check_obs(obs, ids)
         self._revision += 1
         self._totals.clear(ids)
         if len(ids) == self._env_num:
@@ -563,6 +579,53 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         infos = self._ready_infos
         return [*infos] if type(infos) in (list, tuple) else [*self.ready_info.rows()]
 
+    def _count_step(
+        self,
+        ids: Sequence[int] | None,
+        next_obs: NestedArrays,
+        reward: npt.NDArray[np.floating[Any]],
+    ) -> None:
+        """Add a step to the totals of its episodes, if its values can be used.
+
+        Args:
+            ids: the envs of the rows; None means all.
+            next_obs: the true successors.
+            reward: ``[E']``, or ``[E', A]`` for several agents.
+
+        Raises:
+            EnvProtocolError: for an observation or a reward that is not finite, or a choice outside
+                of its space, naming the env, the step and the value.
+        """
+        self._check_obs(next_obs, ids, after_step=True)
+        if not is_finite(reward):
+            rows = np.isfinite(reward).reshape(len(reward), -1).all(axis=1)
+            row = int(np.argmin(rows))
+            env_id = row if ids is None else ids[row]
+            raise EnvProtocolError(
+                f"env {env_id} returned the reward {reward[row].tolist()} in step "
+                f"{self._totals.length_of(env_id) + 1} of its episode; nothing can be learned from "
+                "a reward that is not finite. Correct the env"
+            )
+        self._totals.add(ids, reward)
+
+    def _check_obs(
+        self, obs: NestedArrays, ids: Sequence[int] | None, *, after_step: bool = False
+    ) -> None:
+        """Reject observations that cannot be used, see :meth:`_count_step`."""
+        if self._check_values is None or self._check_values(obs):
+            return
+        assert self._observation_space is not None
+        for row, env_id in enumerate(range(self._env_num) if ids is None else ids):
+            found = describe_unusable(self._observation_space, take_row(obs, row))
+            if found:
+                step = self._totals.length_of(env_id) + 1
+                when = f"in step {step}" if after_step else "at the start"
+                raise EnvProtocolError(
+                    f"env {env_id} returned an observation with the value {found}, {when} of its "
+                    "episode; networks cannot use it. Correct the env, or wrap it in "
+                    "gymnasium.wrappers.TransformObservation"
+                )
+
     def _finish(
         self,
         ids: list[int] | None,
@@ -579,6 +642,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
         ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
         """
+        if obs is not next_obs:
+            self._check_obs(obs, ids)  # the first ones of new episodes
         self._revision += 1
         abnormal, valid = self._none_abnormal, self._all_valid
         if len(reward) != self._env_num:

@@ -177,7 +177,7 @@ class SyncEnvManager(BaseEnvManager):
             raise EnvProtocolError(
                 f"the envs' observations do not fit together: {error}"
             ) from error
-        self._totals.add(ids, reward)
+        self._count_step(ids, next_obs, reward)
         # Before the resets, in which envs may fill them again.
         infos = [own_copy(info) if info else {} for info in infos]
         if ids is None:

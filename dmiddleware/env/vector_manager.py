@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -114,6 +116,8 @@ class VectorEnvManager(BaseEnvManager):
         self._claims = EnvClaims()
         # Of the observations; None: they are arrays.
         self._device: Any = None
+        # The observations on the device that are known to be finite.
+        self._finite_obs: Any = None
         self._clear_marks()
 
     @property
@@ -214,7 +218,7 @@ class VectorEnvManager(BaseEnvManager):
             next_obs, columns, infos = self._final(obs, infos, rows.tolist())
         elif len(rows):
             obs, infos = self._reset_ended(obs, infos, rows.tolist())
-        self._totals.add(None, reward)
+        self._count_step(None, next_obs, reward)
         if ended is not None:
             self._totals.skip(left_out)
         totals = None
@@ -253,7 +257,11 @@ class VectorEnvManager(BaseEnvManager):
                 "the vector env must return (obs, reward, terminated, truncated, info) from "
                 f"step(), but returned {result!r:.120}"
             )
-        scalars = result[1:4] if self._device is None else _to_host(*result[1:4])
+        obs, scalars = self._own(result[0]), result[1:4]
+        if self._device is not None:
+            # Whether observations are finite is found on their device, in the same transfer.
+            *scalars, is_finite = _to_host(*scalars, _finite_rows(obs, self._env_num))
+            self._finite_obs = obs if is_finite.all() else None
         reward = _own_array(scalars[0], _FLOAT32, np.float64)
         terminated = _own_array(scalars[1], _BOOL, np.bool_)
         truncated = _own_array(scalars[2], _BOOL, np.bool_)
@@ -263,7 +271,13 @@ class VectorEnvManager(BaseEnvManager):
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
         infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
-        return self._own(result[0]), reward, terminated, truncated, infos
+        return obs, reward, terminated, truncated, infos
+
+    def _check_obs(
+        self, obs: NestedArrays, ids: Sequence[int] | None, *, after_step: bool = False
+    ) -> None:
+        if obs is not self._finite_obs:
+            super()._check_obs(obs, ids, after_step=after_step)
 
     def _own(self, obs: Any) -> NestedArrays:
         """Return a copy of the observations, because the env may overwrite them."""
@@ -275,7 +289,7 @@ class VectorEnvManager(BaseEnvManager):
         try:
             if self._device is not None:
                 return map_arrays(self._own_tensor, self._shapes, obs)
-            arrays = self._check_obs(obs)
+            arrays = self._as_arrays(obs)
             map_arrays(self._check_n_obs, arrays)
         except MISFITS as error:
             raise EnvProtocolError(
@@ -405,7 +419,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
-        self._check_obs = make_check(observation, is_strict=True)
+        self._as_arrays = make_check(observation, is_strict=True)
         self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None
         if isinstance(observation, spaces.Box):
@@ -561,6 +575,13 @@ def _to_host(*columns: Any) -> Any:
     import torch  # only where the env has imported it
 
     return torch.stack([torch.as_tensor(column).float() for column in columns]).cpu().numpy()
+
+
+def _finite_rows(obs: NestedArrays, n_rows: int) -> Any:
+    """Return ``[E] bool`` on the device: whether the tensors of each env are finite."""
+    found: list[Any] = []
+    map_arrays(lambda one: found.append(one.reshape(n_rows, -1).isfinite().all(1)), obs)
+    return functools.reduce(operator.and_, found)
 
 
 def _own_array(values: Any, usual: np.dtype[Any], dtype: type[np.generic]) -> Any:

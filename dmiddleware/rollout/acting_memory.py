@@ -170,6 +170,7 @@ class ActingMemory:
             return torch.from_numpy(values), torch.zeros(info.n_rows, dtype=torch.bool)
         values, given = column
         if _is_array(values) and values.shape[1:] == like.shape:
+            _check_finite(name, values)
             return torch.from_numpy(values.astype(like.dtype)), torch.from_numpy(given)
         raise _not_numbers(name, values)
 
@@ -258,6 +259,7 @@ def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:
             return None
         values, _ = column
         if _is_array(values) and values.ndim == 2:
+            _check_finite(_MASK, values)
             mask = torch.from_numpy(values != 0)
         else:
             mask = _joined_masks(info)
@@ -347,6 +349,16 @@ def _like(info: StepInfo, name: str) -> npt.NDArray[Any]:
 
 def _is_array(values: Any) -> TypeGuard[npt.NDArray[Any]]:
     return isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+
+
+def _check_finite(name: str, values: npt.NDArray[Any]) -> None:
+    if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
+        return
+    row = int(np.argwhere(~np.isfinite(values))[0, 0])
+    raise EnvProtocolError(
+        f"the info of an env (row {row}) has {name!r} = {values[row].tolist()}, but the policy "
+        "acts on it, so it must be finite. Correct the env"
+    )
 
 
 def _not_numbers(name: str, values: object) -> EnvProtocolError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
-from dmiddleware.errors import ConfigError, PolicyOutputError
+from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.acting_memory import (
     ActingMemory,
@@ -284,7 +285,8 @@ class Stepper:
 
     def _end_episodes(self, step: VectorStep, rows: list[int]) -> None:
         timestep = step.timestep
-        self.episode_returns += map(float, timestep.info.values_at("eval_episode_return", rows))
+        returns = timestep.info.values_at("eval_episode_return", rows)
+        self.episode_returns += map(_checked_return, returns, timestep.env_id[rows].tolist())
         self.env_episode += len(rows)
         # Even a timestep of all envs may have its rows in another order, after a failure.
         step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
@@ -397,6 +399,21 @@ def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
             "from the actions of its own distribution; collect without random actions, they are "
             "for off-policy policies such as DQN"
         )
+
+
+def _checked_return(value: Any, env_id: int) -> float:
+    """Return the return of an episode, which the info of an env may give itself.
+
+    Raises:
+        EnvProtocolError: if it is not a finite number.
+    """
+    array = np.asarray(value)
+    if array.ndim == 0 and array.dtype.kind in "iufb" and math.isfinite(array):
+        return float(value)
+    raise EnvProtocolError(
+        f"env {env_id} ended an episode with info['eval_episode_return'] = {_short(value)}; it "
+        "must be a finite number. Correct the env, or leave the key out: the rewards are summed"
+    )
 
 
 def first_episode_id() -> int:

@@ -94,6 +94,7 @@ STEPS = {
     "nothing": lambda *result: None,
     "no info": lambda obs, reward, terminated, truncated, info: (obs, reward, 0, 0, None),
     "a list of infos": lambda obs, reward, terminated, truncated, info: (obs, reward, 0, 0, [{}]),
+    "no reward": lambda obs, reward, *rest: (obs, None, *rest),
     "two rewards": lambda obs, reward, *rest: (obs, [1.0, 2.0], *rest),
     "a short observation": lambda obs, *rest: (obs[:2], *rest),
     "a batch": lambda obs, *rest: (obs[None], *rest),
