@@ -163,7 +163,7 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
     )
 
 
-def _checked_env(env: str | EnvFn) -> Maker:
+def _checked_env(env: Any) -> Maker:
     """Return the factory, or the spec of the id, which another process may not know."""
     if not isinstance(env, str):
         if not callable(env):
@@ -175,7 +175,8 @@ def _checked_env(env: str | EnvFn) -> Maker:
                 f"env must be the id of an env or a function that makes one, got {env!r:.100}"
                 + (f", which is {instead}" if instead else "")
             )
-        return env
+        maker: Callable[..., Any] = env
+        return maker
     module, colon, name = env.rpartition(":")
     _check_installed(env)
     try:

@@ -179,7 +179,7 @@ class SyncEnvManager(BaseEnvManager):
             ) from error
         self._count_step(ids, next_obs, reward)
         # Before the resets, in which envs may fill them again.
-        infos = [own_copy(info) if info else {} for info in infos]
+        infos = tuple([own_copy(info) if info else {} for info in infos])
         if ids is None:
             self._ready_infos = infos
         else:

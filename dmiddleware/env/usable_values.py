@@ -35,6 +35,7 @@ def make_value_check(space: spaces.Space[Any]) -> ValueCheck | None:
     Args:
         space: of a single env.
     """
+    checks: list[tuple[Any, ValueCheck]]
     match space:
         case spaces.Dict():
             named = {str(key): make_value_check(sub) for key, sub in space.spaces.items()}
@@ -71,10 +72,12 @@ def describe_unusable(space: spaces.Space[Any], obs: Any, name: str = "") -> str
         name: where it is in a nested observation.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        is_dict = isinstance(space, spaces.Dict)
-        parts: Any = space.spaces.items() if is_dict else enumerate(space.spaces)
+        inner: Any = space.spaces
+        parts = inner.items() if isinstance(space, spaces.Dict) else enumerate(inner)
         found = (
-            describe_unusable(sub, obs[str(key) if is_dict else key], f"{name}[{key!r}]")
+            describe_unusable(
+                sub, obs[str(key) if isinstance(obs, dict) else key], f"{name}[{key!r}]"
+            )
             for key, sub in parts
         )
         return next(filter(None, found), "")

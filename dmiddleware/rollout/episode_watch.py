@@ -21,14 +21,13 @@ _CHECK_EVERY: Final = 500
 class EpisodeWatch:
     """Warns of an episode that does not end, and gives it up at last.
 
-    Whoever waits for the end of an episode would otherwise wait forever, without a word, in an env
-    without a time limit, or for a policy that stands still. The first warning comes after 5,000
-    steps of an episode, further ones each time that its length has doubled, and after 1,000,000
-    steps an error.
+    In an env without a time limit, or with a policy that stands still, an evaluation would wait
+    forever without a word. The first warning comes after 5,000 steps of an episode, further ones
+    each time that its length has doubled, and after 1,000,000 steps an error.
 
     Args:
         env_manager: the envs or games that are played.
-        user: who waits for the end of the episodes, for messages.
+        user: the caller's name, for messages.
     """
 
     def __init__(self, env_manager: BaseEnvManager | BattleEnvManager, *, user: str) -> None:
