@@ -15,7 +15,7 @@ from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
-from middleware.support.checks import check_positive
+from middleware.support.checks import as_float, check_positive
 
 __all__ = ["CkptSaver"]
 
@@ -27,9 +27,10 @@ class CkptSaver:
 
     The folder ``ckpt`` of the run gets these files:
 
-    - ``best.safetensors``: the policy of the best evaluation. This is its whole state, with
-      optimiser and counters. If the policy was evaluated in another process, or has learned since,
-      it is only the parameters that were evaluated.
+    - ``best.safetensors``: the policy of the evaluation with the greatest finite value; of equal
+      ones, the first. This is its whole state, with optimiser and counters. If the policy was
+      evaluated in another process, or has learned since, it is only the parameters that were
+      evaluated.
     - ``iteration_<n>.safetensors``: the whole state after ``n`` updates, for the last few ``n``.
     - ``final.safetensors``: the whole state at the end of the run, also if it ends with an error or
       a signal. A run that ends before its first update leaves the file of an earlier one in place.
@@ -50,7 +51,10 @@ class CkptSaver:
 
     Reads:
         ctx.train_iter: updates so far.
-        ctx.eval_value, ctx.eval_output: on the way back, if there was an evaluation.
+        ctx.eval_value: on the way back, if there was an evaluation. An evaluator needs to write
+            nothing else; the policy is then saved as it is at the end of the step.
+        ctx.eval_output, ctx.last_eval_iter: if the evaluator writes them too: the parameters that
+            were evaluated (``ctx.eval_output["policy_state"]``), and after how many updates.
 
     Raises:
         ConfigError: if ``policy`` or ``run`` has the wrong type.
@@ -81,12 +85,13 @@ class CkptSaver:
         self._kept: deque[Path] = deque()
         self._saved_iter = self._begin_iter = 0
         self._best = -math.inf
+        self._last_eval_iter = -1
         self._disk_failed = False
         self._task: Task[Any] | None = None
 
     @property
     def best_value(self) -> float:
-        """The mean return of the best evaluation; ``-inf`` before the first."""
+        """The value of the best evaluation; ``-inf`` before the first."""
         return self._best
 
     def setup(self, task: Task[Any]) -> None:
@@ -97,16 +102,17 @@ class CkptSaver:
         """
         self._task = task
         self._saved_iter = self._begin_iter = task.ctx.train_iter
+        self._last_eval_iter = task.ctx.last_eval_iter
         if self._run.best_ckpt.exists():
             best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
-            self._best = max(self._best, best)
+            self._remember(float(best))
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Save on the way back, after the best evaluation so far or at the interval."""
         yield
-        # NaN is never the best: every comparison with it is false.
-        if ctx.eval_value is not None and ctx.eval_value > self._best:
+        if ctx.eval_value is not None and self._is_best(as_float(ctx.eval_value)):
             self._write_best(ctx)
+        self._last_eval_iter = ctx.last_eval_iter
         if self._every is not None and ctx.train_iter - self._saved_iter >= self._every:
             self._saved_iter = ctx.train_iter
             self._write_periodic(ctx)
@@ -137,44 +143,52 @@ class CkptSaver:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, unless the folder has a policy with a better evaluation."""
-        self._best = max(self._best, float(state["best"]))
+        self._remember(float(state["best"]))
         self._saved_iter = int(state["saved_iter"])
         self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
+
+    def _is_best(self, value: float) -> bool:
+        # No later evaluation could be better than an infinite one.
+        return math.isfinite(value) and value > self._best
+
+    def _remember(self, best: float) -> None:
+        if self._is_best(best):
+            self._best = best
 
     def _write_best(self, ctx: RLContext) -> None:
         """Save the policy as it was evaluated, even if it has learned since."""
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
+        evaluated, is_remote = output.get("policy_state"), "node_id" in output
+        # An evaluator need not write this field, which then has the value of an earlier step.
+        is_known = is_remote or ctx.last_eval_iter != self._last_eval_iter
+        is_present = ctx.last_eval_iter == ctx.train_iter or (not is_known and evaluated is None)
         # After a restart, two processes can have different weights for one number of updates.
-        is_own = "node_id" not in output and ctx.last_eval_iter == ctx.train_iter
-        state = self._mode.state_dict() if is_own else output.get("policy_state")
+        state = self._mode.state_dict() if is_present and not is_remote else evaluated
         if state is None:
             _log.warning(
                 "cannot save the policy of the best evaluation so far (%g): it has learned since, "
                 "and the evaluation came without its parameters; put the eval mode's state_dict() "
                 "into ctx.eval_output['policy_state']",
-                ctx.eval_value,
+                as_float(ctx.eval_value),
             )
             return
-        self._write("best", ctx, state)
-        self._best = ctx.last_eval_value
+        best = as_float(ctx.eval_value)
+        at = ctx.last_eval_iter if is_known and ctx.last_eval_iter >= 0 else ctx.train_iter
+        self._write("best", ctx, state, last_iter=at, last_eval_value=best)
+        self._best = best
 
     def _write_periodic(self, ctx: RLContext) -> None:
         self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
         while len(self._kept) > self._keep:
             self._kept.popleft().unlink(missing_ok=True)
 
-    def _write(self, name: str, ctx: RLContext, policy_state: Mapping[str, Any]) -> Path:
+    def _write(
+        self, name: str, ctx: RLContext, state: Mapping[str, Any], **counters: float
+    ) -> Path:
         path = self._path(name)
-        counters: dict[str, float] = {
-            "last_iter": ctx.train_iter,
-            "last_step": getattr(ctx, "env_step", -1),
-        }
-        if name == "best":
-            counters["last_iter"] = ctx.last_eval_iter
-            assert ctx.eval_value is not None
-            counters["last_eval_value"] = ctx.eval_value
+        now = {"last_iter": ctx.train_iter, "last_step": getattr(ctx, "env_step", -1)}
         try:
-            save_checkpoint(path, {**policy_state, **counters})
+            save_checkpoint(path, {**state, **now, **counters})
         except CheckpointWriteError:
             self._disk_failed = True
             raise

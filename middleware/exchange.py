@@ -412,8 +412,8 @@ class ContextExchanger(Exchange):
     def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         assert task.router is not None
         evaluation = {name: getattr(ctx, name) for name in _EVALUATION}
-        if isinstance(ctx.eval_output, Mapping):
-            evaluation["eval_output"] = {**ctx.eval_output, "node_id": task.router.node_id}
+        if isinstance(ctx.eval_output, Mapping | None):
+            evaluation["eval_output"] = {**(ctx.eval_output or {}), "node_id": task.router.node_id}
         task.emit(EVALUATED, evaluation, only_remote=True)
 
 

@@ -9,6 +9,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, LearnMode
 
 __all__ = [
+    "as_float",
     "check_fraction",
     "check_instance",
     "check_positive",
@@ -17,6 +18,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+def as_float(value: Any) -> float:
+    """Return a number as a float, also if it is an array or a tensor with one element."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def check_positive(**options: float | None) -> None:

@@ -1,6 +1,9 @@
+import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointWriteError
@@ -267,3 +270,88 @@ def test_better_policy_in_the_folder_is_kept_when_an_earlier_state_is_resumed(
         saver.load_state_dict(early)
         task.run(max_step=1)
     assert load(run, "best")["last_eval_value"] == 30.0
+
+
+def evaluate_only(values: list[Any]) -> Any:
+    """An evaluator that writes nothing but the value; None: no evaluation in this step."""
+
+    def evaluate(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = values.pop(0)
+
+    return evaluate
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([9.4, 1.0], 1),
+        ([1.0, 9.4], 2),
+        ([-9.0, -5.0, -7.0], 2),
+        ([3.0, 3.0], 1),
+        ([math.nan, 2.0, math.nan], 2),
+        ([-math.inf, -3.0], 2),
+        ([math.inf, 2.0], 2),
+        ([0.0, None, -1.0, None], 1),
+        ([np.float32(2.5), torch.tensor(2.0), np.array([1.0])], 1),
+        ([1, True, 3], 3),
+    ],
+)
+def test_an_evaluator_needs_to_write_only_its_value(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy, values: list[Any], best: int
+) -> None:
+    chain = learn(dqn), evaluate_only(list(values)), CkptSaver(dqn, run)
+    run_steps(*chain, n_steps=len(values))
+    state = load(run, "best")
+    assert parameter(state) == state["last_iter"] == 10 * best
+    assert state["last_eval_value"] == float(values[best - 1])
+    assert "optimizer" in state
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_evaluation_that_is_not_finite_never_counts(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy, value: float
+) -> None:
+    saver = CkptSaver(dqn, run)
+    run_steps(learn(dqn), evaluate_only([value]), saver)
+    assert saver.best_value == -math.inf
+    assert saved(run) == ["final.safetensors"]
+
+
+@pytest.mark.parametrize("given", ["value", "parameters", "all"])
+def test_the_best_policy_survives_a_resumed_run_and_several_evaluators(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy, given: str
+) -> None:
+    stock = evaluate(dqn, 5.0, 3.0)
+    own = evaluate_only([9.0, 8.0])
+
+    def evaluators(ctx: OnlineRLContext) -> None:
+        if ctx.total_step % 2 == 0:
+            stock(ctx)
+            return
+        own(ctx)
+        if given != "value":
+            ctx.eval_output = {"policy_state": dqn.eval_mode.state_dict()}
+        if given == "all":
+            ctx.last_eval_iter, ctx.last_eval_value = ctx.train_iter, float(ctx.eval_value)  # type: ignore[arg-type]
+
+    first = CkptSaver(dqn, run)
+    ctx = run_steps(learn(dqn), evaluators, first, n_steps=4)
+    second = CkptSaver(dqn, run)
+    with Task(ctx.renew()) as task:
+        task.use(learn(dqn)).use(evaluate_only([8.5])).use(second).run(max_step=0)
+        second.load_state_dict(first.state_dict())
+        task.run(max_step=1)
+    state = load(run, "best")
+    assert (parameter(state), state["last_iter"], state["last_eval_value"]) == (20, 20, 9.0)
+    assert second.best_value == 9.0
+
+
+def test_parameters_that_the_evaluator_gives_are_saved_even_if_it_does_not_say_when(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    def evaluate_first(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = 1.0 - ctx.total_step
+        ctx.eval_output = {"policy_state": dqn.eval_mode.state_dict()}
+
+    run_steps(learn(dqn), evaluate_first, learn(dqn), CkptSaver(dqn, run), n_steps=2)
+    assert parameter(load(run, "best")) == 10
