@@ -35,6 +35,7 @@ that fits it best, so that either can be caught::
     │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
     │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
     │   └── CheckpointMismatch (ValueError) a checkpoint of another model
+    ├── RunFolderError (OSError)            a run folder in use, deleted, or not writable
     ├── RouterError
     │   ├── EncodeError (TypeError)         a value that cannot be encoded
     │   ├── DecodeError (ValueError)        bytes that are not an encoded value
@@ -95,6 +96,7 @@ __all__ = [
     "CheckpointWriteError",
     "CheckpointDamaged",
     "CheckpointMismatch",
+    "RunFolderError",
     "RouterError",
     "EncodeError",
     "DecodeError",
@@ -254,6 +256,10 @@ class CheckpointDamaged(CheckpointError, ValueError):
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint belongs to another model."""
+
+
+class RunFolderError(DMiddlewareError, OSError):
+    """A run folder is in use by another task, was deleted during the run, or cannot be written."""
 
 
 class RouterError(DMiddlewareError):

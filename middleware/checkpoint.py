@@ -16,6 +16,7 @@ from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
 from middleware.support.checks import as_float, check_positive
+from middleware.support.folder_lock import NoLock, RunLock, check_writable
 
 __all__ = ["CkptSaver"]
 
@@ -60,6 +61,7 @@ class CkptSaver:
         ConfigError: if ``policy`` or ``run`` has the wrong type.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; the one before it is intact.
+        RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
 
     roles = (Role.LEARNER,)
@@ -87,6 +89,7 @@ class CkptSaver:
         self._best = -math.inf
         self._last_eval_iter = -1
         self._disk_failed = False
+        self._lock: RunLock = NoLock()
         self._task: Task[Any] | None = None
 
     @property
@@ -99,7 +102,10 @@ class CkptSaver:
 
         Raises:
             CheckpointDamaged: if the folder has a best policy whose file is damaged.
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
         """
+        self._lock = self._run.lock(task)
+        check_writable(self._run.ckpt_dir)
         self._task = task
         self._saved_iter = self._begin_iter = task.ctx.train_iter
         self._last_eval_iter = task.ctx.last_eval_iter
@@ -185,6 +191,7 @@ class CkptSaver:
     def _write(
         self, name: str, ctx: RLContext, state: Mapping[str, Any], **counters: float
     ) -> Path:
+        self._lock.check()
         path = self._path(name)
         now = {"last_iter": ctx.train_iter, "last_step": getattr(ctx, "env_step", -1)}
         try:

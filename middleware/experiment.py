@@ -201,7 +201,12 @@ class Experiment:
         return self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
-        """Start the log, and set up the parts that are for this process."""
+        """Start the log, and set up the parts that are for this process.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self.run.lock(task)
         self._task = task
         logger = OnlineLogger if isinstance(task.ctx, OnlineRLContext) else OfflineLogger
         parts = {
@@ -347,7 +352,12 @@ class FinalCtxSaver:
         self._task: Task[Any] | None = None
 
     def setup(self, task: Task[Any]) -> None:
-        """Remember the task, for its last context."""
+        """Remember the task, for its last context.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self._run.lock(task)
         self._task = task
 
     def __call__(self, ctx: Context) -> None:

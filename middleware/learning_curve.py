@@ -58,7 +58,12 @@ class LearningCurve:
         return list(self._evaluation)
 
     def setup(self, task: Task[Any]) -> None:
-        """Choose the horizontal axis: environment steps, or updates if there are none."""
+        """Choose the horizontal axis: environment steps, or updates if there are none.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self._run.lock(task)
         if not isinstance(task.ctx, OnlineRLContext):
             self._axis = "train_iter"
 

@@ -52,7 +52,12 @@ class _Logger:
         self._last = 0
 
     def setup(self, task: Task[Any]) -> None:
-        """Start to measure throughput."""
+        """Start to measure throughput.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self._run.lock(task)
         self._clock = task.clock
         self._start_interval(task.ctx)
         self._next = getattr(task.ctx, self.axis) + self._every

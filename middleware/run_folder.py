@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,14 +15,17 @@ from typing import Any, Final, Self
 import yaml
 
 from dmiddleware.config import plain_values
-from dmiddleware.pipeline import Role, current_node
+from dmiddleware.errors import RunFolderError
+from dmiddleware.pipeline import Role, Task, current_node
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.support.checks import check_instance
+from middleware.support.folder_lock import FolderLock, NoLock, RunLock, find_holder, in_use
 
 __all__ = ["RunFolder", "check_run_folder"]
 
 STAMP_FILE: Final = ".run"
+_RESERVED: Final = 0o777 | stat.S_ISVTX
 
 
 class RunFolder:
@@ -37,6 +42,8 @@ class RunFolder:
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
+
+    One task at a time trains in a folder: it holds a lock on it until it is closed.
 
     Args:
         path: an existing folder.
@@ -66,6 +73,8 @@ class RunFolder:
 
         Raises:
             ValueError: if ``exp_name`` does not name a folder below ``root``.
+            RunFolderError: if the folder to resume in is in use by another process.
+            OSError: if the folder cannot be made.
         """
         name = Path(exp_name)
         if not exp_name.strip() or name.is_absolute() or ".." in name.parts or not name.name:
@@ -74,14 +83,16 @@ class RunFolder:
             )
         wanted = Path(root) / name
         if resume and wanted.is_dir():
-            return cls(wanted)
+            run = cls(wanted)
+            run._refuse_others()
+            return run
         wanted.parent.mkdir(parents=True, exist_ok=True)
         node = current_node()
         if node is not None:
-            return cls(_take_first(wanted, node.next_stamp()))
+            return cls(_take_first(wanted, node.next_stamp(), resume=resume))
         # Of several ranks that torchrun has started, rank 0 makes the folder.
         leads = rank_and_world_size()[0] == 0
-        made = str(_take_first(wanted, "")) if leads else None
+        made = str(_take_first(wanted, "", resume=resume)) if leads else None
         return cls(gather_from_ranks(made)[0])
 
     @property
@@ -128,6 +139,7 @@ class RunFolder:
             # One folder per process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / self._process
+            self._refuse_others()
             self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
 
@@ -149,12 +161,34 @@ class RunFolder:
         path = self.path / "config.yaml"
         if not self._is_lead:
             return path
+        self._refuse_others()
         partial = path.with_suffix(".yaml.partial")
         partial.write_text(
             yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
         partial.replace(path)
         return path
+
+    def lock(self, task: Task[Any]) -> RunLock:
+        """Keep other tasks from training in the folder until this one is closed.
+
+        Middleware that write what a folder has only once call it in their ``setup``. Processes that
+        are not the learner, and ranks other than 0, need no lock.
+
+        Returns:
+            The lock. Its method ``check`` raises an error if the folder is lost.
+
+        Raises:
+            RunFolderError: if another task holds the lock, or the folder cannot be written to.
+        """
+        if self._is_lead and task.rank == 0 and task.has_role(Role.LEARNER):
+            return FolderLock(self.path, task)
+        return NoLock()
+
+    def _refuse_others(self) -> None:
+        holder = find_holder(self.path) if self._is_lead else None
+        if holder is not None:
+            raise RunFolderError(in_use(self.path, holder))
 
     def close(self) -> None:
         """Flush and close the tensorboard writer; the folder stays."""
@@ -187,10 +221,18 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
     return check_instance(run, RunFolder, user=user, hint=hint)
 
 
-def _take_first(wanted: Path, stamp: str) -> Path:
-    """Return the first folder of the name that is free for this run, or belongs to it already."""
+def _take_first(wanted: Path, stamp: str, *, resume: bool) -> Path:
+    """Return the first folder of the name that is free for this run, or belongs to it already.
+
+    Args:
+        wanted: the first folder to try.
+        stamp: identifies a run of several processes; empty: a run of one process.
+        resume: whether the first folder will do even if another process has just made it.
+    """
     path, number = wanted, 1
     while not _take(path, stamp):
+        if resume:
+            return path
         number += 1
         path = wanted.with_name(f"{wanted.name}-{number}")
     return path
@@ -199,24 +241,33 @@ def _take_first(wanted: Path, stamp: str) -> Path:
 def _take(path: Path, stamp: str) -> bool:
     """Return whether a folder is free for this run, or belongs to it already.
 
-    Making the folder reserves its name: of two runs only one can succeed. The folder of a run with
-    a stamp appears with the stamp inside, by which the other processes of the run recognize it.
+    Making the folder reserves its name: of two runs only one can succeed. That of a run with a
+    stamp is replaced at once by one with the stamp inside, by which the other processes of the run
+    recognize it. Until then its mode shows that any process with a stamp may do so.
     """
-    if not stamp:
-        try:
-            path.mkdir()
-        except FileExistsError:
+    try:
+        path.mkdir(_RESERVED if stamp else 0o777)
+    except FileExistsError:
+        if not stamp:
             return False
-        return True
-    if not path.exists():
-        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        made.mkdir()
-        (made / STAMP_FILE).write_text(stamp, encoding="utf-8")
-        try:
-            made.rename(path)
-        except OSError:  # another process has made it meanwhile
-            shutil.rmtree(made)
-        else:
+    else:
+        if not stamp:
             return True
-    stamped = path / STAMP_FILE
-    return stamped.is_file() and stamped.read_text(encoding="utf-8") == stamp
+    with suppress(OSError):
+        if path.stat().st_mode & stat.S_ISVTX:
+            _put(path, stamp)
+    try:
+        return (path / STAMP_FILE).read_text(encoding="utf-8") == stamp
+    except OSError:
+        return False
+
+
+def _put(path: Path, stamp: str) -> None:
+    """Replace an empty folder by one with the stamp, unless another process is faster."""
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    made.mkdir()
+    (made / STAMP_FILE).write_text(stamp, encoding="utf-8")
+    try:
+        made.rename(path)
+    except OSError:
+        shutil.rmtree(made)

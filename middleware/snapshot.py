@@ -20,6 +20,7 @@ from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
 from middleware.support.checks import check_positive
+from middleware.support.folder_lock import RunLock, check_writable
 
 __all__ = ["SnapshotSaver"]
 
@@ -80,6 +81,7 @@ class SnapshotSaver:
         ChainError: before the first step, if the state of a part or a middleware cannot be saved.
         ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; those before it are intact.
+        RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
 
     roles = (Role.LEARNER,)
@@ -94,8 +96,9 @@ class SnapshotSaver:
         keep: int = 2,
     ) -> None:
         check_positive(every_train_iter=every_train_iter, keep=keep)
-        path = run if isinstance(run, Path) else check_run_folder(run, user="SnapshotSaver").path
-        self._folder = path / "snapshots"
+        self._run = RunFolder(run) if isinstance(run, Path) else run
+        self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"
+        self._lock: RunLock | None = None
         self._further = dict(parts or {})
         for name, part in self._further.items():
             if not isinstance(part, Stateful):
@@ -150,7 +153,13 @@ class SnapshotSaver:
             yield from _problems_of(f"the state of the middleware {middleware_name(one)}", state)
 
     def setup(self, task: Task[Any]) -> None:
-        """Count updates from here, and save at the end of steps."""
+        """Count updates from here, and save at the end of steps.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self._take_lock(task)
+        check_writable(self._folder)
         self._saved_iter = task.ctx.train_iter
         self._is_checked = False
         task.at_step_end(lambda: self._end_step(task))
@@ -176,7 +185,9 @@ class SnapshotSaver:
 
         Raises:
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
+            RunFolderError: if the folder is in use by another task, or was deleted.
         """
+        self._take_lock(task).check()
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         with ExitStack() as stack:
             parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
@@ -208,9 +219,11 @@ class SnapshotSaver:
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
                 by another number of ranks.
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
         """
         if not any(task.has_role(role) for role in self.roles):
             return False
+        self._take_lock(task)
         found = _read(_part_of_rank(path)) if path is not None else self._newest()
         if found is None:
             return False
@@ -236,6 +249,15 @@ class SnapshotSaver:
         self._saved_iter = task.ctx.train_iter
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
+
+    def close(self) -> None:
+        """Forget the task, whose lock on the folder ends with it."""
+        self._lock = None
+
+    def _take_lock(self, task: Task[Any]) -> RunLock:
+        if self._lock is None:
+            self._lock = self._run.lock(task)
+        return self._lock
 
     def _end_step(self, task: Task[Any]) -> None:
         """Save if the interval has passed, or if this was the last step.

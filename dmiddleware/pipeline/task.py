@@ -175,6 +175,7 @@ class Task(Generic[C]):
         self._layers: list[Layer] = []
         self._layers_lock = threading.Lock()
         self._at_step_end: list[Callable[[], object]] = []
+        self._at_close: list[Callable[[], object]] = []
         self._at_stop: list[Callable[[], object]] = [self.events.wake]
         self._stop = StopRequest()
         self._held_stop: StopRequest | None = None
@@ -605,6 +606,10 @@ class Task(Generic[C]):
         """Call a function once, between the current step and the next."""
         self._at_step_end.append(function)
 
+    def at_close(self, function: Callable[[], object]) -> None:
+        """Call a function when all middleware have been closed; the last one is called first."""
+        self._at_close.append(function)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the context and of every middleware that has one.
 
@@ -895,6 +900,7 @@ class Task(Generic[C]):
         closers = [layer.close for layer in reversed(self._layers)]
         errors = _call_all(closers)
         errors += self._lifecycle.close()
+        errors += _call_all(reversed(self._at_close))
         if self._has_stopped_peers:
             errors += _call_all([self._stop_peers])
         in_order = self._stop.ok and not (self._node is not None and self._node.interrupted)

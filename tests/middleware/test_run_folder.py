@@ -1,6 +1,9 @@
+import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,3 +146,67 @@ def test_logs_of_several_processes_are_separate(tmp_path: Path) -> None:
     assert len(list((tmp_path / "a" / "tb").glob("events.*"))) == 1
     assert len(list((tmp_path / "a" / "tb" / "node-0").glob("events.*"))) == 1
     assert (learner.log_path.name, collector.log_path.name) == ("log.txt", "log.node-0.txt")
+
+
+@pytest.mark.parametrize("other", ["", "run 2"])
+@pytest.mark.parametrize("moment", ["mkdir", "write_text", "rename"])
+def test_runs_that_start_in_the_same_moment_never_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, other: str
+) -> None:
+    """Another run makes its folder within any call by which this one makes its own."""
+    others: list[Path] = []
+
+    def create_by_other() -> Path:
+        with running_as(CurrentNode(stamp=other)) if other else nullcontext():
+            return RunFolder.create("a", root=tmp_path / "runs").path
+
+    original = getattr(Path, moment)
+
+    def create_other(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.name != "runs" and not others:
+            others.append(self)
+            others[0] = contextvars.Context().run(create_by_other)
+        return original(self, *args, **kwargs)
+
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(Path, moment, create_other)
+    mine = [create_as(tmp_path / "runs", role=role).path for role in ("learner", "collector")]
+    assert others and {*mine, *others} == {tmp_path / "runs" / "a", tmp_path / "runs" / "a-2"}
+    assert mine[0] == mine[1] != others[0]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "a-2"]
+
+
+@pytest.mark.parametrize("stamp", ["", "run 1"])
+def test_resumed_runs_that_start_in_the_same_moment_share_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str
+) -> None:
+    """They then meet at the lock of the folder; neither gets a new one."""
+    is_dir = Path.is_dir
+
+    def make_it_now(self: Path) -> bool:
+        found = is_dir(self)
+        if self.name == "a" and not found:
+            self.mkdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", make_it_now)
+    with running_as(CurrentNode(stamp=stamp)) if stamp else nullcontext():
+        run = RunFolder.create("a", root=tmp_path, resume=True)
+    assert run.path == tmp_path / "a"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_threads_of_several_runs_agree(tmp_path: Path) -> None:
+    for trial in range(30):
+        ready = threading.Barrier(6)
+
+        def create(number: int, trial: int = trial, ready: Any = ready) -> tuple[int, Path]:
+            ready.wait(10)
+            root = tmp_path / str(trial)
+            if number >= 4:  # a run of one process
+                return number, RunFolder.create("a", root=root).path
+            return number % 2, create_as(root, role="learner", stamp=f"{number % 2}").path
+
+        with ThreadPoolExecutor(6) as pool:
+            found = set(pool.map(create, range(6)))
+        assert len(found) == len({path for _, path in found}) == 4

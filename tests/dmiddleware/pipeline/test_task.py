@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -800,3 +801,28 @@ def test_the_context_is_restored_before_the_middleware_are_set_up():
         task.use(part)
         task.load_state_dict(state)
     assert part.steps == [2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_functions_are_called_when_all_middleware_are_closed_the_last_one_first(fails):
+    tape = Tape()
+
+    class Closes:
+        def setup(self, task):
+            task.at_close(lambda: tape("first"))
+            task.at_close(lambda: tape("second"))
+
+        def __call__(self, ctx): ...
+
+        def close(self):
+            tape("closed")
+            if fails:
+                raise RuntimeError("no")
+
+    task = Task(Context()).use(Closes())
+    task.run(max_step=1)
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        task.close()
+    assert tape == ["closed", "second", "first"]
+    task.close()
+    assert len(tape) == 3

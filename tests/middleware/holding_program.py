@@ -1,0 +1,23 @@
+"""Trains in the run folder that its argument names until it is killed, in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from dmiddleware import Task
+from middleware import RunFolder, SnapshotSaver
+
+
+def main() -> None:
+    """Say when the folder is held; each step takes a while."""
+    with Task() as task:
+        task.use(SnapshotSaver(RunFolder(Path(sys.argv[1]))))
+        task.use(lambda ctx: print("holds", flush=True))
+        task.use(lambda ctx: time.sleep(60.0))
+        task.run()
+
+
+if __name__ == "__main__":
+    main()
