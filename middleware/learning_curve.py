@@ -6,22 +6,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
+from middleware.support.best_effort import BestEffort
+from middleware.support.checks import as_float
+from middleware.support.history import BinnedHistory, History
 
 __all__ = ["LearningCurve"]
-
-_BINS = 200
 
 
 class LearningCurve:
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
     It shows the mean returns of evaluations, and the returns of the collected episodes as mean,
-    lowest and highest in each of up to 200 equal parts of the run.
+    lowest and highest in each of up to 200 equal parts of the run. Returns that are not finite are
+    left out. If the picture cannot be written, a warning says so.
+
+    Its state does not grow with the run: the evaluations so far are in the run's folder, in
+    ``evaluations.jsonl``, which is written when the state is saved.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes the learner draws it.
@@ -47,15 +51,15 @@ class LearningCurve:
         self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if title is None else title
         self.settings = {"title": title}
-        self._axis = "env_step"
-        self._training: list[tuple[int, float]] = []
-        self._evaluation: list[tuple[int, float]] = []
+        self._training = BinnedHistory()
+        self._evaluation = History(run.path / "evaluations.jsonl", axis="env_step")
+        self._best_effort = BestEffort(f"the learning curve {run.curve_path}", Exception)
         self.owns = (run.curve_path,)
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
         """For each evaluation so far the env step (offline: the update) and the mean return."""
-        return list(self._evaluation)
+        return list(self._evaluation.rows)
 
     def setup(self, task: Task[Any]) -> None:
         """Choose the horizontal axis: environment steps, or updates if there are none.
@@ -65,31 +69,35 @@ class LearningCurve:
         """
         self._run.lock(task)
         if not isinstance(task.ctx, OnlineRLContext):
-            self._axis = "train_iter"
+            self._evaluation.axis = "train_iter"
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Keep the returns of the step, on its way back."""
         yield
-        at = getattr(ctx, self._axis)
+        at = getattr(ctx, self._evaluation.axis)
         training = ctx.logged.get("collect/return_mean")
         if training is not None:
-            self._training.append((at, training))
+            self._training.add(at, training)
         if ctx.eval_value is not None:
-            self._evaluation.append((at, ctx.eval_value))
+            self._evaluation.add(at, as_float(ctx.eval_value))
 
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
-        if self._training or self._evaluation:
-            self._draw()
+        if self._training or self._evaluation.rows:
+            with self._best_effort:
+                self._draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the returns so far."""
-        return {"training": self._training, "evaluation": self._evaluation}
+        """Return the training returns in parts, and where the evaluations are."""
+        return {
+            "training": self._training.state_dict(),
+            "evaluation": self._evaluation.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._training = [(int(at), float(value)) for at, value in state["training"]]
-        self._evaluation = [(int(at), float(value)) for at, value in state["evaluation"]]
+        self._training.load_state_dict(state["training"])
+        self._evaluation.load_state_dict(state["evaluation"])
 
     def _draw(self) -> None:
         # Not a pyplot figure, which would change global state and might open a window.
@@ -98,37 +106,23 @@ class LearningCurve:
         figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         if self._training:
-            at, mean, low, high = _binned(np.array(self._training, dtype=np.float64))
+            at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
             axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
-        if self._evaluation:
-            at, value = np.array(self._evaluation, dtype=np.float64).T
+        if self._evaluation.rows:
+            at, value = np.array(self._evaluation.rows, dtype=np.float64).T
+            value[~np.isfinite(value)] = np.nan
             axes.plot(at, value, "o-", color="tab:orange", markersize=4, label="evaluation, mean")
         axes.set_title(self._title)
-        axes.set_xlabel("environment steps" if self._axis == "env_step" else "updates")
+        axes.set_xlabel("environment steps" if self._evaluation.axis == "env_step" else "updates")
         axes.set_ylabel("return")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.3)
         axes.legend(loc="best")
         path = self._run.curve_path
         partial = path.with_suffix(".partial.png")
-        figure.savefig(partial)
-        partial.replace(path)
-
-
-Floats = npt.NDArray[np.float64]
-
-
-def _binned(points: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Divide the points into parts; return the middle, mean, lowest and highest of each."""
-    at, value = points.T
-    width = max((at[-1] - at[0]) / _BINS, 1.0)
-    part = ((at - at[0]) / width).astype(np.int64)
-    _, start = np.unique(part, return_index=True)
-    count = np.diff(np.append(start, len(at)))
-    return (
-        np.add.reduceat(at, start) / count,
-        np.add.reduceat(value, start) / count,
-        np.minimum.reduceat(value, start),
-        np.maximum.reduceat(value, start),
-    )
+        try:
+            figure.savefig(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from middleware import (
     Experiment,
     InteractionEvaluator,
     OffPolicyLearner,
+    ProgressBar,
     RunFolder,
     SnapshotSaver,
     StepCollector,
@@ -245,3 +246,24 @@ def test_small_networks_use_one_thread_during_the_run(
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_a_snapshot_takes_space_that_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    policy = DQNPolicy.for_env(cartpole(), seed=0, model={"encoder_hidden_sizes": [8]})
+    run = RunFolder.create("long", root=tmp_path)
+
+    def report(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+        ctx.log("collect/return_mean", 1.0 / ctx.env_step)
+        ctx.eval_value = -1.0 - ctx.env_step
+        ctx.train_output = [{"loss": 1.0}]
+
+    snapshots = SnapshotSaver(run)
+    sizes = []
+    with Task() as task:
+        task.use(report).use(Experiment(run, policy)).use(snapshots)
+        task.use(termination_checker(max_env_step=1e9)).use(ProgressBar())
+        for n_steps in (500, 5000):
+            task.run(max_step=n_steps)
+            sizes.append(snapshots.save(task).stat().st_size)
+    assert sizes[1] < sizes[0] + 10_000

@@ -1,12 +1,17 @@
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from dmiddleware.data import pack_checkpoint, unpack_checkpoint
 from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
 from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
+from tests.middleware.disk import no_room
 
 
 def collect(ctx: OnlineRLContext) -> None:
@@ -50,7 +55,7 @@ def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:
 
     curve: Any = LearningCurve(run)
     run_steps(curve, learn, evaluate, n_steps=11, ctx=OfflineRLContext())
-    assert curve.state_dict()["evaluation"] == [(7, 1.0), (77, 11.0)]
+    assert curve.evaluations == [(7, 1.0), (77, 11.0)]
     assert run.curve_path.exists()
 
 
@@ -69,13 +74,131 @@ def test_failed_run_saves_its_curve(run: RunFolder, run_steps: Any) -> None:
     assert run.curve_path.exists()
 
 
-def test_restored_curve_continues(run: RunFolder, run_steps: Any) -> None:
-    first: Any = LearningCurve(run)
-    run_steps(first, collect, n_steps=2)
-    second: Any = LearningCurve(run)
-    second.load_state_dict(first.state_dict())
-    run_steps(second, collect, ctx=OnlineRLContext(env_step=200))
-    assert second.state_dict()["training"] == [(100, 10.0), (200, 20.0), (300, 30.0)]
+def both(ctx: Any) -> None:
+    """A step with a training return, and one with an evaluation now and then."""
+    ctx.env_step += 10
+    ctx.log("collect/return_mean", math.sin(ctx.env_step) * 100.0)
+    if ctx.total_step % 3 == 0:
+        ctx.eval_value = math.cos(ctx.env_step)
+
+
+def saved(curve: Any) -> Any:
+    """Pass the state through the bytes of a snapshot."""
+    return unpack_checkpoint(pack_checkpoint(curve.state_dict()))
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 40, 700])
+@pytest.mark.parametrize("goes_on", [0, 1, 50])
+def test_a_resumed_curve_equals_one_that_was_never_stopped(
+    tmp_path: Path, run_steps: Any, stop_at: int, goes_on: int
+) -> None:
+    """Rows that were written after the snapshot, by a run that was then killed, do not count."""
+    n_steps = 900
+    whole_run, run = (RunFolder.create(name, root=tmp_path) for name in ("whole", "parts"))
+    whole, killed, resumed = (LearningCurve(one, title="") for one in (whole_run, run, run))
+    run_steps(whole, both, n_steps=n_steps)
+    with Task() as task:
+        task.use(killed).use(both).run(max_step=stop_at)
+        state, ctx = saved(killed), task.ctx.state_dict()
+        task.run(max_step=goes_on)
+        saved(killed)
+    with Task() as task:
+        task.ctx.load_state_dict(ctx)
+        resumed.load_state_dict(state)
+        task.ctx = task.ctx.renew()
+        task.use(resumed).use(both).run(max_step=n_steps - stop_at)
+        saved(resumed)
+    assert resumed.evaluations == whole.evaluations
+    assert run.curve_path.read_bytes() == whole_run.curve_path.read_bytes()
+    lines = (run.path / "evaluations.jsonl").read_text().splitlines()
+    assert [tuple(json.loads(line).values()) for line in lines] == whole.evaluations
+
+
+def test_the_state_takes_space_that_does_not_grow_with_the_run(run: RunFolder) -> None:
+    curve = LearningCurve(run)
+    with Task() as task:
+        task.use(curve).use(both)
+        sizes = []
+        for n_steps in (1000, 9000, 20_000):
+            task.run(max_step=n_steps)
+            sizes.append(len(pack_checkpoint(curve.state_dict())))
+    assert max(sizes) < sizes[0] + 500 * 48
+    assert sizes[2] < 20_000
+
+
+def test_a_curve_can_be_continued_in_another_folder(tmp_path: Path, run_steps: Any) -> None:
+    run, copy = (RunFolder.create(name, root=tmp_path) for name in ("run", "copy"))
+    first, second, third = LearningCurve(run), LearningCurve(copy), LearningCurve(copy)
+    run_steps(first, both, n_steps=10)
+    second.load_state_dict(saved(first))
+    assert second.evaluations == first.evaluations
+    third.load_state_dict(saved(second))
+    assert third.evaluations == first.evaluations
+    assert (copy.path / "evaluations.jsonl").exists()
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed", "cut"])
+def test_a_curve_whose_file_is_gone_begins_where_the_run_resumes(
+    run: RunFolder, run_steps: Any, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = LearningCurve(run), LearningCurve(run)
+    run_steps(first, both, n_steps=10)
+    state = saved(first)
+    path = run.path / "evaluations.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] if damage == "cut" else content.replace(b"return", b"Return"))
+    if damage == "removed":
+        path.unlink()
+    second.load_state_dict(state)
+    assert second.evaluations == []
+    assert "evaluations.jsonl is missing or was changed" in caplog.text
+
+
+def test_evaluations_that_cannot_be_written_are_in_the_state(
+    run: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = (LearningCurve(run) for _ in range(3))
+    with Task() as task:
+        task.use(first).use(both).run(max_step=30)
+        saved(first)
+        task.run(max_step=60)
+        with no_room((run.path / "evaluations.jsonl").stat().st_size + 70):
+            state = saved(first)
+            saved(first)
+        second.load_state_dict(state)
+        assert second.evaluations == first.evaluations
+        third.load_state_dict(saved(second))
+        assert third.evaluations == first.evaluations
+    assert caplog.text.count("cannot write") == 1
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.nan, 1.0, math.inf, 2.0, -math.inf]])
+def test_a_curve_with_values_that_are_not_finite_is_drawn(
+    run: RunFolder, run_steps: Any, values: list[float]
+) -> None:
+    left = list(values)
+
+    def report(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 1
+        ctx.log("collect/return_mean", left[0])
+        ctx.eval_value = left.pop(0)
+
+    first, second = LearningCurve(run), LearningCurve(run)
+    run_steps(first, report, n_steps=len(values))
+    assert run.curve_path.exists()
+    second.load_state_dict(saved(first))
+    for line in (run.path / "evaluations.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    assert len(second.evaluations) == len(values)
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(
+    run: RunFolder, run_steps: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with no_room(500):
+        run_steps(LearningCurve(run), both, n_steps=3)
+    assert list(run.path.iterdir()) == []
+    assert "cannot write the learning curve" in caplog.text
 
 
 def test_task_that_is_closed_twice_draws_once(run: RunFolder) -> None:

@@ -1,0 +1,47 @@
+"""Writing what only informs people, without which a run continues."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from dmiddleware.errors import DMiddlewareError
+
+__all__ = ["BestEffort"]
+
+_log = logging.getLogger(__name__)
+
+
+class BestEffort:
+    """A block whose failure to write is logged once, and does not end the run.
+
+    A disk may be full, a pipe closed, or too many files open. Errors of this project leave the
+    block, since a policy or a snapshot that cannot be saved ends a run.
+
+    Args:
+        what: what is written, for the warning.
+        errors: the errors that do not matter.
+    """
+
+    def __init__(self, what: str, *errors: type[Exception]) -> None:
+        self._what = what
+        self._errors = errors or (OSError,)
+        self._has_warned = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, self._errors) or isinstance(error, DMiddlewareError):
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            _log.warning("cannot write %s (%s); the run continues without it", self._what, reason)
+        return True
