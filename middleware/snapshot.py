@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -61,7 +62,9 @@ class SnapshotSaver:
         snapshots.resume(task)
         task.run()
 
-    The position in the chain does not matter. In a run of several processes the learner saves. If
+    The position in the chain does not matter. In a run of several processes the learner saves. Its
+    snapshot can also be resumed by one process, by any number of collectors, and the other way
+    round: what another process held, such as the envs of collectors, begins from scratch. If
     several ranks learn, each saves its own state, because each has its own buffer, envs and random
     generators: rank 0 to ``step_<n>.safetensors``, rank 1 to ``step_<n>.rank-1.safetensors``, and
     so on. They resume from the newest step of which all of them have an undamaged file. All ranks
@@ -107,6 +110,7 @@ class SnapshotSaver:
                     "state_dict() and load_state_dict(); give it both, or leave it out"
                 )
         self._parts: dict[str, Stateful] = dict(self._further)
+        self._silent: list[str] = []
         self.settings = {"every_train_iter": every_train_iter, "keep": keep}
         self._every = every_train_iter
         self._keep = keep
@@ -124,18 +128,26 @@ class SnapshotSaver:
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Find what the chain's middleware use, and reject what cannot be saved."""
-        self._parts = dict(self._further)
-        for number, one in enumerate(chain.active):
+        # A part has the same name in all processes, whatever their roles.
+        parts: dict[str, Any] = dict(self._further)
+        used = set(parts)
+        names: Counter[str] = Counter()
+        for one in chain.middleware:
+            is_active = any(one is other for other in chain.active)
             for name, part in getattr(one, "snapshot_parts", {}).items():
-                # Modes are new objects each time, but compare equal.
-                if any(part is other or part == other for other in self._parts.values()):
-                    continue
                 path = f"{middleware_name(one)}.{name}"
-                unique = path if path not in self._parts else f"{path} {number}"
-                if isinstance(part, Stateful):
-                    self._parts[unique] = part
-                else:
+                # Modes are new objects each time, but compare equal.
+                key = next((k for k, other in parts.items() if part is other or part == other), "")
+                if not key:
+                    names[path] += 1
+                    key = path if names[path] == 1 else f"{path}#{names[path]}"
+                    parts[key] = part
+                if is_active and not isinstance(part, Stateful):
                     yield f"it cannot save {path}, which has no state_dict()"
+                elif is_active:
+                    used.add(key)
+        self._parts = {key: part for key, part in parts.items() if key in used}
+        self._silent = sorted(parts.keys() - used)
         yield from self._unsaveable(chain)
 
     def _unsaveable(self, chain: ChainView) -> Iterable[str]:
@@ -195,6 +207,8 @@ class SnapshotSaver:
                 "ranks": rank_and_world_size()[1],
                 "task": task.state_dict(),
                 "parts": parts,
+                "silent": self._silent,
+                "roles": sorted(map(str, task.roles)),
                 "random": _random_state(),
             }
             save_checkpoint(path, state)
@@ -230,21 +244,21 @@ class SnapshotSaver:
         _check_ranks(found.get("ranks", 1))
         task.check()  # finds the parts
         saved = found["parts"]
-        if saved.keys() != self._parts.keys():
-            raise CheckpointMismatch(
-                f"the snapshot has the parts {', '.join(sorted(saved)) or 'none'}, but this chain "
-                f"has {', '.join(sorted(self._parts)) or 'none'}; build the same chain as the one "
-                "that was saved"
-            )
+        self._check_parts(saved.keys(), found.get("silent", ()))
         # The setup of a middleware may publish what it finds, such as weights, so they come first.
         # The state of env managers can be restored only after setup, which launches them.
         envs = {name for name, part in self._parts.items() if isinstance(part, BaseEnvManager)}
-        for name in self._parts.keys() - envs:
-            self._parts[name].load_state_dict(saved[name])
+        for name in (self._parts.keys() & saved.keys()) - envs:
+            self._restore(name, saved[name])
         task.ctx.load_state_dict(found["task"]["context"])
-        task.load_state_dict(found["task"])
-        for name in envs:
-            self._parts[name].load_state_dict(saved[name])
+        try:
+            task.load_state_dict(found["task"])
+        except CheckpointMismatch as error:
+            if (roles := found.get("roles")) is not None and set(roles) != set(task.roles):
+                error.add_note(_other_roles(roles, task))
+            raise
+        for name in envs & saved.keys():
+            self._restore(name, saved[name])
         _set_random_state(found["random"])
         self._saved_iter = task.ctx.train_iter
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
@@ -272,6 +286,31 @@ class SnapshotSaver:
         if self._every is not None and task.ctx.train_iter - self._saved_iter >= self._every:
             self._saved_iter = task.ctx.train_iter
             self.save(task)
+
+    def _restore(self, name: str, state: Any) -> None:
+        try:
+            self._parts[name].load_state_dict(state)
+        except Exception as error:
+            error.add_note(
+                f"while {name} was being restored; build it with the options that it had when its "
+                "state was saved"
+            )
+            raise
+
+    def _check_parts(self, saved: Collection[str], silent: Collection[str]) -> None:
+        """Refuse the parts of another chain; those of other roles begin from scratch.
+
+        Raises:
+            CheckpointMismatch: if they differ for another reason.
+        """
+        missing = sorted(self._parts.keys() - saved - set(silent))
+        left = sorted(set(saved) - self._parts.keys() - set(self._silent))
+        if missing or left:
+            raise CheckpointMismatch(
+                f"the snapshot has the parts {', '.join(sorted(saved)) or 'none'}, but this chain "
+                f"has {', '.join(sorted(self._parts)) or 'none'}: "
+                f"{_difference(missing, left)}; build the same chain as the one that was saved"
+            )
 
     def _remove_others(self, saved: Path) -> None:
         """Keep the newest few, and remove those of later steps than the saved one.
@@ -354,8 +393,28 @@ def _check_ranks(saved: int | None) -> None:
     if saved is not None and saved != size:
         raise CheckpointMismatch(
             f"the snapshot was saved by {saved} rank(s), but {size} run now; resume it with "
-            f"{saved}, or load a checkpoint instead, which does not depend on their number"
+            f"{saved} (ditask --roles learner={saved},..., or torchrun --nproc-per-node {saved}), "
+            "or load a checkpoint instead, which does not depend on their number"
         )
+
+
+def _difference(missing: Sequence[str], left: Sequence[str]) -> str:
+    return " and ".join(
+        f"{what} {', '.join(names)}"
+        for what, names in (("the snapshot lacks", missing), ("the chain lacks", left))
+        if names
+    )
+
+
+def _other_roles(saved: Sequence[str], task: Task[Any]) -> str:
+    """Return who has saved a snapshot, for an error, and how to resume it there."""
+    if saved:
+        before = f"a process with the roles {', '.join(saved)}"
+        how = f"start it with ditask, as in --roles {','.join(f'{role}=1' for role in saved)},..."
+    else:
+        before, how = "a run of one process", "start it without ditask, as one process"
+    now = ", ".join(sorted(map(str, task.roles))) or "all roles"
+    return f"the snapshot was saved by {before}, and this process has {now}; to resume it, {how}"
 
 
 def _random_state() -> dict[str, Any]:

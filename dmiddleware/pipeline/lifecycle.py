@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.pipeline.onion import SkipRest
 
 __all__ = ["Lifecycle", "StopRequest"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -142,28 +145,57 @@ class Lifecycle:
         """Return the state of every object that was set up and has one, by label."""
         return {label: member.state_dict() for label, member in self._stateful()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def silent(self) -> list[str]:
+        """Return the labels of the objects that have a state but were not set up, in order."""
+        return [label for label, _ in self._stateful(is_ready=False)]
+
+    def load_state_dict(self, state: Mapping[str, Any], *, silent: Collection[str] = ()) -> None:
         """Restore what :meth:`state_dict` returned.
+
+        The state may come from a process with other roles. An object that was silent there begins
+        from scratch, and the state of one that is silent here is not used; both are logged.
+
+        Args:
+            state: the states by label.
+            silent: what :meth:`silent` returned when the state was saved.
 
         Raises:
             CheckpointMismatch: if the objects differ from those that were saved; nothing is
                 restored then.
         """
         stateful = self._stateful()
-        labels = {label for label, _ in stateful}
-        if labels != set(state):
-            missing, left = sorted(labels - set(state)), sorted(set(state) - labels)
-            raise CheckpointMismatch(
-                "the state was saved from another chain: "
-                + "; ".join(
-                    f"{what} {', '.join(names)}"
-                    for what, names in (("it lacks", missing), ("it also has", left))
-                    if names
-                )
-                + ". Build the same chain as the one that was saved."
+        labels = [label for label, _ in stateful]
+        here = self.silent()
+        fresh = [label for label in labels if label not in state]
+        unused = [label for label in state if label not in labels]
+        missing = [label for label in fresh if label not in silent]
+        left = [label for label in unused if label not in here]
+        if missing or left:
+            raise CheckpointMismatch(_other_chain(missing, left))
+        if fresh or unused:
+            _log.warning(
+                "the state was saved by a process with other roles%s%s",
+                f"; from scratch begin here: {', '.join(fresh)}" if fresh else "",
+                f"; not used here: {', '.join(unused)}" if unused else "",
+            )
+        before, now = [[x for x in one if x in state and x in labels] for one in (state, labels)]
+        if before != now:
+            _log.warning(
+                "the middleware are in another order than when the state was saved (then: %s; now: "
+                "%s), so the resumed run may differ from one that was never stopped",
+                ", ".join(before),
+                ", ".join(now),
             )
         for label, member in stateful:
-            member.load_state_dict(state[label])
+            if label in state:
+                try:
+                    member.load_state_dict(state[label])
+                except Exception as error:
+                    error.add_note(
+                        f"while the state of {label} was being restored; build it with the options "
+                        "that it had when its state was saved"
+                    )
+                    raise
 
     def close(self) -> list[BaseException]:
         """Close every object in reverse order, and forget them all.
@@ -184,14 +216,29 @@ class Lifecycle:
                 errors.append(error)
         return errors
 
-    def _stateful(self) -> list[tuple[str, Any]]:
+    def _stateful(self, *, is_ready: bool = True) -> list[tuple[str, Any]]:
         return [
             (member.label, member.subject)
             for member in self._members.values()
-            if member.is_ready
+            if member.is_ready == is_ready
             and _method(member.subject, "state_dict") is not None
             and _method(member.subject, "load_state_dict") is not None
         ]
+
+
+def _other_chain(missing: Sequence[str], left: Sequence[str]) -> str:
+    """Return the message for states that do not fit the objects."""
+    parts = [
+        f"{what} {', '.join(labels)}"
+        for what, labels in (("it lacks", missing), ("it also has", left))
+        if labels
+    ]
+    if len(missing) == len(left) == 1:
+        parts.append(f"if {left[0]} was renamed to {missing[0]}, use the old name")
+    return (
+        f"the state was saved from another chain: {'; '.join(parts)}. Build the same chain as the "
+        "one that was saved."
+    )
 
 
 def _method(member: object, name: str) -> Callable[..., Any] | None:

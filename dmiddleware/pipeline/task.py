@@ -621,13 +621,16 @@ class Task(Generic[C]):
             "step_done": self._step_done,
             "finished": self._stop.text if self._stop.final else None,
             "middleware": self._lifecycle.state_dict(),
+            "silent": self._lifecycle.silent(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
         The middleware are set up in between, when the context is restored. If the run was finished
-        when its state was saved, :meth:`run` will run no further step.
+        when its state was saved, :meth:`run` will run no further step. The state may come from a
+        process with other roles of the same chain: middleware that were silent there begin from
+        scratch.
 
         Raises:
             CheckpointMismatch: if the state was saved from another chain.
@@ -637,7 +640,8 @@ class Task(Generic[C]):
         self.ctx.load_state_dict(state["context"])
         try:
             self._prepare()
-            self._lifecycle.load_state_dict(state["middleware"])
+            silent = state.get("silent", ())
+            self._lifecycle.load_state_dict(state["middleware"], silent=silent)
         except BaseException:
             self.ctx.load_state_dict(before)
             raise

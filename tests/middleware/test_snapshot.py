@@ -497,3 +497,157 @@ def test_buffer_policy_and_envs_are_saved_without_being_named(tmp_path: Path) ->
         "OffPolicyLearner.learner",
         "data_pusher.buffer",
     ]
+
+
+class Counts:
+    """A middleware of one role, with a state and a part of its own."""
+
+    def __init__(self, role: str) -> None:
+        self.roles = (role,)
+        self.n = 0
+        self.part = Part()
+        self.snapshot_parts = {"part": self.part}
+
+    def setup(self, task: Task[Any]) -> None: ...
+
+    def __call__(self, ctx: Any) -> None:
+        self.n += 1
+        self.part.n += 10
+
+    def state_dict(self) -> Any:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+class Part:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def state_dict(self) -> Any:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+class Collects(Counts): ...
+
+
+class Learns(Counts): ...
+
+
+class Evaluates(Counts): ...
+
+
+class Labels(Counts): ...
+
+
+KINDS = {"collector": Collects, "learner": Learns, "evaluator": Evaluates, "labeller": Labels}
+LAYOUTS = [
+    (),
+    ("learner",),
+    ("learner", "collector"),
+    ("evaluator", "learner"),
+    ("learner", "labeller"),
+]
+
+
+def layout(
+    folder: Path, roles: tuple[str, ...], kinds: dict[str, Any] = KINDS
+) -> tuple[Task[Any], SnapshotSaver, dict[str, Counts]]:
+    """Return the task of a process with these roles; each role has two middleware of one class."""
+    chain = {f"{role} {k}": kind(role) for role, kind in kinds.items() for k in range(2)}
+    snapshots = SnapshotSaver(folder)
+    task = Task(roles=roles)
+    for one in chain.values():
+        task.use(one)
+    return task.use(snapshots), snapshots, chain
+
+
+@pytest.mark.parametrize("resumed", LAYOUTS)
+@pytest.mark.parametrize("saved", LAYOUTS)
+def test_a_snapshot_can_be_resumed_by_a_process_with_other_roles(
+    tmp_path: Path, saved: tuple[str, ...], resumed: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    task, snapshots, _ = layout(tmp_path, saved)
+    with task:
+        task.run(max_step=3)
+        snapshots.save(task)
+    task, snapshots, chain = layout(tmp_path, resumed)
+    with task, caplog.at_level(logging.WARNING):
+        assert snapshots.resume(task)
+        task.run(max_step=1)
+    for name, one in chain.items():
+        role = name.split()[0]
+        before = 3 if not saved or role in saved else 0
+        expected = before + 1 if not resumed or role in resumed else 0
+        assert (one.n, one.part.n) == (expected, 10 * expected), name
+    assert task.ctx.total_step == 3
+    assert ("other roles" in caplog.text) == (set(saved) != set(resumed))
+
+
+@pytest.mark.parametrize("roles", [((), ("learner",)), (("learner",), ()), ((), ())])
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ({**KINDS, "learner": Labels}, r"it lacks Labels|Learns\.part"),
+        ({"learner": Learns}, "Collects|Evaluates"),
+    ],
+)
+def test_a_chain_with_other_middleware_is_refused_whatever_the_roles(
+    tmp_path: Path, kinds: dict[str, Any], message: str, roles: Any
+) -> None:
+    saved, resumed = roles
+    task, snapshots, _ = layout(tmp_path, saved)
+    with task:
+        task.run(max_step=1)
+        snapshots.save(task)
+    task, snapshots, _ = layout(tmp_path, resumed, kinds)
+    if saved == ("learner",) and kinds == {"learner": Learns}:
+        with task:  # it has all that was saved
+            assert snapshots.resume(task)
+        return
+    with task, pytest.raises(CheckpointMismatch, match=message):
+        snapshots.resume(task)
+
+
+def test_the_error_names_both_chains_and_the_command_for_other_roles(tmp_path: Path) -> None:
+    class Before(Notes): ...
+
+    class After(Notes): ...
+
+    for kind, roles in ((Before, ["learner"]), (After, [])):
+        snapshots = SnapshotSaver(tmp_path)
+        with Task(roles=roles) as task:
+            notes = kind({}, needs_setup=False)
+            task.use(notes, roles=["learner"]).use(snapshots)
+            if kind is Before:
+                task.run(max_step=1)
+                snapshots.save(task)
+                continue
+            with pytest.raises(CheckpointMismatch) as raised:
+                snapshots.resume(task)
+    assert "if Before was renamed to After, use the old name" in str(raised.value)
+    assert "ditask, as in --roles learner=1" in "".join(raised.value.__notes__)
+
+
+def test_middleware_in_another_order_are_restored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class First(Counts): ...
+
+    class Second(Counts): ...
+
+    first, second = First("learner"), Second("learner")
+    for order in ((first, second), (second, first)):
+        snapshots = SnapshotSaver(tmp_path)
+        with Task() as task, caplog.at_level(logging.WARNING):
+            task.use(order[0]).use(order[1]).use(snapshots)
+            resumed = snapshots.resume(task)
+            task.run(max_step=1)
+            snapshots.save(task)
+    assert resumed and (first.n, second.n) == (2, 2)
+    assert "then: First, Second; now: Second, First" in caplog.text
