@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.config import Option, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
@@ -52,7 +53,7 @@ class LazyWriter:
     def get(self) -> Any:
         """Return the writer."""
         if self._writer is None:
-            self._writer = TensorboardWriter(self._folder)
+            self._writer = TensorboardWriter(self._folder, must_write=False)
             self._is_created = True
         return self._writer
 
@@ -68,7 +69,8 @@ class TextLog(logging.Logger):
     """A worker's text log: a file, and the handlers of the program.
 
     The file has everything from level INFO on. It is open only while a line is written, so there is
-    nothing to close. The program's handlers get what their logger's level admits.
+    nothing to close. Lines that cannot be written are left out, with a warning. The program's
+    handlers get what their logger's level admits.
 
     Args:
         name: the logger of the program whose handlers see the log.
@@ -79,6 +81,7 @@ class TextLog(logging.Logger):
         super().__init__(name)
         self._above = logging.getLogger(name)
         self._file = file
+        self._best_effort = BestEffort(f"write the text log {file}")
         self._format = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 
     @classmethod
@@ -103,9 +106,10 @@ class TextLog(logging.Logger):
     def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in logging)
         """Write a message to the file and pass it to the program's handlers."""
         if self._file is not None and record.levelno >= logging.INFO:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(f"{self._format.format(record)}\n")
+            with self._best_effort:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a", encoding="utf-8") as file:
+                    file.write(f"{self._format.format(record)}\n")
         if self._above.isEnabledFor(record.levelno):
             self._above.callHandlers(record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import scalar
 
+from dmiddleware.best_effort import BestEffort
+
 __all__ = ["TensorboardWriter", "add_video"]
 
+_BUFFER = 8192
 _FLUSH_S = 10.0  # older events are visible in TensorBoard, and survive a crash
 
 
@@ -36,15 +41,19 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
 
     Args:
         folder: the folder for event files; created if missing.
+        must_write: whether an event that cannot be written is an error. If not, such events are
+            dropped, with one warning, and later ones are written again when that is possible.
 
     Raises:
-        OSError: from every method, if a file cannot be written.
+        OSError: from every method, if a file cannot be written and must be.
     """
 
     file_writer: Any
     all_writers: dict[str, Any] | None
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, must_write: bool = True) -> None:
+        what = f"write TensorBoard events to {folder}"
+        self._best_effort = None if must_write else BestEffort(what)
         super().__init__(logdir=str(folder))
 
     def add_scalar(
@@ -72,7 +81,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
             folder = Path(self.logdir, main_tag, tag)
             writer = self.all_writers.get(str(folder))
             if writer is None:
-                writer = self.all_writers[str(folder)] = _EventFileWriter(folder)
+                writer = self.all_writers[str(folder)] = _EventFileWriter(folder, self._best_effort)
             writer.add_summary(scalar(main_tag, _number(value)), global_step, walltime)
 
     def close(self) -> None:
@@ -87,7 +96,8 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
 
     def _get_file_writer(self) -> Any:
         if self.file_writer is None:
-            self.file_writer = _EventFileWriter(Path(self.logdir))
+            folder = Path(self.logdir)
+            self.file_writer = _EventFileWriter(folder, self._best_effort)
             self.all_writers = {self.logdir: self.file_writer}
         return self.file_writer
 
@@ -95,24 +105,26 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
 class _EventFileWriter(FileWriter):  # type: ignore[misc]
     """A ``FileWriter`` without a thread."""
 
-    def __init__(self, folder: Path) -> None:
-        self.event_writer = _EventFile(folder)
+    def __init__(self, folder: Path, best_effort: BestEffort | None) -> None:
+        self.event_writer = _EventFile(folder, best_effort)
         self._default_metadata: dict[str, Any] = {}
 
 
 class _EventFile:
     """The file behind a ``FileWriter``."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, best_effort: BestEffort | None) -> None:
         self._folder = folder
+        self._best_effort = best_effort
         self._lock = threading.Lock()
-        # Microseconds, since two writers of one folder may start in the same second.
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
-        self._file = (folder / name).open("xb")
+        self._file: FileIO | None = None
+        self._header = Event(wall_time=time.time(), file_version="brain.Event:2")
+        self._records: list[bytes] = []
+        self._n_waiting = 0
         self._closed = False
         self._flushed_at = time.monotonic()
-        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        with self._lock:
+            self._write()
 
     def get_logdir(self) -> str:
         return str(self._folder)
@@ -120,26 +132,55 @@ class _EventFile:
     def add_event(self, event: Any) -> None:
         with self._lock:
             if not self._closed:
-                # In one call: readers stop at an incomplete record, as an interrupt would leave.
-                self._file.write(_record(event.SerializeToString()))
-                if time.monotonic() - self._flushed_at >= _FLUSH_S:
-                    self._flush()
+                record = _record(event.SerializeToString())
+                self._records.append(record)
+                self._n_waiting += len(record)
+                is_late = time.monotonic() - self._flushed_at >= _FLUSH_S
+                if is_late or self._n_waiting > _BUFFER:
+                    self._write(flush=is_late)
 
     def flush(self) -> None:
         with self._lock:
             if not self._closed:
-                self._flush()
+                self._write(flush=True)
 
     def close(self) -> None:
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._file.close()
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._write()
+            finally:
+                if self._file is not None:
+                    self._file.close()
 
-    def _flush(self) -> None:
-        self._flushed_at = time.monotonic()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _write(self, *, flush: bool = False) -> None:
+        if self._best_effort is None:
+            self._write_records(flush=flush)
+            return
+        with self._best_effort:
+            self._write_records(flush=flush)
+        self._records, self._n_waiting = [], 0
+
+    def _write_records(self, *, flush: bool) -> None:
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # Microseconds, since two writers of one folder may start in the same second.
+            name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+            self._file = (self._folder / name).open("xb", buffering=0)
+        begin = self._file.tell()
+        header = [] if begin else [_record(self._header.SerializeToString())]
+        data = b"".join([*header, *self._records])
+        if self._file.write(data) != len(data):
+            # Readers stop at an incomplete record.
+            self._file.truncate(begin)
+            self._file.seek(begin)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._records, self._n_waiting = [], 0
+        if flush:
+            self._flushed_at = time.monotonic()
+            os.fsync(self._file.fileno())
 
 
 def _record(data: bytes) -> bytes:

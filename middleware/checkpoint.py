@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError
 from dmiddleware.pipeline import Role, Task
@@ -89,6 +90,7 @@ class CkptSaver:
         self._best = -math.inf
         self._last_eval_iter = -1
         self._disk_failed = False
+        self._tidying = BestEffort(f"remove old checkpoints in {run.ckpt_dir}")
         self._lock: RunLock = NoLock()
         self._task: Task[Any] | None = None
 
@@ -186,7 +188,8 @@ class CkptSaver:
     def _write_periodic(self, ctx: RLContext) -> None:
         self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
         while len(self._kept) > self._keep:
-            self._kept.popleft().unlink(missing_ok=True)
+            with self._tidying:
+                self._kept.popleft().unlink(missing_ok=True)
 
     def _write(
         self, name: str, ctx: RLContext, state: Mapping[str, Any], **counters: float

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint
+from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
 from dmiddleware.foreign_names import checks_options
@@ -38,6 +40,7 @@ from middleware.progress_bar import ProgressBar
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
 from middleware.support.checks import check_instance, check_positive
+from middleware.support.console import RunConsole
 
 __all__ = ["Experiment", "ExperimentResult", "FinalCtxSaver", "final_ctx_saver"]
 
@@ -90,11 +93,16 @@ class ExperimentResult:
         return state
 
     def save(self) -> None:
-        """Write ``result.json`` to the run's folder, with everything but the path."""
+        """Write ``result.json`` to the run's folder, with everything but the path.
+
+        Numbers that are not finite become null.
+
+        Raises:
+            OSError: if it cannot be written; an earlier file is intact.
+        """
         fields = dataclasses.asdict(self)
         del fields["path"]
-        finite = {name: _finite(value) for name, value in fields.items()}
-        _write_json(RunFolder(self.path).result_path, finite)
+        _write_json(RunFolder(self.path).result_path, fields)
 
     def __str__(self) -> str:
         returns = (
@@ -129,6 +137,9 @@ class Experiment:
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes all of them share the folder, and the learner prints the result. If several ranks
     learn, rank 0 does all this, and the others write only their text logs.
+
+    A file that only informs and cannot be written, because the disk is full for example, is a
+    warning. A policy that cannot be saved is an error.
 
     Args:
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
@@ -258,8 +269,10 @@ class Experiment:
                     closing.callback(part.close)
             self._result = self._make_result(task)
             if self.run.is_lead and task.stopped_ok:
-                self._result.save()
-                Console().print(str(self._result), highlight=False, soft_wrap=True)
+                with BestEffort(f"write {self.run.result_path}"):
+                    self._result.save()
+                with BestEffort("print the result", OSError, ValueError):
+                    RunConsole().print(str(self._result), highlight=False, soft_wrap=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the duration of the run so far, and the states of the parts."""
@@ -281,13 +294,13 @@ class Experiment:
         return self._earlier_s + self.run.age_s
 
     def _start_log(self) -> None:
-        handler = logging.FileHandler(self.run.log_path, encoding="utf-8")
+        handler = _LogFile(self.run.log_path)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root = logging.getLogger()
         level = root.level
         root.addHandler(handler)
         root.setLevel(min(level, logging.INFO) if level else logging.INFO)
-        self._cleanup.callback(handler.close)
+        self._cleanup.callback(handler.close_file)
         self._cleanup.callback(root.removeHandler, handler)
         self._cleanup.callback(root.setLevel, level)
 
@@ -334,8 +347,8 @@ class FinalCtxSaver:
     """Write ``final_ctx.json`` to the run's folder when the task ends, also after an error.
 
     The file has the kept fields of the context that are numbers, strings, booleans or None
-    (infinite numbers become null), and ``stop_reason``. In a run of several processes the learner
-    writes it.
+    (numbers that are not finite become null), and ``stop_reason``. If it cannot be written, a
+    warning says so. In a run of several processes the learner writes it.
 
     Args:
         run: the folder.
@@ -369,12 +382,13 @@ class FinalCtxSaver:
             return
         task, self._task = self._task, None
         fields = {
-            name: _finite(value)
+            name: value
             for name, value in task.ctx.state_dict()["values"].items()
             if isinstance(value, bool | int | float | str | None)
         }
         path = self._run.path / "final_ctx.json"
-        _write_json(path, {**fields, "stop_reason": task.stop_reason})
+        with BestEffort(f"write {path}"):
+            _write_json(path, {**fields, "stop_reason": task.stop_reason})
 
 
 def _named(cls: type[Policy]) -> dict[str, Any]:
@@ -441,13 +455,41 @@ def _final_ckpt(run: RunFolder) -> Path:
 
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write a file that never exists in part."""
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    text = json.dumps(_finite(fields), indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.writelines([text.encode()]), durable=False)
 
 
 def _finite(value: Any) -> Any:
+    """Return a value as JSON can hold it, with null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _LogFile(logging.FileHandler):
+    """The text log of a run, which may be incomplete when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8")
+        self._best_effort = BestEffort(f"write the text log {path}")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in logging)
+        """Warn of the first line that cannot be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        with self._best_effort:
+            raise error
+
+    def close_file(self) -> None:
+        """Close the file, even if the rest cannot be written."""
+        with self._best_effort:
+            self.close()
 
 
 final_ctx_saver = FinalCtxSaver

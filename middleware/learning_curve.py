@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import OnlineRLContext, Role, Task
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
-from middleware.support.best_effort import BestEffort
 from middleware.support.checks import as_float
 from middleware.support.history import BinnedHistory, History
 
@@ -53,7 +53,7 @@ class LearningCurve:
         self.settings = {"title": title}
         self._training = BinnedHistory()
         self._evaluation = History(run.path / "evaluations.jsonl", axis="env_step")
-        self._best_effort = BestEffort(f"the learning curve {run.curve_path}", Exception)
+        self._best_effort = BestEffort(f"write the learning curve {run.curve_path}", Exception)
         self.owns = (run.curve_path,)
 
     @property

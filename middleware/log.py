@@ -19,7 +19,7 @@ from dmiddleware.policy import UpdateOutput
 from dmiddleware.tensorboard import add_video
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
-from middleware.support.checks import check_positive
+from middleware.support.checks import as_float, check_positive
 
 __all__ = ["OfflineLogger", "OnlineLogger", "offline_logger", "online_logger"]
 
@@ -118,7 +118,7 @@ class _Logger:
             self.axis,
             self._last,
             ctx.train_iter,
-            ctx.eval_value,
+            as_float(ctx.eval_value),
         )
 
     def _log_rates(self, ctx: RLContext) -> None:
@@ -147,7 +147,9 @@ class _Logger:
         for key, value in self._others.items():
             kind, _, name = key.partition("]")
             if kind == "[histogram":
-                writer.add_histogram(f"learn/{name}", value, self._last)
+                finite = _finite(value)
+                if len(finite):
+                    writer.add_histogram(f"learn/{name}", finite, self._last)
             elif kind == "[scalars":
                 writer.add_scalars(f"learn/{name}", value, self._last)
         writer.flush()
@@ -227,6 +229,14 @@ def _as_number(value: object) -> float | None:
         number = value.item()
         return float(number) if isinstance(number, float | int) else None
     return None
+
+
+def _finite(values: Any) -> Any:
+    """Return the finite ones of the values of a histogram, which has no place for the others."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().float().numpy()
+    array = np.asarray(values, dtype=np.float64).reshape(-1)
+    return array[np.isfinite(array)]
 
 
 def _short(value: float) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, OnlineRLContext, Role, SystemClock, Task
 from middleware.support import RLContext
 from middleware.support.checks import check_positive
+from middleware.support.console import RunConsole
 
 __all__ = ["ProgressBar"]
 
@@ -101,6 +103,9 @@ class ProgressBar:
     several processes the learner shows it. The bar is full at the limit of the chain's
     :class:`~middleware.TerminationChecker`; without a limit the time left is unknown.
 
+    If it cannot be shown, because the terminal is gone, a pipe was closed or a disk is full, a
+    warning says so, and the run continues.
+
     Args:
         every_s: seconds from one line to the next, without a terminal.
         console: where to show it; None: the standard error stream.
@@ -122,7 +127,7 @@ class ProgressBar:
         check_positive(every_s=every_s)
         self.settings = {"every_s": every_s}
         self._limits: Mapping[str, float] = {}
-        self._console = Console(stderr=True) if console is None else console
+        self._console = RunConsole(stderr=True) if console is None else console
         self._clock: Clock = SystemClock()
         self._axis, self._unit = "env_step", "step"
         self._every_s = _REFRESH_S if self._console.is_terminal else every_s
@@ -132,6 +137,8 @@ class ProgressBar:
         self._start = (0.0, 0, 0)
         self._task: Task[Any] | None = None
         self._bar: Progress | None = None
+        # A closed stream is a ValueError.
+        self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Take the limits from the chain's termination_checker."""
@@ -152,17 +159,22 @@ class ProgressBar:
         self._rate(*self._start)
         self._next = now + self._every_s
         if self._console.is_terminal:
-            self._bar = Progress(
-                BarColumn(bar_width=None),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.description}"),
-                console=self._console,
-                expand=True,
-                auto_refresh=False,
-            )
-            self._bar.start()
-            self._bar.add_task("", total=self._limits.get(self._axis))
-            self._bar.refresh()
+            with self._best_effort:
+                self._bar = self._start_bar()
+
+    def _start_bar(self) -> Progress:
+        bar = Progress(
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.description}"),
+            console=self._console,
+            expand=True,
+            auto_refresh=False,
+        )
+        bar.start()
+        bar.add_task("", total=self._limits.get(self._axis))
+        bar.refresh()
+        return bar
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Update the bar on the way back, if the interval has passed."""
@@ -174,7 +186,8 @@ class ProgressBar:
         if now >= self._next:
             self._next = now + self._every_s
             status = self._status(ctx, self._rate(now, *self._counts(ctx)))
-            self._show(status, status.time_left())
+            with self._best_effort:
+                self._show(status, status.time_left())
 
     def close(self) -> None:
         """Show the final state."""
@@ -184,12 +197,14 @@ class ProgressBar:
         # The final line shows the rates of the whole run.
         now = self._clock.now()
         status = self._status(task.ctx, _growth(self._start, (now, *self._counts(task.ctx))))
-        self._show(status, f" in {_minutes(now - self._start[0])}")
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        elif task.stop_reason is not None:
-            self._console.print(f"stopped: {task.stop_reason}", highlight=False, soft_wrap=True)
+        with self._best_effort:
+            self._show(status, f" in {_minutes(now - self._start[0])}")
+        bar, self._bar = self._bar, None
+        with self._best_effort:
+            if bar is not None:
+                bar.stop()
+            elif task.stop_reason is not None:
+                self._console.print(f"stopped: {task.stop_reason}", highlight=False, soft_wrap=True)
 
     def _counts(self, ctx: RLContext) -> tuple[int, int]:
         return getattr(ctx, self._axis), ctx.train_iter

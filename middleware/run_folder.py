@@ -134,13 +134,16 @@ class RunFolder:
 
     @property
     def tb_logger(self) -> TensorboardWriter:
-        """This process's tensorboard writer; opened on first access."""
+        """This process's tensorboard writer; opened on first access.
+
+        Events that cannot be written are dropped, with a warning.
+        """
         if self._tb_logger is None:
             # One folder per process: tensorboard reads only one file of a folder at a time.
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / self._process
             self._refuse_others()
-            self._tb_logger = TensorboardWriter(path)
+            self._tb_logger = TensorboardWriter(path, must_write=False)
         return self._tb_logger
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
@@ -102,6 +103,7 @@ class SnapshotSaver:
         self._run = RunFolder(run) if isinstance(run, Path) else run
         self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"
         self._lock: RunLock | None = None
+        self._tidying = BestEffort(f"remove old snapshots in {self._folder}")
         self._further = dict(parts or {})
         for name, part in self._further.items():
             if not isinstance(part, Stateful):
@@ -324,7 +326,8 @@ class SnapshotSaver:
             _log.info("removed %s, because the run resumed from an older snapshot", names)
         old = [path for path in self.paths if path < saved][self._keep - 1 :]
         for path in later + old:
-            path.unlink(missing_ok=True)
+            with self._tidying:
+                path.unlink(missing_ok=True)
 
     def _newest(self) -> Any:
         """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""

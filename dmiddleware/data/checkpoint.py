@@ -40,6 +40,14 @@ __all__ = [
 _FORMAT = "dmiddleware-checkpoint"
 _VERSION = "1"
 _REST = "__rest__"
+_FREE_SPACE = "Free disk space or choose another folder"
+_REMEDIES = {
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "Change the permissions of the folder or choose another one",
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Close files or raise their number (ulimit -n)"),
+}
 
 
 def save_checkpoint(path: str | Path, state: Any) -> None:
@@ -66,7 +74,7 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
         raise CheckpointWriteError(
             error.errno or errno.EIO,
             f"the checkpoint could not be written ({error.strerror or error}); an existing file is "
-            "unchanged. Free disk space or choose another folder, then save again",
+            f"unchanged. {_REMEDIES.get(error.errno or 0, _FREE_SPACE)}, then save again",
             str(target),
         ) from error
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from middleware.support.best_effort import BestEffort
+from dmiddleware.best_effort import BestEffort
 
 __all__ = ["BinnedHistory", "History"]
 
@@ -40,7 +40,7 @@ class History:
         self.axis = axis
         self._path = path
         self._n_written = self._n_bytes = self._crc = 0
-        self._best_effort = BestEffort(f"{path}, from which a resumed run reads its history")
+        self._best_effort = BestEffort(f"write {path}, from which a resumed run reads its history")
 
     def add(self, at: int, value: float) -> None:
         """Add a value."""

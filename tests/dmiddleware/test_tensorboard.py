@@ -109,3 +109,42 @@ def test_two_writers_in_the_same_second_use_two_files(tmp_path: Path) -> None:
         writer.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert min(path.stat().st_size for path in tmp_path.iterdir()) > 50
+
+
+@pytest.mark.parametrize("method", ["add_scalar", "add_scalars"])
+def test_events_that_need_not_be_written_are_dropped_while_the_disk_is_full(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TensorboardWriter(tmp_path, must_write=False) as writer:
+
+        def log(value: float) -> None:
+            getattr(writer, method)("loss", value if method == "add_scalar" else {"a": value}, 0)
+            writer.flush()
+
+        for value in (1.0, 2.0):
+            log(value)
+        folder = tmp_path if method == "add_scalar" else tmp_path / "loss" / "a"
+        (path,) = folder.glob("events*")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+        try:
+            for value in (3.0, 4.0):
+                log(value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        log(5.0)
+    assert scalars(folder) == [1.0, 2.0, 5.0]
+    assert caplog.text.count("cannot write TensorBoard events") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning_where_events_need_not_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tb").write_text("a file")
+    with TensorboardWriter(tmp_path / "tb", must_write=False) as writer:
+        writer.add_scalar("loss", 1.0, 0)
+        (tmp_path / "tb").unlink()
+        writer.flush()
+        writer.add_scalar("loss", 2.0, 1)
+    assert scalars(tmp_path / "tb") == [1.0, 2.0]
+    assert caplog.text.count("cannot write TensorBoard events") == 1

@@ -1,4 +1,4 @@
-"""Writing what only informs people, without which a run continues."""
+"""Doing what only informs people, without which a run continues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 class BestEffort:
-    """A block whose failure to write is logged once, and does not end the run.
+    """A block that may fail: the first error is logged as a warning, and none leaves the block.
 
     A disk may be full, a pipe closed, or too many files open. Errors of this project leave the
     block, since a policy or a snapshot that cannot be saved ends a run.
 
     Args:
-        what: what is written, for the warning.
-        errors: the errors that do not matter.
+        what: what the block does, for the warning: ``write the learning curve``.
+        errors: the errors that do not matter; none: ``OSError``.
     """
 
     def __init__(self, what: str, *errors: type[Exception]) -> None:
@@ -41,7 +41,7 @@ class BestEffort:
         if not isinstance(error, self._errors) or isinstance(error, DMiddlewareError):
             return False
         if not self._has_warned:
-            self._has_warned = True
+            self._has_warned = True  # first, because the warning may fail in the same way
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            _log.warning("cannot write %s (%s); the run continues without it", self._what, reason)
+            _log.warning("cannot %s (%s); the run continues without it", self._what, reason)
         return True
