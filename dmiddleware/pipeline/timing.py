@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -9,10 +10,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedWriter
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import Middleware, middleware_name
@@ -181,6 +183,7 @@ def _reference(mw: object) -> Callable[[], object]:
         return lambda: mw
 
 
+_END = b"\n]\n"
 _HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")
 
 
@@ -191,6 +194,9 @@ class TraceFile:
     https://ui.perfetto.dev or chrome://tracing. Times are wall-clock times, and the traces of
     several processes can be merged (:func:`merge_traces`).
 
+    Spans that cannot be written, because the disk is full for example, are left out, with a
+    warning.
+
     Format: "Trace Event Format", the Chromium project; JSON array form.
 
     Args:
@@ -200,7 +206,7 @@ class TraceFile:
         clock: measures the time.
 
     Raises:
-        OSError: if the file cannot be written.
+        OSError: if the file cannot be created.
     """
 
     def __init__(
@@ -219,8 +225,9 @@ class TraceFile:
         self._threads: set[int] = set()
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._file: BufferedWriter | None = self.path.open("wb")
-        self._file.write(b"[\n]\n")
+        self._best_effort = BestEffort(f"write the trace {self.path}")
+        self._file: FileIO | None = self.path.open("w+b", buffering=0)
+        self._file.write(b"[" + _END)
         self._is_empty = True
         self._events.append(self._name_of("process_name", process_name, tid=0))
         self.flush()
@@ -270,11 +277,10 @@ class TraceFile:
         """Write the rest and close the file; may be called twice."""
         with self._lock:
             if self._file is not None:
-                try:
+                with self._best_effort:
                     self._write()
-                finally:
-                    self._file.close()
-                    self._file = None
+                self._file.close()
+                self._file = None
 
     def _add(self, name: str, begin: float, end: float, details: dict[str, object]) -> None:
         tid = threading.get_native_id()
@@ -294,7 +300,8 @@ class TraceFile:
                 self._events.append(self._name_of("thread_name", thread, tid=tid))
             self._events.append(event)
             if len(self._events) >= self._flush_every:
-                self._write()
+                with self._best_effort:
+                    self._write()
 
     def _name_of(self, what: str, name: str, *, tid: int) -> dict[str, Any]:
         return {"name": what, "ph": "M", "pid": self._pid, "tid": tid, "args": {"name": name}}
@@ -304,11 +311,15 @@ class TraceFile:
         if self._file is None or not self._events:
             return
         text = ",\n".join(json.dumps(event) for event in self._events)
-        self._file.seek(-len(b"\n]\n"), os.SEEK_END)
-        self._file.write(f"{'' if self._is_empty else ','}\n{text}\n]\n".encode())
-        self._file.flush()
-        self._is_empty = False
         self._events.clear()
+        data = f"{'' if self._is_empty else ','}\n{text}".encode() + _END
+        end = self._file.seek(-len(_END), os.SEEK_END)
+        if self._file.write(data) != len(data):
+            self._file.truncate(end)
+            self._file.seek(end)
+            self._file.write(_END)  # this had room before
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._is_empty = False
 
 
 def merge_traces(paths: Sequence[str | Path], target: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import threading
 
 import pytest
@@ -231,3 +232,22 @@ def test_traces_of_several_processes_are_merged(clock, tmp_path):
 def test_a_trace_that_cannot_be_written_is_refused_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         TraceFile(tmp_path / "missing" / "trace.json")
+
+
+def test_a_full_disk_does_not_end_the_run_and_leaves_a_complete_file(tmp_path, caplog):
+    path = tmp_path / "trace.json"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    steps = []
+    with Task(Context()) as task:
+        task.use_wrapper(TraceFile(path, flush_every=4)).use(lambda ctx: steps.append(ctx))
+        task.run(max_step=10)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 40, before[1]))
+        try:
+            task.run(max_step=20)
+            full = len(json.loads(path.read_text()))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        task.run(max_step=10)
+    assert len(steps) == 40
+    assert full < len(json.loads(path.read_text())) < 40
+    assert caplog.text.count("cannot write the trace") == 1
