@@ -172,7 +172,7 @@ class SnapshotSaver:
         Raises:
             RunFolderError: if the folder is in use by another task, or cannot be written to.
         """
-        self._take_lock(task)
+        self._lock = self._run.lock(task)
         check_writable(self._folder)
         self._saved_iter = task.ctx.train_iter
         self._is_checked = False
@@ -201,7 +201,9 @@ class SnapshotSaver:
             CheckpointWriteError: if it cannot be written; the snapshots before it are intact.
             RunFolderError: if the folder is in use by another task, or was deleted.
         """
-        self._take_lock(task).check()
+        if self._lock is None:  # the task was not set up yet
+            self._lock = self._run.lock(task)
+        self._lock.check()
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         with ExitStack() as stack:
             parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
@@ -239,7 +241,7 @@ class SnapshotSaver:
         """
         if not any(task.has_role(role) for role in self.roles):
             return False
-        self._take_lock(task)
+        self._lock = self._run.lock(task)
         found = _read(_part_of_rank(path)) if path is not None else self._newest()
         if found is None:
             return False
@@ -265,15 +267,6 @@ class SnapshotSaver:
         self._saved_iter = task.ctx.train_iter
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
-
-    def close(self) -> None:
-        """Forget the task, whose lock on the folder ends with it."""
-        self._lock = None
-
-    def _take_lock(self, task: Task[Any]) -> RunLock:
-        if self._lock is None:
-            self._lock = self._run.lock(task)
-        return self._lock
 
     def _end_step(self, task: Task[Any]) -> None:
         """Save if the interval has passed, or if this was the last step.

@@ -239,6 +239,36 @@ def test_the_last_evaluation_reaches_the_learner_before_its_sender_s_stop(tmp_pa
     assert told == ("node 2: good enough", True)
 
 
+def test_an_evaluation_that_is_only_a_value_is_known_to_come_from_another_node(
+    tmp_path: Path,
+) -> None:
+    """Otherwise the learner would save the policy that it has now as the one that was evaluated."""
+
+    @middleware(roles=[Role.EVALUATOR], writes=["eval_value"])
+    def only_value(ctx: OnlineRLContext) -> None:
+        ctx.eval_value = 3.0
+
+    def run_learner(task: Task[Any]) -> Any:
+        seen = Seen("eval_value", "eval_output")
+        task.use(seen).use(ContextExchanger()).use(collect).use(learn).use(only_value).run()
+        return [step for step in seen.steps if step[0] is not None]
+
+    def run_follower(task: Task[Any]) -> None:
+        def stop(ctx: OnlineRLContext) -> None:
+            if task.has_role(Role.EVALUATOR):
+                task.stop("good enough")
+
+        task.use(ContextExchanger()).use(collect).use(learn).use(only_value).use(stop).run()
+
+    evaluations, *_ = run_nodes(
+        tmp_path,
+        (Role.LEARNER, run_learner),
+        (Role.COLLECTOR, run_follower),
+        (Role.EVALUATOR, run_follower),
+    )
+    assert evaluations == [(3.0, {"node_id": 2})]
+
+
 @pytest.mark.parametrize("topology", ["mesh", "star"])
 def test_a_failure_stops_all_nodes_as_failed(tmp_path: Path, topology: str) -> None:
     def run(task: Task[Any]) -> Any:

@@ -309,3 +309,15 @@ def test_processes_that_write_no_files_of_the_run_need_no_lock(run: RunFolder) -
                 task.use(online_logger(folder)).use(CkptSaver(dqn(), folder))
                 task.use(lambda ctx: None, roles=[role]).run(max_step=1)
         assert lock_of(run).exists()
+
+
+def test_a_snapshot_saved_after_the_task_was_closed_leaves_no_lock(run: RunFolder) -> None:
+    snapshots = SnapshotSaver(run)
+    with Task() as task:
+        task.use(snapshots).run(max_step=1)
+    snapshots.save(task)
+    assert not lock_of(run).exists()
+    with Task() as task:
+        task.use(snapshots).run(max_step=1)
+        assert lock_of(run).exists()
+    assert not lock_of(run).exists()
