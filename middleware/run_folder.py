@@ -20,7 +20,15 @@ from dmiddleware.pipeline import Role, Task, current_node
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.support.checks import check_instance
-from middleware.support.folder_lock import FolderLock, NoLock, RunLock, find_holder, in_use
+from middleware.support.folder_lock import (
+    FolderLock,
+    NoLock,
+    RunLock,
+    check_writable,
+    find_holder,
+    in_use,
+    unwritable,
+)
 
 __all__ = ["RunFolder", "check_run_folder"]
 
@@ -73,8 +81,8 @@ class RunFolder:
 
         Raises:
             ValueError: if ``exp_name`` does not name a folder below ``root``.
-            RunFolderError: if the folder to resume in is in use by another process.
-            OSError: if the folder cannot be made.
+            RunFolderError: if the folder to resume in is in use by another process, or a folder
+                cannot be made or written to.
         """
         name = Path(exp_name)
         if not exp_name.strip() or name.is_absolute() or ".." in name.parts or not name.name:
@@ -83,16 +91,20 @@ class RunFolder:
             )
         wanted = Path(root) / name
         if resume and wanted.is_dir():
+            check_writable(wanted)
             run = cls(wanted)
             run._refuse_others()
             return run
-        wanted.parent.mkdir(parents=True, exist_ok=True)
         node = current_node()
-        if node is not None:
-            return cls(_take_first(wanted, node.next_stamp(), resume=resume))
-        # Of several ranks that torchrun has started, rank 0 makes the folder.
-        leads = rank_and_world_size()[0] == 0
-        made = str(_take_first(wanted, "", resume=resume)) if leads else None
+        try:
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            if node is not None:
+                return cls(_take_first(wanted, node.next_stamp(), resume=resume))
+            # Of several ranks that torchrun has started, rank 0 makes the folder.
+            leads = rank_and_world_size()[0] == 0
+            made = str(_take_first(wanted, "", resume=resume)) if leads else None
+        except OSError as error:
+            raise unwritable(wanted.parent, error) from error
         return cls(gather_from_ranks(made)[0])
 
     @property
@@ -114,7 +126,10 @@ class RunFolder:
     def ckpt_dir(self) -> Path:
         """The folder of the checkpoints; made on first access."""
         path = self.path / "ckpt"
-        path.mkdir(exist_ok=True)
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
         return path
 
     @property

@@ -20,7 +20,16 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task
 
-__all__ = ["FolderLock", "Holder", "NoLock", "RunLock", "check_writable", "find_holder", "in_use"]
+__all__ = [
+    "FolderLock",
+    "Holder",
+    "NoLock",
+    "RunLock",
+    "check_writable",
+    "find_holder",
+    "in_use",
+    "unwritable",
+]
 
 RENEW_S: Final = 5.0
 STALE_S: Final = 60.0
@@ -117,8 +126,8 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, task: Task[Any]) -> None:
-        self._folder = folder
-        self._file = folder / _LOCK_FILE
+        self._folder = folder.absolute()  # the program may change its working directory
+        self._file = self._folder / _LOCK_FILE
         self._me = Holder.of(task)
         self._content = json.dumps(asdict(self._me)).encode()
         self._task = weakref.ref(task)
@@ -134,7 +143,7 @@ class FolderLock:
         except RunFolderError:
             raise
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise unwritable(folder, error) from error
         if is_first:
             self._thread.start()
             task.at_step_end(self._check_step)
@@ -334,10 +343,11 @@ def check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _time_of(folder)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise unwritable(folder, error) from error
 
 
-def _unwritable(folder: Path, error: OSError) -> RunFolderError:
+def unwritable(folder: Path, error: OSError) -> RunFolderError:
+    """Return the error for a folder to which no file can be written."""
     return RunFolderError(
         f"no file can be written to {folder} ({error.strerror or error}), where this run keeps its "
         "files; change its permissions, free disk space, or choose another folder"

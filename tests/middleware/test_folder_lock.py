@@ -299,6 +299,52 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_step(
     assert steps == []
 
 
+READ_ONLY = """
+mount -t tmpfs -o size=1m tmpfs "$1" || exit 77
+mkdir "$1/old"
+mount -o remount,ro "$1"
+exec "$2" -m tests.middleware.holding_program "$1/$3"
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["old", "new"])
+def test_a_read_only_file_system_is_refused_before_the_first_step(
+    tmp_path: Path, name: str
+) -> None:
+    command = ["unshare", "-m", "sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable, name]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("this user may not mount file systems")
+    assert "RunFolderError" in done.stderr
+    assert "Read-only file system" in done.stderr
+    assert "holds" not in done.stdout
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(RunFolderError, match=r"no file can be written to .*runs"):
+        RunFolder.create("a", root=tmp_path / "runs", resume=resume)
+
+
+def test_a_program_may_change_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with Task() as task:
+        task.use(SnapshotSaver(RunFolder.create("a")))
+        task.use(lambda ctx: monkeypatch.chdir(tmp_path / "other"))
+        task.run(max_step=2)
+    assert not (tmp_path / "runs" / "a" / ".lock").exists()
+
+
 def test_processes_that_write_no_files_of_the_run_need_no_lock(run: RunFolder) -> None:
     with build("SnapshotSaver", run) as learner:
         learner.run(max_step=1)
