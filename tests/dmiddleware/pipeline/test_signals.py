@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in a run of one process: they stop it in order, in real subprocesses."""
+"""Signals to a run of one process: they stop it in order, in real subprocesses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,30 @@ def test_a_signal_ends_the_run_in_order(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGHUP, "received SIGHUP (the terminal was closed)"),
+        (signal.SIGQUIT, "received SIGQUIT"),
+        (signal.SIGUSR1, "received SIGUSR1"),
+        (signal.SIGUSR2, "received SIGUSR2"),
+        (signal.SIGALRM, "received SIGALRM"),
+        (signal.SIGXCPU, "received SIGXCPU (the limit of CPU time)"),
+    ],
+)
+def test_every_signal_that_would_end_the_process_ends_the_run_in_order(
+    number: int, reason: str
+) -> None:
+    process = start("running")
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number, errors
+    *_, last_step, closed = output.splitlines()
+    assert (last_step, closed) == (f"finish {reason}", "closed")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1])
 def test_a_second_signal_interrupts_at_once(number: int) -> None:
     process = start("blocked")
     process.send_signal(number)
@@ -112,3 +135,57 @@ assert during[1] is mine and after == (signal.default_int_handler, mine), seen
 assert during[0] is not signal.default_int_handler
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=DEADLINE_S)
+
+
+@pytest.mark.process
+def test_handlers_of_other_signals_keep_them() -> None:
+    program = """
+import faulthandler, os, signal
+from dmiddleware import Task
+
+def step(ctx):
+    if ctx.total_step == 0:
+        signal.signal(signal.SIGALRM, lambda number, frame: seen.append("alarm"))
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGHUP):
+        signal.raise_signal(number)
+
+seen = []
+faulthandler.register(signal.SIGUSR2)
+signal.signal(signal.SIGUSR1, lambda number, frame: seen.append("mine"))
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with Task() as task:
+    task.use(step).run(max_step=2)
+step(task.ctx)
+assert seen == ["mine", "alarm"] * 3, seen
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, check=True, timeout=DEADLINE_S, stderr=subprocess.PIPE, text=True
+    )
+    assert done.stderr.count("most recent call first") == 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_a_forked_worker_and_not_the_run(number: int) -> None:
+    program = """
+import os, signal, sys, time
+from dmiddleware import Task
+
+def step(ctx):
+    ready, is_ready = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.write(is_ready, b"x")
+        time.sleep(30)
+        os._exit(1)
+    os.read(ready, 1)
+    os.kill(worker, int(sys.argv[1]))
+    assert os.waitpid(worker, 0)[1] == int(sys.argv[1])
+
+with Task() as task:
+    task.use(step).run(max_step=1)
+    assert not task.finish
+"""
+    command = [sys.executable, "-c", program, str(int(number))]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=DEADLINE_S)
