@@ -19,6 +19,7 @@ from dmiddleware.launch.leftovers import marked_environment, new_mark
 from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.plan import NodeConfig, NodePlan, RankPlan
 from dmiddleware.launch.status import NodeStatus
+from dmiddleware.signals import ENDING_SIGNALS
 
 __all__ = ["Child", "Failure"]
 
@@ -33,10 +34,12 @@ class Failure:
     Attributes:
         at: when it happened, on the host's monotonic clock.
         text: the node and its error.
+        number: the signal that ended it, sent by another process than the launcher; 0: none.
     """
 
     at: float
     text: str
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -106,6 +109,18 @@ class Child:
             return False
         # A node that failed after an earlier task had ended the run may have been in a later task.
         return self.exit_code == 0 or bool(self.status.reason)
+
+    @property
+    def ended_by(self) -> int:
+        """The signal that ended it, sent by another process than the launcher; 0: none did.
+
+        A signal that kills it without its doing, such as SIGKILL or SIGSEGV, does not count.
+        """
+        code = self.exit_code
+        if code is None or self.is_killed:
+            return 0
+        number = -code if code < 0 else code - 128
+        return number if number in ENDING_SIGNALS else 0
 
     def start(self, run_mark: str) -> int:
         """Start the process, and return the descriptor from which its status can be read.

@@ -137,18 +137,13 @@ def import_main(main: str, package: str) -> Callable[[], object]:
 
 
 def call_main(function: Callable[[], object], main: str) -> None:
-    """Call the function; ``sys.exit(0)`` is a normal end of it.
+    """Call the function.
 
     Raises:
         LaunchError: if it returns something that still has to be run.
         BaseException: what it raises.
     """
-    try:
-        result = function()
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-        return
+    result = function()
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()

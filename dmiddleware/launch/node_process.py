@@ -36,6 +36,7 @@ from dmiddleware.router import Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 
 __all__ = ["main"]
 
@@ -81,6 +82,8 @@ class _NodeProcess:
         self._failure: BaseException | None = None
         self._error, self._where, self._failed_at = "", "", 0.0
         self._stop_reason = ""
+        self._pid, self._signal, self._signalled_at = os.getpid(), 0, 0.0
+        self._is_asked = False
         self._progress = Progress()
         self._progressed_at = time.monotonic()
         self._done = threading.Event()
@@ -117,9 +120,10 @@ class _NodeProcess:
 
     def run(self) -> int:
         threading.Thread(target=self._follow_launcher, name="ditask-launcher", daemon=True).start()
-        signal.signal(signal.SIGTERM, self._on_signal)
-        # Ctrl-C is for the launcher, which then stops all nodes.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in ENDING_SIGNALS:
+            # Those that the launcher ignores, as after nohup, are ignored here, too.
+            if number != signal.SIGQUIT and signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
         reporter = threading.Thread(target=self._report_forever, daemon=True)
         reporter.start()
         try:
@@ -129,13 +133,17 @@ class _NodeProcess:
                     _set_threads(self._config.n_threads)
                     if not self._stop_reason:
                         self._phase = "running"
-                        call_main(function, self._config.main)
+                        self._call(function)
                 except BaseException as error:
                     # Leaving the block can take long, and peers can fail meanwhile because of it.
                     self._end_as_failed(error)
                     raise
                 if self._node.interrupted:
                     self._router.suspend()
+            if self._signal and not self._is_asked and not self._node.ends_run:
+                self._phase, self._failed_at = "failed", self._signalled_at
+                self._error, self._where = signal_reason(self._signal), ""
+                return 128 + self._signal
             self._phase = "finished"
             self._forget_failure()
             return 0 if self._node.stopped_ok else 1
@@ -147,6 +155,15 @@ class _NodeProcess:
             self._done.set()
             reporter.join(STATUS_EVERY_S)
             self._report()
+
+    def _call(self, function: Callable[[], object]) -> None:
+        """Call the program; ``sys.exit(0)`` is a normal end of it, but not in a task that runs."""
+        try:
+            call_main(function, self._config.main)
+        except SystemExit as end:
+            has_ended = self._node.stopped_ok or self._node.stop_reason is not None
+            if end.code not in (None, 0) or not has_ended:
+                raise
 
     def _note_failure(self, error: BaseException) -> None:
         """Report an error of the program at once."""
@@ -170,15 +187,27 @@ class _NodeProcess:
             _print_traceback(error)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._stop(f"received {signal.Signals(number).name}", interrupted=True)
+        """Stop this node in order; a second signal ends it at once.
 
-    def _stop(self, reason: str, *, ok: bool = True, interrupted: bool = False) -> None:
+        What the others do is for the launcher to decide, which has not sent the signal.
+        """
+        if self._signal or os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        self._signal, self._signalled_at = number, time.monotonic()
+        reason = signal_reason(number)
         self._stop_reason = self._stop_reason or reason
-        self._node.stop(reason, ok=ok, only_local=self._config.attached, interrupted=interrupted)
+        self._node.stop(reason, only_local=True, interrupted=True)
+
+    def _stop(self, reason: str, *, ok: bool = True) -> None:
+        self._stop_reason = self._stop_reason or reason
+        self._node.stop(reason, ok=ok, only_local=self._config.attached)
 
     def _follow_launcher(self) -> None:
         """Stop when the launcher asks for it, or when it has died."""
         while line := _read_line(self._launcher):
+            self._is_asked = True
             self._stop(msgspec.json.decode(line, type=str))
         if not self._done.is_set():
             self._stop("the launcher has died", ok=False)
@@ -315,6 +344,8 @@ def _where(error: BaseException) -> str:
 
 def _summarize(error: BaseException) -> str:
     """Return the error's type and the first line of its message."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"[:_LONGEST_TEXT]
     first, *others = str(error).splitlines() or [""]
     if first.endswith(":") and others:
         first = f"{first} {others[0].strip()}"

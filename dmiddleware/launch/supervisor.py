@@ -21,6 +21,7 @@ from dmiddleware.launch.output import LineSplitter, LogFile
 from dmiddleware.launch.plan import FailurePolicy, NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import Role
+from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 
 __all__ = ["Display", "Supervisor", "SupervisorOptions"]
 
@@ -35,11 +36,6 @@ LONGEST_BACKOFF_S: Final = 30.0
 _STEP_S: Final = 0.2
 _CHECK_S: Final = 0.05
 _LONGEST_STATUS: Final = 1 << 16
-_REASONS: Final = {
-    signal.SIGINT: "received SIGINT (Ctrl-C)",
-    signal.SIGTERM: "received SIGTERM",
-    signal.SIGHUP: "received SIGHUP (the terminal was closed)",
-}
 
 
 class Display(Protocol):
@@ -139,8 +135,8 @@ class Supervisor:
         """Start all nodes, wait until they have ended, and return the exit code.
 
         Returns:
-            0 if the run succeeded; 129, 130 or 143 if SIGHUP, Ctrl-C or SIGTERM stopped it;
-            otherwise 1.
+            0 if the run succeeded; 128 plus the number of the signal that stopped it, such as 130
+            for Ctrl-C and 143 for SIGTERM; otherwise 1.
         """
         with self._selector, self._signals():
             try:
@@ -275,21 +271,38 @@ class Supervisor:
             names = ", ".join(child.name for child in ended)
             self._note(f"ended {n_left} processes that {names} had left behind")
         for child in ended:
-            assert child.process is not None
-            self._drain(child)
-            child.exit_code = child.process.returncode
-            if child.process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    child.process.stdin.close()
-            if child.restart_at is not None:
-                self._note(f"{child.name} has ended, to be restarted with the other learners")
-            elif child.exit_code != 0 and child not in self._too_late:
-                self._on_failure(child)
+            self._take_end(child)
+
+    def _take_end(self, child: Child) -> None:
+        """Read the last words of a process that has ended, and act on its exit code."""
+        assert child.process is not None
+        self._drain(child)
+        child.exit_code = child.process.returncode
+        if child.exit_code == 0 and not self._may_end(child):
+            child.exit_code = 1
+            child.status.error = (
+                "its process ended with exit code 0 before its program had finished, as by "
+                "os._exit(0)"
+            )
+        if child.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.process.stdin.close()
+        if child.restart_at is not None:
+            self._note(f"{child.name} has ended, to be restarted with the other learners")
+        elif self._signal and child.ended_by == self._signal:
+            pass  # a batch system has sent it to all processes of the run
+        elif child.exit_code != 0 and child not in self._too_late:
+            self._on_failure(child)
+
+    def _may_end(self, child: Child) -> bool:
+        """Return whether a node that has ended without an error had nothing left to do."""
+        is_asked = self._stopping_since is not None or child.asked_at is not None
+        return is_asked or child.status.phase == "finished" or child.status.run_is_over
 
     def _on_failure(self, child: Child) -> None:
         was_killed = child.exit_code == -signal.SIGKILL and not child.is_killed
         failure = child.describe_failure(self._kills.explain() if was_killed else "")
-        child.failure = Failure(self._failed_at(child), failure)
+        child.failure = Failure(self._failed_at(child), failure, child.ended_by)
         log = f"; log: {child.log_path}" if child.log_path is not None else ""
         if self._stopping_since is not None:
             self._note(failure + log)
@@ -533,7 +546,7 @@ class Supervisor:
     def _obey(self) -> None:
         """Act on a received signal."""
         if self._signal:
-            self.stop(_REASONS[signal.Signals(self._signal)])
+            self.stop(signal_reason(self._signal))
         if self._asked_again:
             # A second Ctrl-C: do not wait any longer.
             self._stopping_since = self._now() - self._options.kill_after_s
@@ -549,9 +562,10 @@ class Supervisor:
 
         previous = {
             number: signal.signal(number, on_signal)
-            for number in _REASONS
-            # nohup ignores SIGHUP.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+            for number in ENDING_SIGNALS
+            # nohup ignores SIGHUP. A shell ignores Ctrl-C for its background processes, but other
+            # processes than the terminal send it, too.
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
         }
         try:
             yield
@@ -570,13 +584,16 @@ class Supervisor:
     def _exit_code(self) -> int:
         if self._is_stopped_by_signal():
             return 128 + self._signal
-        return int(any(child.exit_code != 0 or child in self._failed for child in self._relevant()))
+        if not any(child.exit_code != 0 or child in self._failed for child in self._relevant()):
+            return 0
+        number = self._first_failure().number
+        return 128 + number if number else 1
 
     def _conclude(self, code: int) -> Iterator[str]:
         if code == 0:
             return
         if self._is_stopped_by_signal():
-            yield f"the run was stopped: {_REASONS[signal.Signals(self._signal)]}"
+            yield f"the run was stopped: {signal_reason(self._signal)}"
             return
         first = self._first_failure()
         for child in self.children:

@@ -179,10 +179,26 @@ def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folde
         children = _await_running(launcher, 2)
         children[0].terminate()
         text, _ = launcher.communicate(timeout=60)
-        assert launcher.returncode == 0, text
+        assert launcher.returncode == 143, text
     reasons = set(stop_reasons(folder))
     assert "received SIGTERM" in reasons and len(reasons) == 2
     assert all(reason.endswith("received SIGTERM") for reason in reasons)
+
+
+@pytest.mark.parametrize("policy", ["abort", "continue", "restart"])
+@pytest.mark.parametrize("first", ["launcher", "nodes"])
+def test_a_signal_to_all_processes_stops_the_run(folder: Path, first: str, policy: str) -> None:
+    # As batch systems send it.
+    options = ("--parallel-workers", "2", "--on-failure", policy)
+    with start(folder, "--main", "program.forever", *options) as launcher:
+        processes = [psutil.Process(launcher.pid), *_await_running(launcher, 2)]
+        for process in processes if first == "launcher" else reversed(processes):
+            process.terminate()
+        text, _ = launcher.communicate(timeout=60)
+        assert launcher.returncode == 143, text
+    assert "[ditask] the run was stopped: received SIGTERM" in text
+    assert "restarting" not in text
+    assert len(stop_reasons(folder)) == 2
 
 
 def test_a_missing_program_is_named(folder: Path) -> None:
@@ -255,6 +271,12 @@ def test_an_address_of_another_host_is_named(folder: Path) -> None:
     [
         (signal.SIGINT, 130, "received SIGINT (Ctrl-C)"),
         (signal.SIGTERM, 143, "received SIGTERM"),
+        (signal.SIGUSR1, 138, "received SIGUSR1"),
+        (signal.SIGUSR2, 140, "received SIGUSR2"),
+        (signal.SIGQUIT, 131, "received SIGQUIT"),
+        (signal.SIGXCPU, 152, "received SIGXCPU (the limit of CPU time)"),
+        (signal.SIGALRM, 142, "received SIGALRM"),
+        (signal.SIGHUP, 129, "received SIGHUP (the terminal was closed)"),
     ],
 )
 def test_a_signal_to_the_launcher_stops_all_nodes_which_report_it(

@@ -1,0 +1,142 @@
+"""Nodes that end in the middle of a run without an error: a signal to one node, or an exit."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.dmiddleware.launch.ditask_process import start
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+PROGRAM = """
+    import os, signal, sys, threading
+    from pathlib import Path
+    from dmiddleware import Context, Role, Task, middleware
+
+    def run(end, event, role=Role.COLLECTOR):
+        happened = threading.Event()
+        with Task(Context()) as task:
+
+            class Work:
+                roles = [*Role]
+
+                def __call__(self, ctx):
+                    if task.has_role(role) and ctx.total_step == 3:
+                        with open("starts", "a") as starts:
+                            starts.write("x")
+                        if Path("starts").read_text() == "x":
+                            end()
+                        else:
+                            task.emit("worked", only_remote=True)
+                            if event == "worked" and task.has_role(Role.LEARNER):
+                                task.stop("all done")
+                    if happened.wait(0.01) and task.has_role(Role.LEARNER):
+                        task.stop("all done")
+
+                def close(self):
+                    Path(f"closed-{task.router.node_id}").write_text(str(task.stop_reason))
+
+            if task.has_role(Role.LEARNER):
+                task.on(event, lambda *args, **kwargs: happened.set())
+            task.use(Work()).run()
+
+    ENDS = {
+        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
+        "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+        "SIGHUP": lambda: os.kill(os.getpid(), signal.SIGHUP),
+        "exit": sys.exit,
+        "exit_0": lambda: sys.exit(0),
+        "os_exit": lambda: os._exit(0),
+    }
+
+    def until(event, name, role=Role.COLLECTOR):
+        return lambda: run(ENDS[name], event, role)
+
+    for name in ENDS:
+        globals()[f"{name}_then_worked"] = until("worked", name)
+        globals()[f"{name}_then_left"] = until("node.left", name)
+        globals()[f"{name}_of_the_learner"] = until("worked", name, Role.LEARNER)
+
+    def exit_outside_of_run():
+        with Task(Context()) as task:
+            if task.has_role(Role.LEARNER):
+                sys.exit(0)
+            task.run()
+
+    def exit_at_the_end():
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=2)
+        sys.exit()
+"""
+SIGNALS = ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"]
+EXITS = ["exit", "exit_0", "os_exit"]
+SAYS = {
+    **{name: f"received {name}" for name in SIGNALS},
+    "exit": "it called sys.exit(None)",
+    "exit_0": "it called sys.exit(0)",
+    "os_exit": "exit code 0 before its program had finished",
+}
+
+
+def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    roles = ("--roles", "learner=1,collector=1")
+    with start(folder, "--main", f"program.{function}", *roles, *options) as launcher:
+        text, _ = launcher.communicate(timeout=150)
+    return launcher.returncode, text
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_to_one_node_aborts_the_run_with_its_exit_code(tmp_path: Path, name: str) -> None:
+    code, text = ditask(tmp_path, f"{name}_then_worked")
+    assert code == 128 + signal.Signals[name], text
+    assert f"the run failed: node 1 (collector) failed: {SAYS[name]}" in text
+    # All nodes end in order, the one that received the signal included.
+    assert SAYS[name] in (tmp_path / "closed-1").read_text()
+    assert SAYS[name] in (tmp_path / "closed-0").read_text()
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_a_node_that_exits_early_aborts_the_run(tmp_path: Path, name: str) -> None:
+    code, text = ditask(tmp_path, f"{name}_then_worked")
+    assert code == 1, text
+    assert "the run failed: node 1 (collector) failed: " in text and SAYS[name] in text
+
+
+@pytest.mark.parametrize("name", [*SIGNALS, *EXITS])
+def test_a_node_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
+    code, text = ditask(tmp_path, f"{name}_then_worked", "--on-failure", "restart")
+    assert code == 0, text
+    assert SAYS[name] in text and "restarting it in 0.5 s (restart 1 of 3)" in text
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", *EXITS])
+def test_the_run_can_continue_without_a_node_that_ends_early(tmp_path: Path, name: str) -> None:
+    code, text = ditask(tmp_path, f"{name}_then_left", "--on-failure", "continue")
+    assert code == 0, text
+    assert SAYS[name] in text and "the run continues without it" in text
+    assert (tmp_path / "closed-0").read_text() == "all done"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "exit_0", "os_exit"])
+def test_a_learner_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
+    code, text = ditask(tmp_path, f"{name}_of_the_learner", "--on-failure", "restart")
+    assert code == 0, text
+    assert "node 0 (learner) failed: " in text and SAYS[name] in text and "restart 1 of 3" in text
+
+
+def test_an_exit_before_the_first_step_is_early(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "exit_outside_of_run")
+    assert code == 1, text
+    assert "node 0 (learner) failed: it called sys.exit(0)" in text
+
+
+def test_an_exit_after_the_run_is_the_end_of_the_program(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "exit_at_the_end")
+    assert code == 0, text
