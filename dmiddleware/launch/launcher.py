@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -52,20 +52,23 @@ _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
 _N_PORTS: Final = 4000
 _LOGS: Final = Path("logs")
+_REDIS_USERNAME: Final = "DITASK_REDIS_USERNAME"
+_REDIS_PASSWORD: Final = "DITASK_REDIS_PASSWORD"
 _GUARD_S: Final = 2.0
 """Seconds after which nodes that should have ended without their launcher are killed."""
 
 
-def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
+def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
     """Start the run that the command line describes, and return the exit code.
 
     Args:
         options: the command line's options by name.
-        env: the environment variables.
+        env: the environment variables, from which secrets are removed.
 
     Raises:
         LaunchError: if options contradict each other; nothing was started.
     """
+    secret = _take_secrets(env)
     mark = new_mark()
     stream = SteadyStream(sys.stdout)
     with owned_folder(Path(tempfile.gettempdir()), mark=mark) as run_folder:
@@ -87,7 +90,7 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
             n_learners = count_hubs(request)
             check_data_parallel(options["main"], Path(options["package"]), n_learners=n_learners)
         is_alone = not request.joins and placement.count == 1
-        key, is_new_key = _key(options, env, plans, is_alone=is_alone)
+        key, is_new_key = _key(options, secret[KEY_VARIABLE], plans, is_alone=is_alone)
         tls, stamp = _tls(options), _stamp(placement, env)
         supervisor_options = SupervisorOptions(
             on_failure=options["on_failure"],
@@ -111,6 +114,8 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     start_timeout_s=options["start_timeout"],
                     kill_after_s=supervisor_options.kill_after_s,
                     key_hex=key.hex(),
+                    redis_username=secret[_REDIS_USERNAME] or None,
+                    redis_password=secret[_REDIS_PASSWORD] or None,
                     mq_type=options["mq_type"],
                     tls=tls,
                     attached=request.joins,
@@ -137,6 +142,15 @@ def launch(options: Mapping[str, Any], env: Mapping[str, str]) -> int:
                     display.note(line)
     _report_losses(stream, supervisor)
     return code
+
+
+def _take_secrets(env: MutableMapping[str, str]) -> dict[str, str]:
+    """Remove the secrets from the environment, which every process of the run would inherit.
+
+    The nodes receive them through a pipe.
+    """
+    names = (KEY_VARIABLE, _REDIS_USERNAME, _REDIS_PASSWORD)
+    return {name: env.pop(name, "") for name in names}
 
 
 def _log_dir(options: Mapping[str, Any]) -> Path:
@@ -345,7 +359,7 @@ def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
 
 def _key(
     options: Mapping[str, Any],
-    env: Mapping[str, str],
+    from_env: str,
     plans: list[NodePlan],
     *,
     is_alone: bool,
@@ -355,7 +369,7 @@ def _key(
     It comes from a file or the environment; for a run on a single host it is generated.
     """
     file = options["key_file"]
-    text = env.get(KEY_VARIABLE, "").encode() if file is None else _read_key(file)
+    text = from_env.encode() if file is None else _read_key(file)
     if text or file is not None:
         if len(text) < _MIN_KEY_LENGTH:
             raise LaunchError(

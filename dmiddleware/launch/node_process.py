@@ -394,10 +394,7 @@ def _transport(config: NodeConfig) -> Transport:
     if config.mq_type == "redis":
         from dmiddleware.router.transport.redis import RedisTransport
 
-        return RedisTransport(
-            username=os.environ.get("DITASK_REDIS_USERNAME"),
-            password=os.environ.get("DITASK_REDIS_PASSWORD"),
-        )
+        return RedisTransport(username=config.redis_username, password=config.redis_password)
     sockets: Transport
     if config.mq_type == "nng":
         from dmiddleware.router.transport.nng import NngTransport

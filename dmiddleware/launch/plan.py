@@ -167,6 +167,8 @@ class NodeConfig(msgspec.Struct, kw_only=True):
         run_id: names the run.
         start_timeout_s: how long to wait for peers.
         key_hex: the run's key; empty: none.
+        redis_username: the user for the redis server; None: the default one.
+        redis_password: the password for it; None: it needs none.
         mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
         tls: certificates for ``tls+tcp``, or None.
         attached: whether it joined a run of another launcher. When it is stopped, the other nodes
@@ -186,6 +188,8 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     run_id: str = "run"
     start_timeout_s: float = 60.0
     key_hex: str = ""
+    redis_username: str | None = None
+    redis_password: str | None = None
     mq_type: MqType = "socket"
     tls: TlsFiles | None = None
     attached: bool = False
@@ -196,6 +200,10 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     log: str = ""
     mark: str = ""
     status_fd: int = -1
+
+    def __repr__(self) -> str:
+        """Return a text without secrets, which tracebacks and logs may show."""
+        return f"NodeConfig(plan={self.plan!r}, main={self.main!r})"
 
 
 def parse_roles(text: str) -> tuple[tuple[str, int], ...]:
