@@ -18,6 +18,7 @@ import msgspec
 from dmiddleware.launch.leftovers import marked_environment, new_mark
 from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.plan import NodeConfig, NodePlan, RankPlan
+from dmiddleware.launch.program_lines import CrashReport
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.signals import ENDING_SIGNALS
 
@@ -25,6 +26,7 @@ __all__ = ["Child", "Failure"]
 
 _N_LAST_LINES: Final = 10
 _WIDTH: Final = 300
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Child:
         started_at: when it was started.
         heard_at: when that status arrived; later if the launcher was suspended since.
         last_lines: the last lines that it printed.
+        crash: where it crashed, if it did.
         restarts: how often it was restarted.
         restarted_at: when it was restarted lately.
         exit_code: its exit code; None while it runs.
@@ -73,6 +76,7 @@ class Child:
     started_at: float = 0.0
     heard_at: float = 0.0
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_N_LAST_LINES))
+    crash: CrashReport = field(default_factory=CrashReport)
     restarts: int = 0
     restarted_at: list[float] = field(default_factory=list)
     exit_code: int | None = None
@@ -135,6 +139,7 @@ class Child:
         self.hung_s, self.is_killed, self.mark = 0.0, False, new_mark()
         self.status = NodeStatus(phase="starting")
         self.last_lines.clear()
+        self.crash = CrashReport()
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -193,6 +198,7 @@ class Child:
 
     def remember(self, line: str) -> None:
         """Keep a line that it has printed."""
+        self.crash.feed(line)
         self.last_lines.append(line if len(line) <= _WIDTH else line[:_WIDTH] + "…")
 
     def describe_failure(self, hint: str = "") -> str:
@@ -208,6 +214,8 @@ class Child:
         if status.error:
             return f"{self.name} failed: {status.error}{where}"
         if code is not None and code < 0:
+            if -code in _CRASHES:
+                hint = self.crash.where
             hint = f" ({hint})" if hint else ""
             return f"{self.name} was killed by {_signal_name(-code)}{hint}"
         if status.phase == "finished":

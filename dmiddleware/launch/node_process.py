@@ -30,6 +30,7 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.leftovers import end_processes
 from dmiddleware.launch.main_function import call_main, import_main
 from dmiddleware.launch.plan import NodeConfig
+from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.router import Router
@@ -37,6 +38,7 @@ from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
+from dmiddleware.terminal import needs_terminal
 
 __all__ = ["main"]
 
@@ -51,8 +53,10 @@ _CALLERS: Final = (
     "importlib._bootstrap",
     "importlib._bootstrap_external",
 )
-_OUR_CODE: Final = tuple(
-    str(Path(__file__).parents[2] / name) + os.sep for name in ("dmiddleware", "middleware")
+_NO_TERMINAL: Final = (
+    "nodes have no terminal, so breakpoint(), pdb and input() cannot be used in them; run the "
+    "program in one process without ditask to debug it, or set PYTHONBREAKPOINT to a debugger "
+    "that listens on a port"
 )
 
 
@@ -63,6 +67,8 @@ def main() -> None:
     # Runs after all that the program registers: some of its processes may still have work to do.
     atexit.register(_end_children, os.getpid(), config.mark)
     sys.stdout, sys.stderr = _line_output(1, config.log), _line_output(2, config.log)
+    # Its log, and the report of the launcher, then say where it crashed.
+    faulthandler.enable(file=2)
     # The launcher sends it to a node that hangs, to see where.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
     # As in a run of one process, only warnings reach the terminal.
@@ -335,11 +341,7 @@ def _stems_from(error: BaseException | None, first: BaseException) -> bool:
 def _where(error: BaseException) -> str:
     """Return the line of the user's program that raised the error, as ``file:line``."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*_OUR_CODE, "<"))]
-    program = [frame for frame in own if f"{os.sep}site-packages{os.sep}" not in frame.filename]
-    for frame in reversed(program or own or frames):
-        return f"{Path(frame.filename).name}:{frame.lineno}"
-    return ""
+    return program_line((frame.filename, frame.lineno) for frame in reversed(frames))
 
 
 def _summarize(error: BaseException) -> str:
@@ -350,11 +352,15 @@ def _summarize(error: BaseException) -> str:
     if first.endswith(":") and others:
         first = f"{first} {others[0].strip()}"
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if needs_terminal(error):
+        text = f"{text}: {_NO_TERMINAL}"
     return text[:_LONGEST_TEXT]
 
 
 def _print_traceback(error: BaseException) -> None:
     """Print the traceback from the user's function on."""
+    if needs_terminal(error):
+        error.add_note(_NO_TERMINAL)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals["__name__"] in _CALLERS:
         frames = frames.tb_next

@@ -55,6 +55,7 @@ from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
+from dmiddleware.terminal import needs_terminal
 
 __all__ = ["main", "Setup", "Failure", "StepInfos"]
 
@@ -151,7 +152,7 @@ class _Worker:
         return Failure(
             env_id=self._env_id,
             doing=self._doing,
-            summary=f"{type(error).__name__}: {error}",
+            summary=_summarize(error),
             details=traceback.format_exc(),
             breaks_protocol=isinstance(error, EnvProtocolError),
         )
@@ -240,6 +241,14 @@ class _Worker:
     def _seed(self, seeds: Mapping[int, tuple[int | None, int | None]]) -> None:
         self._seeds = {env_id: once for env_id, (once, _) in seeds.items() if once is not None}
         self._fixed_seeds = {env_id: always for env_id, (_, always) in seeds.items()}
+
+
+def _summarize(error: Exception) -> str:
+    hint = (
+        "processes of envs have no terminal, so breakpoint(), pdb and input() cannot be used in "
+        'them; use mode="sync" to debug an env'
+    )
+    return f"{type(error).__name__}: {hint if needs_terminal(error) else error}"
 
 
 def main(socket_fd: int, black_box_fd: int) -> None:

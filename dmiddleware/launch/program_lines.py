@@ -1,0 +1,66 @@
+"""The line of the user's program to which an error belongs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["CrashReport", "program_line"]
+
+_OUR_CODE: Final = tuple(
+    str(Path(__file__).parents[2] / name) + os.sep for name in ("dmiddleware", "middleware")
+)
+_INSTALLED: Final = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_PACKAGES: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in ')
+
+
+def program_line(frames: Iterable[tuple[str, int | None]]) -> str:
+    """Return the innermost line of the user's program, as ``file:line``.
+
+    Args:
+        frames: file and line of each frame, the innermost first. Without a frame of the program,
+            one of an installed package counts, and without such a frame any.
+
+    Returns:
+        The line; empty without frames.
+    """
+    known = list(frames)
+    own = [frame for frame in known if not frame[0].startswith((*_OUR_CODE, "<"))]
+    program = [frame for frame in own if not _is_installed(frame[0])]
+    for file, line in program or own or known:
+        return f"{Path(file).name}:{line}"
+    return ""
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or any(folder in file for folder in _PACKAGES)
+
+
+class CrashReport:
+    """Finds the line that crashed a process in what Python's ``faulthandler`` has printed."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, int | None]] = []
+        self._has_crashed = False
+        self._is_current = False
+
+    def feed(self, line: str) -> None:
+        """Take one line of the output of the process."""
+        if line.startswith("Fatal Python error: "):
+            self._has_crashed, self._is_current, self._frames = True, False, []
+        elif line.startswith(("Current thread ", "Thread ")):
+            self._is_current = self._has_crashed and line.startswith("Current")
+        elif self._is_current and (found := _FRAME.match(line)):
+            self._frames.append((found[1], int(found[2])))
+
+    @property
+    def where(self) -> str:
+        """The line of the program, as ``file:line``; empty: not known."""
+        return program_line(self._frames)
