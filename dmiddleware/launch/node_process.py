@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.leftovers import end_processes
 from dmiddleware.launch.main_function import call_main, import_main
 from dmiddleware.launch.plan import NodeConfig
@@ -135,7 +136,8 @@ class _NodeProcess:
         try:
             with self._router, running_as(self._node):
                 try:
-                    function = import_main(self._config.main, self._config.package)
+                    with refusing_at_import("runs a task"):
+                        function = import_main(self._config.main, self._config.package)
                     _set_threads(self._config.n_threads)
                     if not self._stop_reason:
                         self._phase = "running"
@@ -187,6 +189,9 @@ class _NodeProcess:
         # Closing the task may have added errors; the first one is the reason.
         if self._failure is None or not _stems_from(error, self._failure):
             self._note_failure(error)
+        elif error is self._failure:
+            # It now also has the frames around the task.
+            self._where = _where(error)
         self._phase = "failed"
         self._report()
         if not isinstance(error, LaunchError):

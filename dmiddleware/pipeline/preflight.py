@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence, Sized
 from pathlib import Path
 
 from dmiddleware.errors import ChainError
+from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
@@ -100,7 +101,10 @@ def check_chain(
 
     Raises:
         ChainError: with all problems and the remedy of each.
+        LaunchError: if a module runs the chain while it is imported by a node, or by a process of
+            envs.
     """
+    refuse_at_import("runs a task")
     problems = _Check(
         items, ctx, roles, by_hand=by_hand, has_peers=has_peers, run_roles=run_roles
     ).problems()

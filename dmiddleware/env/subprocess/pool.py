@@ -23,6 +23,7 @@ from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe, deadline_in,
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
+from dmiddleware.import_guard import refuse_at_import
 
 __all__ = ["EnvPool", "EnvProcess", "ProcessFailure"]
 
@@ -77,6 +78,7 @@ class EnvProcess:
     """
 
     def __init__(self, env_ids: list[int]) -> None:
+        refuse_at_import("starts processes of envs")
         self.env_ids = env_ids
         ours, theirs = socket.socketpair()
         self._black_box, black_box_in = os.pipe()

@@ -55,6 +55,7 @@ from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
+from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.terminal import needs_terminal
 
 __all__ = ["main", "Setup", "Failure", "StepInfos"]
@@ -266,7 +267,9 @@ def main(socket_fd: int, black_box_fd: int) -> None:
     threading.Thread(target=_die_with_manager, args=(pipe,), daemon=True).start()
     worker = _Worker(pipe)
     try:
-        worker.serve()
+        # Unpickled functions may belong to a module that starts a training when it is imported.
+        with refusing_at_import("runs a task", "starts processes of envs"):
+            worker.serve()
         worker.close()
     except PipeClosed:
         worker.close()
