@@ -26,6 +26,8 @@ __all__ = ["Child", "Failure"]
 
 _N_LAST_LINES: Final = 10
 _WIDTH: Final = 300
+# Not with -m: programs would show the name of that module in their help.
+_START: Final = "from dmiddleware.launch.node_process import main; main()"
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL)
 
 
@@ -143,7 +145,7 @@ class Child:
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dmiddleware.launch.node_process"],
+                [sys.executable, "-c", _START, *self.config.arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -160,7 +162,9 @@ class Child:
         self._mark_start_in_log()
         log = "" if self.log_path is None else str(self.log_path.absolute())
         self.send(
-            msgspec.structs.replace(self.config, status_fd=write_end, mark=self.mark, log=log)
+            msgspec.structs.replace(
+                self.config, status_fd=write_end, mark=self.mark, log=log, arguments=()
+            )
         )
         return read_end
 

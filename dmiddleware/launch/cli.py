@@ -15,7 +15,26 @@ import click
 __all__ = ["ditask"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Command(click.Command):
+    """A command whose program gets the arguments that follow ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        own, ctx.params["arguments"] = args[:at], tuple(args[at + 1 :])
+        try:
+            return super().parse_args(ctx, own)
+        except click.UsageError as error:
+            if isinstance(error, click.NoSuchOption) or "extra argument" in error.message:
+                error.message += " (arguments of the program follow --)"
+            raise
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+@click.command(
+    cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option(
     "--main",
     required=True,
@@ -230,9 +249,13 @@ __all__ = ["ditask"]
 def ditask(**options: Any) -> None:
     """Run a program in several processes: start them, watch them, and stop them together.
 
+    What follows -- are the arguments of the program, in sys.argv of every process.
+
     \b
     On one host:
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
+    With arguments for the program:
+      ditask --main train.main --roles learner=1,collector=2 -- --seed 3
     Over tcp, with a key, so that others can join:
       openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4

@@ -109,6 +109,7 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                 NodeConfig(
                     plan=plan,
                     main=options["main"],
+                    arguments=options["arguments"],
                     package=str(Path(options["package"]).resolve()),
                     run_id=options["run_id"] or "run",
                     start_timeout_s=options["start_timeout"],

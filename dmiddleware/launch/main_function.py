@@ -24,6 +24,11 @@ _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
     "runs it, such as: def run(): asyncio.run({name}())"
 )
+_PARAMETERS = (
+    "--main {main} has parameters without a default ({names}){where}, but it is called without "
+    "arguments; give them defaults, and read the arguments that follow -- from sys.argv, for "
+    "example with argparse"
+)
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
     "nothing; name a function without yield"
@@ -31,7 +36,7 @@ _GENERATOR = (
 
 
 def check_main(main: str, package: Path) -> None:
-    """Refuse a function that would run nothing when it is called, without importing its module.
+    """Refuse a function that cannot be called, or would run nothing, without importing its module.
 
     A function that cannot be found in the source, for example because it is decorated or comes from
     another module, is checked by :func:`import_main`.
@@ -41,7 +46,7 @@ def check_main(main: str, package: Path) -> None:
         package: the folder to put first on the import path.
 
     Raises:
-        LaunchError: if it is an async function or a generator function.
+        LaunchError: if it is an async function or a generator function, or needs arguments.
     """
     module_name, _, name = main.rpartition(".")
     file = _find_source(module_name, [str(package.resolve()), *sys.path])
@@ -57,6 +62,9 @@ def check_main(main: str, package: Path) -> None:
         where = f" ({file.name}:{function.lineno})"
         raise LaunchError(_ASYNC.format(main=main, name=name, where=where))
     if function is not None:
+        if names := _required(function.args):
+            where = f" ({file.name}:{function.lineno})"
+            raise LaunchError(_PARAMETERS.format(main=main, names=", ".join(names), where=where))
         for node in _own_nodes(function):
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 where = f" ({file.name}:{node.lineno})"
@@ -107,17 +115,18 @@ def check_data_parallel(main: str, package: Path, *, n_learners: int) -> None:
 
 
 def import_main(main: str, package: str) -> Callable[[], object]:
-    """Import the function.
+    """Import the function; ``sys.argv`` then begins with the file of its module.
 
     Args:
         main: ``package.module.function``.
         package: the folder to put first on the import path.
 
     Raises:
-        LaunchError: if it does not exist, or would run nothing when it is called.
+        LaunchError: if it does not exist, cannot be called, or would run nothing when it is called.
     """
     module_name, _, name = main.rpartition(".")
     sys.path.insert(0, str(Path(package).resolve()))
+    sys.argv[0] = str(_find_source(module_name, sys.path) or module_name)
     try:
         function: Any = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
@@ -133,6 +142,8 @@ def import_main(main: str, package: str) -> Callable[[], object]:
         raise LaunchError(_ASYNC.format(main=main, name=name, where=""))
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise LaunchError(_GENERATOR.format(main=main, where=""))
+    if names := _missing(function):
+        raise LaunchError(_PARAMETERS.format(main=main, names=", ".join(names), where=""))
     return function  # type: ignore[no-any-return]
 
 
@@ -186,6 +197,27 @@ def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFu
         ):
             found = None
     return found
+
+
+def _required(arguments: ast.arguments) -> list[str]:
+    """Return the parameters without a default."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    n_without = len(positional) - len(arguments.defaults)
+    by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [
+        *(one.arg for one in positional[:n_without]),
+        *(one.arg for one, default in by_name if default is None),
+    ]
+
+
+def _missing(function: Callable[..., object]) -> list[str]:
+    """Return the parameters without a default, of a function that was imported."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []  # it is not written in Python
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
 
 
 def _is_program(name: str, file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The process of one node: ``python -m dmiddleware.launch.node_process``, started by ``ditask``.
+"""The process of one node, started by ``ditask`` with the arguments of the program.
 
 It reads its :class:`~dmiddleware.launch.plan.NodeConfig` from the first line of standard input,
 connects to its peers, runs the user's function and reports its status to the launcher. Each further
@@ -49,6 +49,7 @@ STATUS_EVERY_S: Final = 1.0
 _LONGEST_TEXT: Final = 500
 _CALLERS: Final = (
     "__main__",
+    "dmiddleware.launch.node_process",
     "dmiddleware.launch.main_function",
     "importlib",
     "importlib._bootstrap",
@@ -63,6 +64,8 @@ _NO_TERMINAL: Final = (
 
 def main() -> None:
     """Run one node; the exit code is 0 if it succeeded."""
+    if sys.path[0] == "":
+        sys.path[0] = str(Path.cwd())  # the program may change the directory
     launcher = _take_stdin()
     config = msgspec.json.decode(_read_line(launcher), type=NodeConfig)
     # Runs after all that the program registers: some of its processes may still have work to do.
@@ -416,7 +419,3 @@ def _transport(config: NodeConfig) -> Transport:
     if not config.shared_memory:
         return sockets
     return SharedMemoryTransport(sockets, directory=Path(config.shared_memory))
-
-
-if __name__ == "__main__":
-    main()

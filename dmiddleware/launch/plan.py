@@ -160,10 +160,13 @@ class NodePlan:
 class NodeConfig(msgspec.Struct, kw_only=True):
     """Everything a node's process needs to know; the launcher sends it as one line of JSON.
 
+    The arguments are not sent: the process is started with them.
+
     Attributes:
         plan: its part in the run.
         main: ``package.module.function``.
         package: folder to put first on the import path.
+        arguments: the arguments of the program.
         run_id: names the run.
         start_timeout_s: how long to wait for peers.
         key_hex: the run's key; empty: none.
@@ -185,6 +188,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     plan: NodePlan
     main: str
     package: str
+    arguments: tuple[str, ...] = ()
     run_id: str = "run"
     start_timeout_s: float = 60.0
     key_hex: str = ""
