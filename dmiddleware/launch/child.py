@@ -163,7 +163,12 @@ class Child:
         log = "" if self.log_path is None else str(self.log_path.absolute())
         self.send(
             msgspec.structs.replace(
-                self.config, status_fd=write_end, mark=self.mark, log=log, arguments=()
+                self.config,
+                status_fd=write_end,
+                mark=self.mark,
+                log=log,
+                arguments=(),
+                variables={},
             )
         )
         return read_end
@@ -178,7 +183,8 @@ class Child:
         environment = marked_environment(run_mark, self.mark)
         for name in RankPlan(0, 1, 0).environment():
             environment.pop(name, None)
-        return environment | ({} if ranks is None else ranks.environment())
+        environment |= {} if ranks is None else ranks.environment()
+        return environment | self.config.variables
 
     def send(self, message: NodeConfig | str) -> None:
         """Send a line of JSON: first the node's configuration, then a reason to stop."""

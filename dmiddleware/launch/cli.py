@@ -56,6 +56,14 @@ class _Command(click.Command):
     "one learner.",
 )
 @click.option(
+    "--env",
+    multiple=True,
+    metavar="[ROLE:]NAME=VALUE",
+    help="An environment variable for all processes, for those of a role, or for one node id; may "
+    "be given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from the "
+    "collectors.",
+)
+@click.option(
     "--parallel-workers",
     type=int,
     metavar="N",

@@ -39,6 +39,7 @@ from dmiddleware.launch.plan import (
 )
 from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
+from dmiddleware.launch.variables import node_variables
 from dmiddleware.pipeline import Role
 from dmiddleware.router.protocol.topology import Scheme, count_listening
 from dmiddleware.router.transport.tls import TlsFiles
@@ -84,6 +85,8 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
         ports, rendezvous_port = _free_ports(request)
         request = replace(request, rendezvous_port=rendezvous_port)
         plans = plan_nodes(request, free_ports=ports)
+        elsewhere = dict(zip(request.elsewhere_ids, request.elsewhere, strict=True))
+        variables = node_variables(options["env"], plans, elsewhere=elsewhere)
         raise_descriptor_limit(descriptors_needed(plans))
         check_main(options["main"], Path(options["package"]))
         if count_hubs(request) > 1 and Role.COORDINATOR not in chain.from_iterable(request.roles):
@@ -104,7 +107,6 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
         with owned_folder(_shared(options, plans), mark=mark) as shared:
             folders = [folder for folder in (run_folder, shared) if folder is not None]
             grace_s = supervisor_options.kill_after_s + _GUARD_S
-            n_threads = _n_threads(env, len(plans))
             configs = [
                 NodeConfig(
                     plan=plan,
@@ -122,9 +124,10 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                     attached=request.joins,
                     stamp=stamp,
                     shared_memory="" if shared is None else str(shared.path),
-                    n_threads=n_threads,
+                    variables=own,
+                    n_threads=_n_threads({**env, **own}, len(plans)),
                 )
-                for plan in plans
+                for plan, own in zip(plans, variables, strict=True)
             ]
             with guard(mark, folders, grace_s=grace_s):
                 with choose_display(stream) as display:
@@ -232,12 +235,19 @@ def _request(options: Mapping[str, Any], placement: Placement, run_dir: Path) ->
         if protocol != "redis":
             listens = options["topology"] == "mesh" or not attach_to
             ports = (ports or (placement.port,)) if listens else ()
+    elsewhere_ids = tuple(
+        _NODES_PER_HOST * host + number
+        for host, roles in enumerate(roles_of_hosts)
+        if host != placement.index
+        for number in range(len(roles))
+    )
     n_before = sum(map(len, roles_of_hosts[: placement.index]))
     roles = roles_of_hosts.pop(placement.index)
     return LaunchRequest(
         main=options["main"],
         roles=roles,
         elsewhere=tuple(chain.from_iterable(roles_of_hosts)),
+        elsewhere_ids=elsewhere_ids,
         n_before=n_before,
         has_hub=has_hub,
         protocol=protocol,

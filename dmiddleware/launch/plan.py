@@ -54,6 +54,7 @@ class LaunchRequest:
         main: the function to run in each node, ``package.module.function``.
         roles: the roles of each node; a node without roles runs the whole chain.
         elsewhere: the roles of each node that the launchers on other hosts start.
+        elsewhere_ids: the ids of these nodes.
         n_before: how many of these the launchers before this one start.
         has_hub: whether the hub, which the nodes of all other hosts dial, is started here. It is
             the learner if this launcher starts it, otherwise the first node.
@@ -75,6 +76,7 @@ class LaunchRequest:
     main: str
     roles: tuple[tuple[str, ...], ...] = ((),)
     elsewhere: tuple[tuple[str, ...], ...] = ()
+    elsewhere_ids: tuple[int, ...] = ()
     n_before: int = 0
     has_hub: bool = True
     protocol: Scheme = "ipc"
@@ -160,13 +162,14 @@ class NodePlan:
 class NodeConfig(msgspec.Struct, kw_only=True):
     """Everything a node's process needs to know; the launcher sends it as one line of JSON.
 
-    The arguments are not sent: the process is started with them.
+    The arguments and variables are not sent: the process is started with them.
 
     Attributes:
         plan: its part in the run.
         main: ``package.module.function``.
         package: folder to put first on the import path.
         arguments: the arguments of the program.
+        variables: environment variables of the program.
         run_id: names the run.
         start_timeout_s: how long to wait for peers.
         key_hex: the run's key; empty: none.
@@ -189,6 +192,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     main: str
     package: str
     arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
     run_id: str = "run"
     start_timeout_s: float = 60.0
     key_hex: str = ""
