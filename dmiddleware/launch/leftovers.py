@@ -25,6 +25,7 @@ __all__ = [
     "is_mark",
     "marked_environment",
     "new_mark",
+    "reap_orphans",
     "wait_until",
 ]
 
@@ -85,6 +86,23 @@ def end_processes(
     if helpers and not wait_until(lambda: not search.running(), _POLITE_S):
         _send(signal.SIGKILL, search.running())
     return len(found)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Reap the processes without a parent that have ended, if this is process 1.
+
+    The system gives them to process 1, which is ``ditask`` in a container without an init process.
+    There they would stay as zombies, each with a process id.
+
+    Args:
+        own: the processes whose exit codes this process reads itself.
+    """
+    if os.getpid() != 1:
+        return
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _send(number: signal.Signals, pids: Collection[int]) -> None:

@@ -15,7 +15,7 @@ from typing import IO, Final, Protocol
 import msgspec
 
 from dmiddleware.launch.child import Child, Failure
-from dmiddleware.launch.leftovers import end_processes, new_mark
+from dmiddleware.launch.leftovers import end_processes, new_mark, reap_orphans
 from dmiddleware.launch.out_of_memory import OutOfMemoryKills
 from dmiddleware.launch.output import LineSplitter, LogFile
 from dmiddleware.launch.plan import FailurePolicy, NodeConfig
@@ -202,6 +202,8 @@ class Supervisor:
 
     def _check(self) -> None:
         self._reap()
+        processes = [one.process for one in self.children if one.process is not None]
+        reap_orphans([process.pid for process in processes if process.returncode is None])
         for child in self.children:
             if child.restart_at is None or self._now() < child.restart_at:
                 continue
