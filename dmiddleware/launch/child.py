@@ -188,9 +188,10 @@ class Child:
 
     def send(self, message: NodeConfig | str) -> None:
         """Send a line of JSON: first the node's configuration, then a reason to stop."""
+        data = msgspec.json.encode(message) + b"\n"
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError, ValueError):
-                self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+                self.process.stdin.write(data)
                 self.process.stdin.flush()
 
     def kill(self) -> None:

@@ -51,7 +51,7 @@ class _Command(click.Command):
 @click.option(
     "--roles",
     default="",
-    metavar="ROLE=N,…",
+    metavar="ROLE=N,...",
     help="Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has "
     "one learner.",
 )
@@ -126,14 +126,14 @@ class _Command(click.Command):
 @click.option(
     "--ports",
     default="",
-    metavar="P,…",
+    metavar="P,...",
     help="The ports to listen on, first the learner's. With fewer ports than listening processes, "
     "the rest count up from the last one.  [default: free ports from 25515 to 29514]",
 )
 @click.option(
     "--attach-to",
     default="",
-    metavar="ADDRESS,…",
+    metavar="ADDRESS,...",
     help="Join a run that was started before: the addresses of its nodes. Needs its key and "
     "--run-id. Processes that join write to their own run folder, and the run continues when they "
     "leave.",
@@ -141,13 +141,13 @@ class _Command(click.Command):
 @click.option(
     "--node-ids",
     default="",
-    metavar="N,…",
+    metavar="N,...",
     help="Node ids of the processes, or only the first one.  [default: count up from 0]",
 )
 @click.option(
     "--labels",
     default="",
-    metavar="LABEL,…",
+    metavar="LABEL,...",
     help="Labels of the processes, for task.match_labels.",
 )
 @click.option(

@@ -37,7 +37,13 @@ from dmiddleware.launch.plan import (
     parse_roles,
     plan_nodes,
 )
-from dmiddleware.launch.platforms import DEFAULT_PORT, KEY_VARIABLE, Placement, place
+from dmiddleware.launch.platforms import (
+    DEFAULT_PORT,
+    KEY_VARIABLE,
+    Placement,
+    count_copies,
+    place,
+)
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
 from dmiddleware.pipeline import Role
@@ -70,6 +76,7 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
         LaunchError: if options contradict each other; nothing was started.
     """
     secret = _take_secrets(env)
+    _check_text(options)
     mark = new_mark()
     stream = SteadyStream(sys.stdout)
     with owned_folder(Path(tempfile.gettempdir()), mark=mark) as run_folder:
@@ -137,6 +144,11 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                     if is_new_key and request.protocol != "ipc":
                         key_file = _write_key(run_dir, key)
                         display.note(f"to join it from this host: --key-file {key_file}")
+                    if options["platform"] == "local" and (n_copies := count_copies(env)) > 1:
+                        display.note(
+                            f"srun starts this command {n_copies} times, and each is a run of its "
+                            "own; for one run, use --platform slurm with one task per host"
+                        )
                     display.note(f"logs of the processes: {supervisor_options.log_dir}")
                     supervisor = Supervisor(
                         configs, options=supervisor_options, display=display, mark=mark
@@ -155,6 +167,20 @@ def _take_secrets(env: MutableMapping[str, str]) -> dict[str, str]:
     """
     names = (KEY_VARIABLE, _REDIS_USERNAME, _REDIS_PASSWORD)
     return {name: env.pop(name, "") for name in names}
+
+
+def _check_text(options: Mapping[str, Any]) -> None:
+    """Refuse options and folders that cannot be sent to the nodes."""
+    texts = {"--" + name.replace("_", "-"): str(value) for name, value in options.items()}
+    # These are not sent; see NodeConfig.
+    texts = {name: text for name, text in texts.items() if name not in ("--arguments", "--env")}
+    texts["the working directory"] = str(Path.cwd())
+    texts["the folder for temporary files"] = tempfile.gettempdir()
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise LaunchError(f"{name} is not valid UTF-8: {text!r}; use another name") from None
 
 
 def _log_dir(options: Mapping[str, Any]) -> Path:
@@ -492,7 +518,10 @@ def _free_ports(request: LaunchRequest) -> tuple[list[int], int]:
     wanted = count_listening(
         request.topology, len(request.roles), request.attach_to, count_hubs(request)
     )
-    if request.protocol in ("ipc", "redis") or request.ports:
+    if request.protocol in ("ipc", "redis"):
+        wanted = 0
+    elif request.ports:
+        _check_ports(request, wanted)
         wanted = 0
     ports: list[int] = []
     first = secrets.randbelow(_N_PORTS)
@@ -508,13 +537,26 @@ def _free_ports(request: LaunchRequest) -> tuple[list[int], int]:
     return ports, 0
 
 
+def _check_ports(request: LaunchRequest, n_listening: int) -> None:
+    """Refuse ports that are taken: the processes of this run would join the one that has them."""
+    last, n_more = request.ports[-1], max(n_listening - len(request.ports), 0)
+    ports = (*request.ports[:n_listening], *range(last + 1, last + 1 + n_more))
+    host = request.bind or request.address
+    for port in (port for port in ports if port < 65536):
+        try:
+            _probe(host, port, reuse=True)
+        except OSError as error:
+            # The nodes report other errors when they listen.
+            if error.errno == errno.EADDRINUSE:
+                raise LaunchError(
+                    f"port {port} of {host} is in use, maybe by another run of this program; give "
+                    "other --ports, or stop that run"
+                ) from error
+
+
 def _is_free(host: str, port: int) -> bool:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
+        _probe(host, port, reuse=False)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             return False
@@ -523,6 +565,26 @@ def _is_free(host: str, port: int) -> bool:
             "--address, and if other hosts reach it by another one, the local one with --bind"
         ) from error
     return True
+
+
+def _probe(host: str, port: int, *, reuse: bool) -> None:
+    """Bind a socket to a port and close it.
+
+    Args:
+        host: the local address.
+        port: the port.
+        reuse: whether the port may have connections that were closed a short time ago.
+
+    Raises:
+        OSError: if that is not possible.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        if reuse:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def _write_key(run_dir: Path, key: bytes) -> Path:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dmiddleware.errors import LaunchError
+from dmiddleware.errors import ChainError, ConfigError, LaunchError
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.leftovers import end_processes
 from dmiddleware.launch.main_function import call_main, import_main
@@ -55,6 +55,7 @@ _CALLERS: Final = (
     "importlib._bootstrap",
     "importlib._bootstrap_external",
 )
+_MISTAKES: Final = (ChainError, ConfigError, LaunchError, ImportError, SyntaxError)
 _NO_TERMINAL: Final = (
     "nodes have no terminal, so breakpoint(), pdb and input() cannot be used in them; run the "
     "program in one process without ditask to debug it, or set PYTHONBREAKPOINT to a debugger "
@@ -91,6 +92,7 @@ class _NodeProcess:
         self._phase = "starting"
         self._failure: BaseException | None = None
         self._error, self._where, self._failed_at = "", "", 0.0
+        self._is_final = False
         self._stop_reason = ""
         self._pid, self._signal, self._signalled_at = os.getpid(), 0, 0.0
         self._is_asked = False
@@ -195,6 +197,7 @@ class _NodeProcess:
         elif error is self._failure:
             # It now also has the frames around the task.
             self._where = _where(error)
+        self._is_final = self._node.progress() == Progress() and _is_mistake(error)
         self._phase = "failed"
         self._report()
         if not isinstance(error, LaunchError):
@@ -256,6 +259,7 @@ class _NodeProcess:
             idle_s=self._idle_s(progress),
             error=self._error,
             where=self._where,
+            is_final=self._is_final,
             failed_at=self._failed_at,
             sent_at=time.monotonic(),
         )
@@ -344,6 +348,12 @@ def _stems_from(error: BaseException | None, first: BaseException) -> bool:
         return error is first
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return any(_stems_from(one, first) for one in (*inner, error.__cause__, error.__context__))
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Return whether every start of the program would raise the error."""
+    is_usage = isinstance(error, SystemExit) and error.code == 2
+    return is_usage or isinstance(error, _MISTAKES)
 
 
 def _where(error: BaseException) -> str:

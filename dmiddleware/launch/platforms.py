@@ -19,6 +19,7 @@ __all__ = [
     "KEY_VARIABLE",
     "PlatformName",
     "Placement",
+    "count_copies",
     "place",
     "expand_slurm_hosts",
 ]
@@ -91,6 +92,16 @@ def place(
     read = {"slurm": _slurm, "k8s": _k8s}.get(platform)
     placement = read(env) if read is not None else Placement(0, ("127.0.0.1",))
     return replace(placement, port=DEFAULT_PORT if port is None else port, scheme=scheme)
+
+
+def count_copies(env: Mapping[str, str]) -> int:
+    """Return how many times Slurm starts this command in one step; 1 without Slurm.
+
+    Args:
+        env: the environment variables.
+    """
+    text = env.get("SLURM_STEP_NUM_TASKS", "")
+    return int(text) if text.isdecimal() else 1
 
 
 def expand_slurm_hosts(text: str) -> list[str]:

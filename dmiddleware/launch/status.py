@@ -25,6 +25,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         idle_s: seconds since the main thread last made progress or waited for a peer.
         error: the error that ended it, on one line.
         where: the line of the program that raised the error, as ``file:line``; empty: not known.
+        is_final: whether the error is a mistake in the program or its arguments, which a restart
+            would repeat.
         failed_at: when it failed, on the host's monotonic clock; 0: it has not.
         sent_at: when it sent this, on the same clock.
     """
@@ -42,5 +44,6 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     idle_s: float = 0.0
     error: str = ""
     where: str = ""
+    is_final: bool = False
     failed_at: float = 0.0
     sent_at: float = 0.0

@@ -312,11 +312,12 @@ class Supervisor:
             return
         # A node that finished its program and reports a failed run would only fail again.
         has_crashed = child.status.phase != "finished"
+        is_final = child.status.is_final
         policy = self._options.on_failure
         if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
             self._note(failure + log)
             self._give_up(child)
-        elif policy == "restart" and has_crashed and self._may_restart(child):
+        elif policy == "restart" and has_crashed and not is_final and self._may_restart(child):
             self._plan_restart(child, failure + log)
         elif policy == "continue":
             self._failed.append(child)
@@ -329,13 +330,20 @@ class Supervisor:
                 self._note(failure + log)
             self.stop(first)
             if has_crashed:
-                self._note(
-                    "--on-failure abort (the default) ends the run; use continue or restart to "
-                    "keep it going"
-                    if policy == "abort"
-                    else f"--max-restarts {self._options.max_restarts} in --restart-window "
-                    f"{self._options.restart_window_s:g} allows no other restart"
-                )
+                self._note(self._why_not_restarted(child))
+
+    def _why_not_restarted(self, child: Child) -> str:
+        if child.status.is_final:
+            return "the program did not start, and would fail in the same way if it were restarted"
+        if self._options.on_failure == "abort":
+            return (
+                "--on-failure abort (the default) ends the run; use continue or restart to keep it "
+                "going"
+            )
+        return (
+            f"--max-restarts {self._options.max_restarts} in --restart-window "
+            f"{self._options.restart_window_s:g} allows no other restart"
+        )
 
     def _failed_at(self, child: Child) -> float:
         """Return when a node failed; for one that could not report it, the earliest time."""

@@ -180,7 +180,7 @@ def check_address(address: str, *, any_port: bool = False) -> None:
         if len(rest.encode()) > MAX_IPC_PATH:
             raise TopologyError(
                 f"the socket path {rest} has {len(rest.encode())} bytes, but the system allows "
-                f"{MAX_IPC_PATH}; use a shorter run folder, for example under /tmp"
+                f"{MAX_IPC_PATH}; use a shorter run folder, for example with TMPDIR=/tmp"
             )
         return
     matched = _HOST_AND_PORT.fullmatch(rest)
