@@ -63,6 +63,7 @@ class Child:
         restarts: how often it was restarted.
         restarted_at: when it was restarted lately.
         exit_code: its exit code; None while it runs.
+        ended_at: when it was seen to have ended.
         restart_at: when it will be restarted; None: no restart is planned.
         asked_at: when the launcher asked it to stop; None: not yet.
         hung_s: for how many seconds it had been hanging when the launcher killed it; 0: it did not.
@@ -82,6 +83,7 @@ class Child:
     restarts: int = 0
     restarted_at: list[float] = field(default_factory=list)
     exit_code: int | None = None
+    ended_at: float = 0.0
     restart_at: float | None = None
     asked_at: float | None = None
     hung_s: float = 0.0

@@ -24,9 +24,10 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, own)
         except click.UsageError as error:
-            if isinstance(error, click.NoSuchOption) or "extra argument" in error.message:
-                error.message += " (arguments of the program follow --)"
-            raise
+            if not isinstance(error, click.NoSuchOption) and "extra arg" not in error.message:
+                raise
+            text = f"{error.format_message()} (arguments of the program follow --)"
+            raise click.UsageError(text, ctx) from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]

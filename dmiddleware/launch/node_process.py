@@ -92,7 +92,7 @@ class _NodeProcess:
         self._phase = "starting"
         self._failure: BaseException | None = None
         self._error, self._where, self._failed_at = "", "", 0.0
-        self._is_final = False
+        self._is_final, self._left_early = False, False
         self._stop_reason = ""
         self._pid, self._signal, self._signalled_at = os.getpid(), 0, 0.0
         self._is_asked = False
@@ -117,7 +117,7 @@ class _NodeProcess:
             expected_peers=plan.n_peers,
             start_timeout_s=config.start_timeout_s,
         )
-        self._node = CurrentNode(
+        self._node = _Node(
             router=self._router,
             roles=plan.roles,
             labels=plan.labels,
@@ -177,6 +177,7 @@ class _NodeProcess:
             has_ended = self._node.stopped_ok or self._node.stop_reason is not None
             if end.code not in (None, 0) or not has_ended:
                 raise
+            self._left_early = not self._node.has_tasks and self._config.plan.n_peers > 0
 
     def _note_failure(self, error: BaseException) -> None:
         """Report an error of the program at once."""
@@ -260,6 +261,7 @@ class _NodeProcess:
             error=self._error,
             where=self._where,
             is_final=self._is_final,
+            left_early=self._left_early,
             failed_at=self._failed_at,
             sent_at=time.monotonic(),
         )
@@ -276,6 +278,16 @@ class _NodeProcess:
             return 0.0
         idle_s = now - max(self._progressed_at, self._clock.waited_at)
         return min(idle_s, self._node.since_waiting_s())
+
+
+class _Node(CurrentNode):
+    """Notes whether the program has built a task."""
+
+    has_tasks = False
+
+    def register(self, task: Any) -> None:
+        self.has_tasks = True
+        super().register(task)
 
 
 class _WatchedClock(SystemClock):

@@ -27,6 +27,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         where: the line of the program that raised the error, as ``file:line``; empty: not known.
         is_final: whether the error is a mistake in the program or its arguments, which a restart
             would repeat.
+        left_early: whether the program called ``sys.exit(0)`` before it built a task, although
+            other nodes expect it.
         failed_at: when it failed, on the host's monotonic clock; 0: it has not.
         sent_at: when it sent this, on the same clock.
     """
@@ -45,5 +47,6 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     error: str = ""
     where: str = ""
     is_final: bool = False
+    left_early: bool = False
     failed_at: float = 0.0
     sent_at: float = 0.0

@@ -211,6 +211,7 @@ class Supervisor:
             group = (child, *self._other_ranks(child))
             if not any(one.alive and one.restart_at is not None for one in group):
                 self._start(child)
+        self._fail_early_ends()
         self._end_with_the_run()
         self._enforce_deadline()
         self._end_hung_nodes()
@@ -279,7 +280,7 @@ class Supervisor:
         """Read the last words of a process that has ended, and act on its exit code."""
         assert child.process is not None
         self._drain(child)
-        child.exit_code = child.process.returncode
+        child.exit_code, child.ended_at = child.process.returncode, self._now()
         if child.exit_code == 0 and not self._may_end(child):
             child.exit_code = 1
             child.status.error = (
@@ -295,6 +296,18 @@ class Supervisor:
             pass  # a batch system has sent it to all processes of the run
         elif child.exit_code != 0 and child not in self._too_late:
             self._on_failure(child)
+
+    def _fail_early_ends(self) -> None:
+        """Fail the nodes that exited before their task, unless all do, as after --help."""
+        if self._stopping_since is not None:
+            return
+        are_expected = any(one.alive and one.status.phase == "running" for one in self.children)
+        for child in self.children:
+            has_left = child.exit_code == 0 and child.status.left_early
+            if has_left and are_expected and self._now() - child.ended_at > SETTLE_S:
+                child.exit_code, child.status.phase = 1, "failed"
+                child.status.error = "it called sys.exit(0) before it built a task"
+                self._on_failure(child)
 
     def _may_end(self, child: Child) -> bool:
         """Return whether a node that has ended without an error had nothing left to do."""

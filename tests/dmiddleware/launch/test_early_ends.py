@@ -68,6 +68,22 @@ PROGRAM = """
                 sys.exit(0)
             task.run()
 
+    def exit_before_the_task():
+        with open(f"starts-{os.environ['WHO']}", "a") as starts:
+            starts.write("x")
+        if os.environ["WHO"] == "collector" and Path("starts-collector").read_text() == "x":
+            sys.exit()
+        with Task(Context()) as task:
+
+            @middleware(roles=[*Role])
+            def work(ctx):
+                task.stop("all done")
+
+            task.use(work).run()
+
+    def exit_everywhere():
+        sys.exit(0)
+
     def exit_at_the_end():
         with Task(Context()) as task:
             task.use(lambda ctx: None).run(max_step=2)
@@ -135,6 +151,21 @@ def test_an_exit_before_the_first_step_is_early(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "exit_outside_of_run")
     assert code == 1, text
     assert "node 0 (learner) failed: it called sys.exit(0)" in text
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("abort", 1), ("restart", 0)])
+def test_an_exit_of_one_node_before_its_task_is_early(
+    tmp_path: Path, policy: str, expected: int
+) -> None:
+    variables = ("--env", "learner:WHO=learner", "--env", "collector:WHO=collector")
+    code, text = ditask(tmp_path, "exit_before_the_task", "--on-failure", policy, *variables)
+    assert code == expected, text
+    assert "node 1 (collector) failed: it called sys.exit(0) before it built a task" in text
+
+
+def test_a_program_may_exit_in_all_nodes(tmp_path: Path) -> None:
+    code, text = ditask(tmp_path, "exit_everywhere")
+    assert code == 0, text
 
 
 def test_an_exit_after_the_run_is_the_end_of_the_program(tmp_path: Path) -> None:
