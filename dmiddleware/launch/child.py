@@ -211,7 +211,8 @@ class Child:
 
     def remember(self, line: str) -> None:
         """Keep a line that it has printed."""
-        self.crash.feed(line)
+        if self.crash.feed(line):
+            return  # the report names the line of the program
         self.last_lines.append(line if len(line) <= _WIDTH else line[:_WIDTH] + "…")
 
     def describe_failure(self, hint: str = "") -> str:

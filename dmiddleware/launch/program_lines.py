@@ -18,6 +18,9 @@ _INSTALLED: Final = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _PACKAGES: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OF_STACKS: Final = re.compile(
+    r'(?:Current thread|Thread) 0x|  (?:File "|\.\.\.|<)|Extension modules: |$'
+)
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in ')
 
 
@@ -48,17 +51,24 @@ class CrashReport:
 
     def __init__(self) -> None:
         self._frames: list[tuple[str, int | None]] = []
-        self._has_crashed = False
+        self._in_stacks = False
         self._is_current = False
 
-    def feed(self, line: str) -> None:
-        """Take one line of the output of the process."""
+    def feed(self, line: str) -> bool:
+        """Take one line of the output of the process.
+
+        Returns:
+            Whether it belongs to the stacks, which can be many lines.
+        """
         if line.startswith("Fatal Python error: "):
-            self._has_crashed, self._is_current, self._frames = True, False, []
-        elif line.startswith(("Current thread ", "Thread ")):
-            self._is_current = self._has_crashed and line.startswith("Current")
-        elif self._is_current and (found := _FRAME.match(line)):
+            self._in_stacks, self._is_current, self._frames = True, False, []
+            return False
+        self._in_stacks = self._in_stacks and _OF_STACKS.match(line) is not None
+        if line.startswith(("Current thread ", "Thread ")):
+            self._is_current = self._in_stacks and line.startswith("Current")
+        elif self._in_stacks and self._is_current and (found := _FRAME.match(line)):
             self._frames.append((found[1], int(found[2])))
+        return self._in_stacks
 
     @property
     def where(self) -> str:

@@ -238,7 +238,10 @@ def test_a_failure_ends_with_the_last_output_and_the_path_of_the_log(folder: Pat
     assert f"(all of it: {path.relative_to(folder)})" in text.split("last output of node 0")[1]
     assert "[ditask]   last words\n" in text
     last = text.splitlines()[-1]
-    assert last == "[ditask] the run failed: node 0 (all roles) was killed by SIGABRT"
+    program = (folder / "program.py").read_text().splitlines()
+    line = program.index("    os.abort()") + 1
+    failure = f"node 0 (all roles) was killed by SIGABRT (program.py:{line})"
+    assert last == f"[ditask] the run failed: {failure}"
 
 
 def test_a_node_writes_to_its_log_when_its_launcher_is_killed(folder: Path) -> None:

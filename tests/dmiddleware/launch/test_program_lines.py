@@ -11,6 +11,7 @@ from dmiddleware.launch.program_lines import CrashReport, program_line
 
 def test_the_line_of_a_crash_is_that_of_the_thread_that_crashed() -> None:
     report = CrashReport()
+    kept = []
     for line in (
         "Current thread 0x0001 (most recent call first):",
         '  File "/home/me/before.py", line 1 in dump',
@@ -29,9 +30,19 @@ def test_the_line_of_a_crash_is_that_of_the_thread_that_crashed() -> None:
         '  File "/home/me/last.py", line 7 in wait',
         "",
         "Extension modules: numpy.core (total: 1)",
+        # A process that the program has forked has crashed, and the program continues.
+        "step 7",
+        '  File "/home/me/printed.py", line 8 in the output',
     ):
-        report.feed(line)
+        kept += [] if report.feed(line) else [line]
     assert report.where == "program.py:5"
+    assert [line.split(",")[0] for line in kept] == [
+        "Current thread 0x0001 (most recent call first):",
+        '  File "/home/me/before.py"',
+        "Fatal Python error: Segmentation fault",
+        "step 7",
+        '  File "/home/me/printed.py"',
+    ]
 
 
 @pytest.mark.parametrize(
