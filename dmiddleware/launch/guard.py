@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
+from dmiddleware.errors import LaunchError
 from dmiddleware.launch.leftovers import ProcessSearch, end_processes, wait_until
 from dmiddleware.launch.owned_folder import OwnedFolder
 
@@ -26,9 +27,20 @@ def guard(mark: str, folders: Sequence[OwnedFolder], *, grace_s: float) -> Itera
         mark: the mark of the processes.
         folders: the folders.
         grace_s: seconds that the processes have to end by themselves.
+
+    Raises:
+        LaunchError: if the system allows no further process.
     """
     read_end, write_end = os.pipe()
-    first = os.fork()
+    try:
+        first = os.fork()
+    except OSError as error:
+        os.close(read_end)
+        os.close(write_end)
+        raise LaunchError(
+            f"cannot start a process ({error.strerror}); raise the limit on processes (ulimit -u, "
+            "or that of the container), or end some"
+        ) from error
     if first == 0:
         _become_guard(read_end, mark, folders, grace_s)
     os.close(read_end)

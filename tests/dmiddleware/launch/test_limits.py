@@ -190,6 +190,27 @@ def test_a_run_needs_no_standard_streams(folder: Path, streams: str) -> None:
     assert "done" in log.read_text("utf-8")
 
 
+def test_a_limit_on_processes_is_named() -> None:
+    # The limit does not hold for root, and other users may not be able to start Python.
+    code = """
+import os, resource
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.guard import guard
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if os.geteuid() == 0:
+    os.setuid(4242)
+try:
+    with guard("mark", [], grace_s=0.0):
+        print("started")
+except LaunchError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [DITASK[0], "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.startswith("cannot start a process (") and "ulimit -u" in done.stdout
+
+
 def test_names_that_are_not_utf_8_are_refused(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--log-dir", os.fsdecode(b"logs-\xff"))
     assert code == 1
