@@ -17,6 +17,10 @@ __all__ = [
 ]
 
 
+def _seed_nothing(seed: int) -> None:
+    """Ignore the seed: the mode has no randomness of its own."""
+
+
 class LearnMode(NamedTuple):
     """The methods that a learner may call.
 
@@ -52,11 +56,11 @@ class CollectMode(NamedTuple):
     process_transition: Callable[..., Any]
     get_train_sample: Callable[[Any], Any]
     reset: Callable[..., None]
-    seed: Callable[[int], None]
     get_attribute: Callable[[str], Any]
     set_attribute: Callable[[str, Any], None]
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[dict[str, Any]], None]
+    seed: Callable[[int], None] = _seed_nothing
 
 
 class EvalMode(NamedTuple):
@@ -69,11 +73,11 @@ class EvalMode(NamedTuple):
 
     forward: Callable[..., dict[Any, Any]]
     reset: Callable[..., None]
-    seed: Callable[[int], None]
     get_attribute: Callable[[str], Any]
     set_attribute: Callable[[str, Any], None]
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[dict[str, Any]], None]
+    seed: Callable[[int], None] = _seed_nothing
 
 
 class CommandMode(NamedTuple):

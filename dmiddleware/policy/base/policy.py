@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Final, Literal, Self, TypedDict, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -93,6 +93,7 @@ from dmiddleware.seeding import derive_seed
 __all__ = ["Policy", "PolicyOptions", "to_be_written"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def to_be_written(method: F) -> F:
@@ -629,7 +630,8 @@ class Policy(Configurable):
     @property
     def learn_mode(self) -> LearnMode:
         """The methods that a learner may call."""
-        return self.learn_function(
+        return _make_mode(
+            self.learn_function,
             forward=self._public_learn,
             reset=self._reset_learn,
             info=self.__repr__,
@@ -643,29 +645,31 @@ class Policy(Configurable):
     @property
     def collect_mode(self) -> CollectMode:
         """The methods that a collector may call."""
-        return self.collect_function(
+        return _make_mode(
+            self.collect_function,
             forward=self._public_collect,
             process_transition=self._public_transition,
             get_train_sample=self._public_train_sample,
             reset=self._reset_collect,
-            seed=self._seed_collect,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_collect,
             load_state_dict=self._public_load_collect,
+            seed=self._seed_collect,
         )
 
     @property
     def eval_mode(self) -> EvalMode:
         """The methods that an evaluator may call."""
-        return self.eval_function(
+        return _make_mode(
+            self.eval_function,
             forward=self._public_eval,
             reset=self._reset_eval,
-            seed=self._seed_eval,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
             state_dict=self._state_dict_eval,
             load_state_dict=self._public_load_eval,
+            seed=self._seed_eval,
         )
 
     @property
@@ -725,7 +729,10 @@ class Policy(Configurable):
         Raises:
             AttributeError: if there is none of them; the nearest names are listed.
         """
-        return self._get_attribute(name)
+        try:
+            return self._get_attribute(name)
+        except NotImplementedError:  # what an override in DI-engine's style raises
+            return Policy._get_attribute(self, name)
 
     def set_attribute(self, name: str, value: Any) -> None:
         """Set ``_<name>``."""
@@ -751,6 +758,25 @@ class Policy(Configurable):
     def __repr__(self) -> str:
         model = getattr(self, "_model", None)
         return f"{type(self).__name__}(device={self._device}, model={model})"
+
+    def as_mode(self, kind: Callable[..., T], functions: Mapping[str, Any]) -> T:
+        """Build a mode from functions; methods that a policy overrides are called through checks.
+
+        A policy whose ``collect_mode`` is written as in DI-engine returns ``_forward_collect``
+        itself. Workers also pass batches, so they need the method that converts them.
+
+        Args:
+            kind: the class of the mode.
+            functions: the functions by their names in the mode.
+        """
+        public: dict[str, Any] = {}
+        for name, function in functions.items():
+            is_own = getattr(function, "__self__", None) is self and function.__name__ in _PUBLIC
+            public[name] = getattr(self, _PUBLIC[function.__name__]) if is_own else function
+        seeds = {self._public_collect: self._seed_collect, self._public_eval: self._seed_eval}
+        if public["forward"] in seeds:
+            public.setdefault("seed", seeds[public["forward"]])
+        return kind(**public)
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Return the rewards from which a batch's returns and advantages are computed.
@@ -1214,6 +1240,20 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _NAMED_BY_SPACES = ("obs_shape", "action_shape", "action_space")
 """The options of models whose keys are the names in an environment's spaces."""
 
+
+_PUBLIC: Final = {
+    "_forward_learn": "_public_learn",
+    "_forward_collect": "_public_collect",
+    "_forward_eval": "_public_eval",
+    "_process_transition": "_public_transition",
+    "_get_train_sample": "_public_train_sample",
+    "_load_state_dict_collect": "_public_load_collect",
+    "_load_state_dict_eval": "_public_load_eval",
+    "_get_attribute": "get_attribute",
+    "_set_attribute": "set_attribute",
+}
+"""The methods that subclasses override, and those that call them with checks and conversions."""
+
 _BATCHED_FORWARD = {"collect": "_forward_collect_batch", "eval": "_forward_eval_batch"}
 
 _SIGNATURES = {
@@ -1236,6 +1276,12 @@ def _by_name(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return NamedValues({key: _by_name(value[key]) for key in value})
+
+
+def _make_mode(kind: Callable[..., T], **functions: Any) -> T:
+    """Build a mode; a named tuple without some of the fields does without them."""
+    fields = getattr(kind, "_fields", functions)
+    return kind(**{name: function for name, function in functions.items() if name in fields})
 
 
 def _to_cpu(outputs: Mapping[Any, Any]) -> dict[Any, Any]:

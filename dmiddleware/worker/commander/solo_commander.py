@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dmiddleware.logs import LazyWriter, TextLog, log_folder, table
-from dmiddleware.policy import CommandMode, CommandModePolicy, create_policy, get_policy_cls
+from dmiddleware.policy import (
+    CommandMode,
+    CommandModePolicy,
+    as_command_mode,
+    create_policy,
+    get_policy_cls,
+)
 from dmiddleware.worker.commander.base import COMMANDER_REGISTRY, BaseParallelCommander, Task
 
 __all__ = ["SoloCommander"]
@@ -63,7 +69,7 @@ class SoloCommander(BaseParallelCommander):
             return None
         policy = create_policy(self._main.policy, enable_field=["command"])
         assert isinstance(policy, CommandModePolicy)
-        return policy.command_mode
+        return as_command_mode(policy, user=type(self).__name__)
 
     @property
     def envstep(self) -> int:

@@ -17,7 +17,13 @@ from gymnasium.envs.registration import load_env_creator
 
 from dmiddleware.config import Option, above, anything, mapping, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
-from dmiddleware.policy import CollectMode, EvalMode, create_policy
+from dmiddleware.policy import (
+    CollectMode,
+    EvalMode,
+    as_collect_mode,
+    as_eval_mode,
+    create_policy,
+)
 from dmiddleware.rollout.stepper import first_episode_id
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.collector.parallel.base import BaseParallelCollector
@@ -103,11 +109,16 @@ class TrajectoryCollector(BaseParallelCollector):
         Raises:
             ConfigError: if a policy that collects has neither ``n_sample`` nor ``n_episode``.
         """
+        modes = [self._as_mode(mode) for mode in modes]
         self._traj_lens = [
             math.inf if self._eval_flag else self._longest_trajectory(mode) for mode in modes
         ]
         self._policy_iters = [0] * len(modes)
-        self._modes = list(modes)
+        self._modes = modes
+
+    def _as_mode(self, policy: Any) -> CollectMode | EvalMode:
+        adopt = as_eval_mode if self._eval_flag else as_collect_mode
+        return adopt(policy, user=type(self).__name__)
 
     def _run(self) -> None:
         if not self._modes:
@@ -172,7 +183,7 @@ class TrajectoryCollector(BaseParallelCollector):
     def _make_policy(self, cfg: Mapping[str, Any], player: int = 0) -> CollectMode | EvalMode:
         """Build a policy with the one field that the task needs; return its mode."""
         policy = create_policy(cfg, enable_field=["eval" if self._eval_flag else "collect"])
-        mode = policy.eval_mode if self._eval_flag else policy.collect_mode
+        mode = self._as_mode(policy)
         if self._cfg.env.get("seed") is not None:
             mode.seed(derive_seed(self._cfg.env.seed, "policy", player))
         return mode

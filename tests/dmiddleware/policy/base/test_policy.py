@@ -71,21 +71,21 @@ def test_modes_have_the_documented_fields(small):
         "process_transition",
         "get_train_sample",
         "reset",
-        "seed",
         "get_attribute",
         "set_attribute",
         "state_dict",
         "load_state_dict",
+        "seed",
     )
     assert isinstance(policy.eval_mode, EvalMode)
     assert policy.eval_mode._fields == (
         "forward",
         "reset",
-        "seed",
         "get_attribute",
         "set_attribute",
         "state_dict",
         "load_state_dict",
+        "seed",
     )
     with pytest.raises(AttributeError):
         policy.learn_mode.forward = None
