@@ -99,6 +99,14 @@ class TextLog(logging.Logger):
         file = log_folder(exp_name, instance_name) / f"{instance_name}_logger.txt"
         return cls(f"{module}.{instance_name}", file if to_file else None)
 
+    def get_tabulate_vars_hor(self, variables: Mapping[str, float | int | str]) -> str:
+        """Return names and values as a table, names above values."""
+        return table(variables)
+
+    def get_tabulate_vars(self, variables: Mapping[str, float | int | str]) -> str:
+        """Return names and values as a table, one pair per line."""
+        return "\n".join(f"{name}  {_text(value)}" for name, value in variables.items())
+
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 (the name in logging)
         """Return whether a message of this level goes anywhere."""
         return (self._file is not None and level >= logging.INFO) or self._above.isEnabledFor(level)

@@ -1,6 +1,12 @@
 """The classic workers: collectors, evaluators and learners, with or without a task."""
 
 from dmiddleware.worker.aggregator import LearnerAggregator
+from dmiddleware.worker.classic_functions import (
+    EasyTimer,
+    dist_finalize,
+    dist_init,
+    get_task_uid,
+)
 from dmiddleware.worker.collector import (
     BaseParallelCollector,
     BattleEpisodeSerialCollector,
@@ -130,4 +136,8 @@ __all__ = [
     "Coordinator",
     "classic_run",
     "PROCESS_ROLE_REGISTRY",
+    "EasyTimer",
+    "get_task_uid",
+    "dist_init",
+    "dist_finalize",
 ]

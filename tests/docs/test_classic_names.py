@@ -59,6 +59,7 @@ NAMES = {
         FlaskFileSystemCollector FlaskFileSystemLearner NaiveCollector NaiveLearner Slave Master
         BaseParallelCollector ZerglingParallelCollector MarineParallelCollector
         create_parallel_collector get_parallel_collector_cls LearnerAggregator
+        get_task_uid EasyTimer dist_init dist_finalize
     """,
     f"{WORKER}.BaseLearner": """
         default_config train start setup_dataloader get_data call_hook register_hook

@@ -618,13 +618,13 @@ class Policy(Configurable):
         learns.
         """
 
-    def _get_n_sample(self) -> int | None:
+    def _get_n_sample(self) -> int | dict[str, int] | None:
         return self._read("n_sample", "collect")
 
-    def _get_n_episode(self) -> int | None:
+    def _get_n_episode(self) -> int | dict[str, int] | None:
         return self._read("n_episode", "collect")
 
-    def _get_batch_size(self) -> int | None:
+    def _get_batch_size(self) -> int | dict[str, int] | None:
         return self._read("batch_size", "learn")
 
     @property
@@ -1192,9 +1192,10 @@ class Policy(Configurable):
             value = value[key]
         return value
 
-    def _read(self, key: str, section: str) -> int | None:
+    def _read(self, key: str, section: str) -> int | dict[str, int] | None:
+        """Return a number, or a dictionary of them for a policy with several kinds of data."""
         value = self._cfg[key] if key in self._cfg else self._cfg.get(section, {}).get(key)
-        return None if value is None else int(value)
+        return dict(value) if isinstance(value, Mapping) else None if value is None else int(value)
 
 
 _FORWARDS = {

@@ -13,6 +13,7 @@ from easydict import EasyDict
 
 from dmiddleware.config import Option, count, mapping
 from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
+from dmiddleware.keywords import also_named
 from dmiddleware.policy import create_policy
 from dmiddleware.policy.base.data_parallel import data_parallel
 from dmiddleware.registry import Registry
@@ -80,11 +81,13 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         super().__init__(cfg)
         self._rank, self._world_size = rank_and_world_size()
         self._process_group = contextlib.ExitStack()
+        self._learner_uid = self._uid
+        self._multi_gpu: bool = self._cfg.multi_gpu
 
     @property
     def learner_uid(self) -> str:
         """Identifies this worker in logs."""
-        return self._uid
+        return self._learner_uid
 
     @property
     def rank(self) -> int:
@@ -99,7 +102,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
     def start(self) -> None:
         """Start to answer the coordinator; with ``multi_gpu``, join the process group first."""
         super().start()
-        if self._cfg.multi_gpu and not torch.distributed.is_initialized():
+        if self._multi_gpu and not torch.distributed.is_initialized():
             self._process_group.enter_context(data_parallel())
             self._rank, self._world_size = rank_and_world_size()
 
@@ -129,6 +132,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         version = (job.attempt << 40) + int(state_dict["iter"])
         self.store.publish(job.task_info["policy_id"], version, state_dict)
 
+    @also_named(learn_info="info")
     def send_learn_info(self, info: Mapping[str, Any]) -> None:
         """Report progress; what the coordinator has not taken yet is merged with it."""
         job = self._current()
@@ -359,14 +363,15 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         """Create the learner of a task with its policy, connected to this worker, and its loader.
 
         Args:
-            task_info: ``learner_cfg``, with ``exp_name``, ``policy_id`` and ``policy``.
+            task_info: ``learner_cfg``, with ``exp_name``, and ``policy``; in a coordinator's task
+                also ``policy_id``.
         """
         cfg = EasyDict(task_info["learner_cfg"])
         exp_name = cfg.pop("exp_name", "default_experiment")
         learner = create_learner(cfg, dist_info=(self._rank, self._world_size), exp_name=exp_name)
         for name in ("get_data", "send_policy", "send_learn_info"):
             setattr(learner, name, getattr(self, name))
-        learner.policy_id = task_info["policy_id"]
+        learner.policy_id = task_info.get("policy_id", "")
         learner.policy = create_policy(EasyDict(task_info["policy"]), enable_field=["learn"])
         learner.setup_dataloader()
         return learner

@@ -16,6 +16,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, Range, at_least, count, positive, switch, text
 from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.registry import Registry
+from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import LearnData, Message
@@ -111,6 +112,9 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         self._changed = threading.Condition()
         self._job: J | None = None
         self._opened_store: Store | None = None
+        self._timer = EasyTimer()
+        self._end_flag = True
+        """Whether the worker is closed, or was not started."""
 
     @property
     def store(self) -> Store:
@@ -133,9 +137,11 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
 
     def start(self) -> None:
         """Start to answer the coordinator; a second call does nothing."""
+        self._end_flag = False
 
     def close(self) -> None:
         """Abandon the current task, and end; may be called twice."""
+        self._end_flag = True
         job = self._job
         if job is not None:
             try:

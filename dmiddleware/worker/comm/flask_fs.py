@@ -14,7 +14,11 @@ from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.collector.parallel import BaseParallelCollector
 from dmiddleware.worker.comm.base_collector import COMM_COLLECTOR_REGISTRY, BaseCommCollector
-from dmiddleware.worker.comm.base_learner import COMM_LEARNER_REGISTRY, BaseCommLearner
+from dmiddleware.worker.comm.base_learner import (
+    COMM_LEARNER_REGISTRY,
+    BaseCommLearner,
+    load_data_fn,
+)
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Slave, read_key
@@ -311,6 +315,8 @@ class FlaskFileSystemLearner(_FlaskFileSystemWorker, BaseCommLearner):
         ConfigError: for an unusable config, if other hosts can reach ``host`` and ``key_file`` is
             empty, or if Flask is not installed.
     """
+
+    load_data_fn = staticmethod(load_data_fn)
 
     def result_not_taken(self, name: str, result: Mapping[str, Any]) -> None:
         """Report progress again that the coordinator did not take."""

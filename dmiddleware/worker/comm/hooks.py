@@ -36,9 +36,9 @@ class _SendHook(LearnerHook):
     _default: int
 
     def __init__(
-        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, position=position)
+        super().__init__(*args, position=position, **kwargs)
         freq = self._option(ext_args, self._key, self._default)
         if type(freq) is not int or freq < 1:
             raise ConfigError(
@@ -113,6 +113,7 @@ class SendLearnInfoHook(_SendHook):
         position: ``after_iter`` or ``after_run``, where ``learner_done`` is True.
         ext_args: ``freq``, in iterations (``after_iter`` only); default: 10.
         infos: shared by the hooks of one learner, so that the last one sends what is left.
+        kwargs: ignored.
     """
 
     _key, _default = "freq", 10
@@ -123,8 +124,9 @@ class SendLearnInfoHook(_SendHook):
         position: str,
         ext_args: Mapping[str, Any] | None = None,
         infos: LearnInfos | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, position=position, ext_args=ext_args)
+        super().__init__(*args, position=position, ext_args=ext_args, **kwargs)
         self._infos = infos if infos is not None else LearnInfos()
 
     def __call__(self, engine: BaseLearner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -28,6 +27,7 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape, load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
+from dmiddleware.keywords import also_named
 from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.policy import (
     HasModes,
@@ -40,6 +40,7 @@ from dmiddleware.policy import (
 from dmiddleware.registry import Registry
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.learner.hooks import (
+    POSITIONS,
     Hooks,
     LearnerHook,
     LoadCkptHook,
@@ -47,6 +48,7 @@ from dmiddleware.worker.learner.hooks import (
     add_learner_hook,
     build_learner_hook_by_cfg,
     checkpoints_in,
+    merge_hooks,
 )
 from dmiddleware.worker.learner.prefetch import LoaderClosed, PrefetchLoader
 from dmiddleware.worker.learner.statistics import CountVar, MovingAverages
@@ -144,30 +146,33 @@ class BaseLearner(Closing, Configurable):
         self._monitor = MovingAverages(_TIMES, window=_WINDOW)
         self._loader: PrefetchLoader | None = None
         self._get_data: Callable[[int], list[Callable[[], Any]]] | None = None
-        self._hooks: Hooks = {}
         self._policy: LearnMode | None = None
         if policy is not None:
             self._set_policy(policy)
+        self._timed_forward = self._time_wrapper(self._call_policy, "scalar", "train_time")
+        self._timed_load = self._time_wrapper(self._load, "scalar", "data_time")
+        self._hooks: Hooks = {position: [] for position in POSITIONS}
+        if self._world_size > 1 and "log_reduce_after_iter" not in self._cfg.hook:
+            self._cfg.hook["log_reduce_after_iter"] = True
         self._setup_hook()
         self._setup_wrapper()
 
     def _setup_hook(self) -> None:
         """Build the hooks; called once by the constructor."""
-        hook_cfg = dict(self._cfg.hook)
-        if self._world_size > 1:
-            hook_cfg.setdefault("log_reduce_after_iter", True)
-        self._hooks = build_learner_hook_by_cfg(hook_cfg)
+        self._hooks = merge_hooks(self._hooks, build_learner_hook_by_cfg(self._cfg.hook))
 
     def _setup_wrapper(self) -> None:
-        """Install the timers of loading and training; called once by the constructor."""
-        self._timed_forward = self._timed(self._call_policy, "train_time")
-        self._timed_load = self._timed(self._load, "data_time")
+        """Install further timers, of a subclass; called once by the constructor."""
 
-    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _time_wrapper(
+        self, function: Callable[..., Any], var_type: str, var_name: str
+    ) -> Callable[..., Any]:
+        """Return a function that also writes its duration into the log buffer, in seconds."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             answer = function(*args, **kwargs)
-            self._log_buffer["scalar"][name] = time.perf_counter() - began
+            self._log_buffer[var_type][var_name] = time.perf_counter() - began
             return answer
 
         return timed
@@ -330,8 +335,12 @@ class BaseLearner(Closing, Configurable):
             raise ConfigError(f"get_data must be a function of the batch size, got {function!r}")
         self._get_data = function
 
+    @also_named(name="position")
     def call_hook(self, position: str) -> None:
         """Call the hooks of one position, in order of priority.
+
+        Args:
+            position: ``before_run``, ``before_iter``, …; as a keyword also ``name``.
 
         Raises:
             ConfigError: for an unknown position.
@@ -564,7 +573,7 @@ class BaseLearner(Closing, Configurable):
         self._log_buffer = buffer
 
     @property
-    def logger(self) -> logging.Logger:
+    def logger(self) -> TextLog:
         """The text log."""
         return self._logger
 

@@ -103,10 +103,12 @@ class LearnerHook(Hook):
         """When the hook runs."""
         return self._position
 
-    def _option(self, ext_args: Mapping[str, Any] | None, key: str, default: Any) -> Any:
-        """Return the option of ``ext_args`` that the hook has; no other key is allowed."""
+    def _option(
+        self, ext_args: Mapping[str, Any] | None, key: str, default: Any, *, unused: str = ""
+    ) -> Any:
+        """Return the option of ``ext_args`` that the hook has; only ``unused`` is allowed too."""
         given = {} if ext_args is None else ext_args
-        if not isinstance(given, Mapping) or set(given) - {key}:
+        if not isinstance(given, Mapping) or set(given) - {key, unused}:
             raise ConfigError(
                 f"the only key of ext_args for hook {self.name!r} ({type(self).__name__}) is "
                 f"{key!r}, got {given!r:.100}"
@@ -118,9 +120,9 @@ class _PeriodicHook(LearnerHook):
     """A hook that runs every ``ext_args.freq`` iterations (default: 1)."""
 
     def __init__(
-        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, position=position)
+        super().__init__(*args, position=position, **kwargs)
         freq = self._option(ext_args, "freq", 1)
         if isinstance(freq, bool) or not isinstance(freq, int | float) or freq != int(freq):
             raise ConfigError(f"hook {self.name!r}: freq must be an integer, got {freq!r}")
@@ -138,14 +140,15 @@ class LoadCkptHook(LearnerHook):
     Args:
         args: name and priority.
         position: ``before_run``, usually.
-        ext_args: ``load_path``; ``""`` (the default) does nothing.
+        ext_args: ``load_path``; ``""`` (the default) does nothing. ``freq`` has no effect.
+        kwargs: ignored, see :class:`Hook`.
     """
 
     def __init__(
-        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None
+        self, *args: Any, position: str, ext_args: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, position=position)
-        path = self._option(ext_args, "load_path", "")
+        super().__init__(*args, position=position, **kwargs)
+        path = self._option(ext_args, "load_path", "", unused="freq")
         if not isinstance(path, str | PathLike):
             raise ConfigError(f"hook {self.name!r}: load_path must be a path or '', got {path!r}")
         self._load_path = str(path)
@@ -198,8 +201,10 @@ class LogShowHook(_PeriodicHook):
     """Logs averages of the learner's outputs on rank 0, and clears its log buffer.
 
     Averages of the policy's ``monitor_vars`` and of the learner's times are written to the text log
-    as a table, and to TensorBoard as ``<instance>_iter/<name>`` over iterations and
-    ``<instance>_step/<name>`` over env steps, as are histograms and groups of scalars.
+    as a table, and to TensorBoard as ``<instance>_iter/<name>_avg`` over iterations and
+    ``<instance>_step/<name>_avg`` over env steps. Groups of scalars are written as
+    ``<instance>_iter/<name>`` and ``<instance>_step/<name>``, and histograms over iterations as
+    ``<instance>/<name>``.
 
     Args:
         args: name and priority.
@@ -220,7 +225,7 @@ class LogShowHook(_PeriodicHook):
 
     @staticmethod
     def _show(engine: BaseLearner, n_iterations: int) -> None:
-        means = engine.monitor.means()
+        means = {f"{name}_avg": mean for name, mean in engine.monitor.means().items()}
         engine.info(
             f"{engine.instance_name}: iteration {n_iterations}, env step "
             f"{engine.collector_envstep}\n{table(means)}"
@@ -236,8 +241,8 @@ class LogShowHook(_PeriodicHook):
                 writer.add_scalar(f"{prefix}/{name}", value, at)
             for name, group in engine.log_buffer["scalars"].items():
                 writer.add_scalars(f"{prefix}/{name}", group, at)
-            for name, values in engine.log_buffer["histogram"].items():
-                writer.add_histogram(f"{prefix}/{name}", values, at)
+        for name, values in engine.log_buffer["histogram"].items():
+            writer.add_histogram(f"{engine.instance_name}/{name}", values, n_iterations)
 
 
 class LogReduceHook(_PeriodicHook):

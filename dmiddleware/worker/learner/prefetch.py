@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import (
     CancelledError,
     Executor,
@@ -22,7 +22,7 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 
 __all__ = ["LoaderClosed", "PrefetchLoader"]
 
-GetData: TypeAlias = Callable[[int], "list[Callable[[], Any]] | None"]
+GetData: TypeAlias = Callable[[Any], "list[Callable[[], Any]] | None"]
 
 
 class PrefetchLoader(Closing):
@@ -35,7 +35,8 @@ class PrefetchLoader(Closing):
     Args:
         get_data: called with the batch size; returns that many callables, each of which loads one
             sample. It may block until there is data, but must not return nothing.
-        batch_size: samples in a batch.
+        batch_size: samples in a batch; a dictionary of the numbers of each kind of samples is
+            passed to ``get_data`` as it is.
         num_workers: number of workers; 0 loads in the calling thread.
         worker: ``"thread"``, or ``"process"`` (spawned; the callables must be picklable).
         prefetch: number of batches to load ahead.
@@ -50,7 +51,7 @@ class PrefetchLoader(Closing):
     def __init__(
         self,
         get_data: GetData,
-        batch_size: int,
+        batch_size: int | Mapping[str, int],
         *,
         num_workers: int = 0,
         worker: str = "thread",
@@ -58,18 +59,20 @@ class PrefetchLoader(Closing):
         chunk_size: int | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        if batch_size < 1 or num_workers < 0 or prefetch < 1:
+        n_samples = sum(batch_size.values()) if isinstance(batch_size, Mapping) else batch_size
+        if n_samples < 1 or num_workers < 0 or prefetch < 1:
             raise ValueError(
                 "batch_size and prefetch must be at least 1 and num_workers at least 0, got "
                 f"{batch_size}, {prefetch} and {num_workers}"
             )
         self._chunk_size = 1 if chunk_size is None else chunk_size
-        if batch_size % self._chunk_size:
+        if n_samples % self._chunk_size:
             raise ConfigError(
                 f"dataloader.chunk_size must divide the batch size {batch_size}, got {chunk_size}"
             )
         self._get_data = get_data
         self._batch_size = batch_size
+        self._n_samples = n_samples
         self._timeout_s = timeout_s
         self._executor = _make_executor(worker, num_workers) if num_workers else None
         self._batches: queue.Queue[Any] = queue.Queue(prefetch)
@@ -144,7 +147,7 @@ class PrefetchLoader(Closing):
             raise NotEnoughData(
                 f"get_data({self._batch_size}) returned {loads!r}; it must wait until data arrives"
             )
-        batch = list(itertools.islice(loads, self._batch_size))
+        batch = list(itertools.islice(loads, self._n_samples))
         if not all(map(callable, batch)):
             raise ConfigError(
                 f"get_data({self._batch_size}) must return callables that each load one sample, "

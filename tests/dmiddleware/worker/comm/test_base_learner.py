@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError, RegistryError, StepDataLost, TaskFail
+from dmiddleware.policy import Policy
+from dmiddleware.worker import BaseLearner, FlaskFileSystemLearner
 from dmiddleware.worker.comm.base_learner import create_comm_learner, load_data_fn
 from dmiddleware.worker.coordinator.messages import DataDemand, LearnData, LearnInfo, TaskDone
 from tests.dmiddleware.worker.comm.comm_workers import (
@@ -298,3 +300,68 @@ assert not dist.is_initialized()
         cwd=Path(__file__).parents[4],
         env={**os.environ, **environment},
     )
+
+
+@pytest.mark.parametrize("extra", [{}, {"policy_id": "p"}])
+def test_a_learner_is_created_from_its_config_and_its_policy_alone(worker, extra):
+    task = learner_task()
+    learner = worker._create_learner(
+        {"learner_cfg": task["learner_cfg"], "policy": task["policy"], **extra}
+    )
+    with learner:
+        assert learner.policy_id == extra.get("policy_id", "")
+        assert learner.policy.get_attribute("batch_size") == 4
+        assert (learner.get_data, learner.send_policy) == (worker.get_data, worker.send_policy)
+
+
+def test_a_worker_has_the_attributes_of_the_classic_interface():
+    worker = Learner({"multi_gpu": False})
+    assert (worker._learner_uid, worker._multi_gpu) == (worker.learner_uid, False)
+    assert worker._end_flag
+    with worker:
+        assert not worker._end_flag
+        with worker._timer:
+            pass
+        assert worker._timer.value >= 0
+    assert worker._end_flag
+
+
+def test_progress_is_also_sent_by_the_keyword_learn_info(worker):
+    worker.deal_with_learner_start(learner_task())
+    worker.send_learn_info(learn_info={"learner_step": 9})
+    worker.send_learn_info(info={"learner_done": False})
+    assert worker.deal_with_get_data(DEADLINE_S)["info"]["learner_step"] == 9
+
+
+def test_a_learner_over_http_has_the_loading_function_too():
+    assert FlaskFileSystemLearner.load_data_fn is load_data_fn
+
+
+def test_a_batch_of_several_kinds_is_demanded_as_a_dictionary():
+    asked = []
+
+    def get_data(batch_size):
+        asked.append(batch_size)
+        return [
+            functools.partial(dict, kind=kind) for kind, n in batch_size.items() for _ in "x" * n
+        ]
+
+    class Mixed(Policy):
+        config = {"learn": {"batch_size": {"expert": 2, "own": 3}}}
+
+        def _forward_learn(self, data):
+            return {"total_loss": float(len(data))}
+
+        def _forward_collect(self, data):
+            return {}
+
+    policy = Mixed({}, model=torch.nn.Linear(1, 1), enable_field=["learn"])
+    assert policy.learn_mode.get_attribute("batch_size") == {"expert": 2, "own": 3}
+    cfg = {"train_iterations": 2, "hook": {"save_ckpt_after_run": False}}
+    for num_workers in (0, 2):
+        with BaseLearner({**cfg, "dataloader": {"num_workers": num_workers}}, policy) as learner:
+            learner.get_data = get_data
+            learner.setup_dataloader()
+            learner.start()
+            assert learner.monitor.latest("total_loss") == 5.0
+    assert all(size == {"expert": 2, "own": 3} for size in asked)

@@ -195,11 +195,11 @@ def test_averages_are_logged_and_the_log_buffer_is_cleared(tmp_path, caplog):
             learner.train(samples(), envstep=10 * step)
             assert learner.log_buffer == {"scalar": {}, "scalars": {}, "histogram": {}}
     found = scalars(tmp_path / "log" / "learner")
-    assert found["learner_iter/total_loss", 2] == 0.5
-    assert found["learner_iter/total_loss", 4] == 1.5
-    assert found["learner_step/total_loss", 30] == 1.5
-    assert ("learner_iter/train_time", 2) in found
-    assert ("learner_iter/w", 4) in found
+    assert found["learner_iter/total_loss_avg", 2] == 0.5
+    assert found["learner_iter/total_loss_avg", 4] == 1.5
+    assert found["learner_step/total_loss_avg", 30] == 1.5
+    assert ("learner_iter/train_time_avg", 2) in found
+    assert ("learner/w", 4) in found
     assert found["learner_iter/q", 4] == 1.0
     assert sum("iteration" in record.message for record in caplog.records) == 2
     assert "total_loss" in caplog.records[-1].message
@@ -210,7 +210,7 @@ def test_nothing_is_plotted_over_unknown_env_steps(tmp_path):
     with BaseLearner(cfg, Stub([{"total_loss": 1.0}]), exp_name=str(tmp_path)) as learner:
         learner.train(samples())
     tags = {tag for tag, _ in scalars(tmp_path / "log" / "learner")}
-    assert "learner_iter/total_loss" in tags
+    assert "learner_iter/total_loss_avg" in tags
     assert not any(tag.startswith("learner_step") for tag in tags)
 
 

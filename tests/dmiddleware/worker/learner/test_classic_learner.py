@@ -9,11 +9,16 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.policy import BatchedPolicy
+from dmiddleware.worker import EasyTimer, SendPolicyHook
 from dmiddleware.worker.learner import (
     BaseLearner,
     LearnerHook,
+    LoadCkptHook,
     LogReduceHook,
+    LogShowHook,
+    SaveCkptHook,
     build_learner_hook_by_cfg,
+    merge_hooks,
     register_learner_hook,
 )
 
@@ -237,3 +242,92 @@ def test_a_worker_loads_samples_in_chunks():
     learner.get_data = lambda batch_size: [load] * batch_size
     with pytest.raises(ConfigError, match="chunk_size"):
         learner.setup_dataloader()
+
+
+class OwnHooks(BaseLearner):
+    """Sets its hooks up as DI-engine does."""
+
+    def _setup_hook(self):
+        assert set(self._hooks) == set(LearnerHook.positions)
+        self._hooks = merge_hooks(self._hooks, build_learner_hook_by_cfg(self._cfg.hook))
+        self._hooks = merge_hooks(
+            self._hooks,
+            {
+                **{position: [] for position in LearnerHook.positions},
+                "before_run": [Custom("mine", 1, position="before_run")],
+            },
+        )
+
+
+class OwnWrapper(BaseLearner):
+    """Times its training as DI-engine does."""
+
+    def _setup_wrapper(self):
+        self._wrapper_timer = EasyTimer()
+        self.train = self._time_wrapper(self.train, "scalar", "whole_time")
+
+
+class NoWrapper(BaseLearner):
+    def _setup_wrapper(self):
+        pass
+
+
+@pytest.mark.parametrize("cls", [OwnHooks, OwnWrapper, NoWrapper, BaseLearner])
+@pytest.mark.parametrize("rank_and_size", [(0, 1), (1, 2)])
+def test_setups_that_replace_those_of_the_base_class_train(cls, rank_and_size, tmp_path):
+    policy = Counting({}, model=nn.Linear(1, 1), enable_field=["learn"])
+    cfg = {"hook": {"log_show_after_iter": None, "log_reduce_after_iter": rank_and_size[1] == 1}}
+    with cls(cfg, policy, dist_info=rank_and_size, exp_name=str(tmp_path)) as learner:
+        learner.train([load()])
+        learner.get_data = lambda size: [load] * size
+        learner.setup_dataloader()
+        learner.train([load()])
+        learner.save_checkpoint()
+        assert learner.train_iter == 2
+        assert learner.log_buffer["scalar"]["train_time"] >= 0.0
+        if cls is OwnHooks:
+            assert next(hook.name for hook in learner.hooks["before_run"]) == "mine"
+        if cls is OwnWrapper:
+            assert learner.log_buffer["scalar"]["whole_time"] >= 0.0
+
+
+@pytest.mark.parametrize("cls", [BaseLearner, OwnHooks])
+def test_several_ranks_average_their_logs_however_hooks_are_set_up(cls, tmp_path):
+    with cls({}, dist_info=(0, 2), exp_name=str(tmp_path)) as learner:
+        names = [hook.name for hook in learner.hooks["after_iter"]]
+    assert names.index("log_reduce_after_iter") < names.index("log_show_after_iter")
+
+
+@pytest.mark.parametrize(
+    "hook", [LoadCkptHook, SaveCkptHook, LogShowHook, LogReduceHook, SendPolicyHook, Custom]
+)
+def test_every_hook_ignores_further_keywords(hook):
+    assert hook("mine", 20, position="after_iter", extra=1).position == "after_iter"
+
+
+def test_a_loading_hook_ignores_a_frequency():
+    cfg = {"type": "load_ckpt", "position": "before_run", "ext_args": {"freq": 1}}
+    hook = build_learner_hook_by_cfg({"mine": cfg})["before_run"][0]
+    hook(make_learner())
+    with pytest.raises(ConfigError, match="load_path"):
+        LoadCkptHook("mine", 20, position="before_run", ext_args={"load_pth": "x"})
+
+
+def test_a_position_is_also_called_by_name():
+    learner, seen = make_learner(), []
+    hook = Custom("mine", 1, position="before_run")
+    hook.__class__ = type("Seen", (Custom,), {"__call__": lambda self, engine: seen.append(1)})
+    learner.register_hook(hook)
+    learner.call_hook("before_run")
+    learner.call_hook(position="before_run")
+    learner.call_hook(name="before_run")
+    assert len(seen) == 3
+    with pytest.raises(TypeError, match="both"):
+        learner.call_hook(position="before_run", name="before_run")
+
+
+def test_the_logger_makes_tables(tmp_path):
+    logger = make_learner(exp_name=str(tmp_path)).logger
+    values = {"total_loss_avg": 0.25, "cur_lr_avg": 1e-3}
+    for text in (logger.get_tabulate_vars_hor(values), logger.get_tabulate_vars(values)):
+        assert "total_loss_avg" in text and "0.25" in text
