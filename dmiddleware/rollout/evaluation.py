@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.env import BaseEnvManager
+from dmiddleware.env.batching import own_copy
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.episode_watch import EpisodeWatch
@@ -64,7 +65,7 @@ class VectorEvalMonitor:
         share, n_extra = divmod(n_episode, env_num)
         self._shares = [share + (env < n_extra) for env in range(env_num)]
         self._returns: list[list[float]] = [[] for _ in range(env_num)]
-        self._infos: list[list[dict[str, float]]] = [[] for _ in range(env_num)]
+        self._infos: list[list[dict[str, Any]]] = [[] for _ in range(env_num)]
         self._max_frames = max_frames
         self._filming: dict[int, _Film] = {}
         self._films: list[_Film] = []
@@ -80,15 +81,9 @@ class VectorEvalMonitor:
         return not self.unfinished
 
     def update_info(self, env_id: int, info: Mapping[str, Any]) -> None:
-        """Add the last info of an episode; its numbers are kept."""
+        """Add the last info of an episode, a copy of it."""
         if len(self._infos[env_id]) < self._shares[env_id]:
-            self._infos[env_id].append(
-                {
-                    key: float(value if isinstance(value, float | int) else value.item())
-                    for key, value in info.items()
-                    if _is_number(value)
-                }
-            )
+            self._infos[env_id].append({key: _kept(value) for key, value in info.items()})
 
     def update_reward(self, env_id: int, reward: Any) -> None:
         """Add the return of an episode that ended."""
@@ -118,18 +113,27 @@ class VectorEvalMonitor:
         """Return how many episodes have ended."""
         return sum(map(len, self._returns))
 
-    def get_episode_info(self) -> dict[str, Any]:
-        """Return the numbers in the last infos: a list per key, and its mean as ``<key>_mean``."""
-        lists = self._info_lists()
-        means = {f"{key}_mean": float(np.mean(values)) for key, values in lists.items()}
-        return {**lists, **means}
+    def get_episode_info(self) -> dict[str, Any] | None:
+        """Return the last infos: a list per key, and the mean of numbers as ``<key>_mean``.
+
+        Returns:
+            None before the first episode has ended.
+        """
+        if not any(self._infos):
+            return None
+        means = {f"{key}_mean": mean for key, mean in self.mean_info().items()}
+        return {**self._info_lists(), **means}
 
     def mean_info(self) -> dict[str, float]:
         """Return the mean of each number in the last infos, over the episodes that have it."""
-        return {key: float(np.mean(values)) for key, values in self._info_lists().items()}
+        return {
+            key: float(np.mean(values))
+            for key, values in self._info_lists().items()
+            if all(isinstance(value, float) for value in values)
+        }
 
-    def _info_lists(self) -> dict[str, list[float]]:
-        lists: dict[str, list[float]] = {}
+    def _info_lists(self) -> dict[str, list[Any]]:
+        lists: dict[str, list[Any]] = {}
         for infos in self._infos:
             for info in infos:
                 for key, value in info.items():
@@ -238,3 +242,10 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return True
     return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def _kept(value: Any) -> Any:
+    """Return a number as a float, and a copy of everything that an env may fill again."""
+    if _is_number(value):
+        return float(value.item() if isinstance(value, np.ndarray) else value)
+    return own_copy(value)

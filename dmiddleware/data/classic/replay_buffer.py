@@ -19,6 +19,7 @@ from dmiddleware.data.buffer_middleware import clone_object
 from dmiddleware.data.classic.tracked_data import TrackedData, data_id_of
 from dmiddleware.data.deque_buffer import DequeBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.keywords import also_named
 from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 
 __all__ = ["IBuffer"]
@@ -190,11 +191,12 @@ class IBuffer(Closing, Configurable, ABC):
         with self._lock:
             return [] if self._tracked is None else self._tracked.take_deleted()
 
+    @also_named(file_name="file")
     def save_data(self, file: str | Path, *, allow_pickle: bool = False) -> None:
         """Write the items to a file atomically, as :meth:`DequeBuffer.save_data` does.
 
         Args:
-            file: the file; its folder is created if needed.
+            file: the file; its folder is created if needed. As a keyword also ``file_name``.
             allow_pickle: whether to pickle objects that a checkpoint cannot hold.
 
         Raises:
@@ -204,11 +206,12 @@ class IBuffer(Closing, Configurable, ABC):
         with self._lock:
             self._items.save_data(file, allow_pickle=allow_pickle)
 
+    @also_named(file_name="file")
     def load_data(self, file: str | Path, *, allow_pickle: bool = False) -> None:
         """Replace the items with those that :meth:`save_data` wrote; only the newest that fit.
 
         Args:
-            file: the file.
+            file: the file. As a keyword also ``file_name``.
             allow_pickle: whether to load pickled objects, which can run any code.
 
         Raises:
@@ -225,11 +228,12 @@ class IBuffer(Closing, Configurable, ABC):
         with self._lock:
             return {"items": self._items.state_dict(), "push_count": self._push_count}
 
+    @also_named(_state_dict="state")
     def load_state_dict(self, state: Mapping[str, Any], deepcopy: bool = False) -> None:
         """Restore what :meth:`state_dict` returned; later samples are those of its buffer.
 
         Args:
-            state: the state.
+            state: the state. As a keyword also ``_state_dict``.
             deepcopy: whether to copy the items, instead of sharing them with ``state``.
 
         Raises:

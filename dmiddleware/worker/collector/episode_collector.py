@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from dmiddleware.config import Option, switch
+from dmiddleware.errors import ConfigError
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,
     RolloutSerialCollector,
@@ -23,7 +24,9 @@ class EpisodeSerialCollector(RolloutSerialCollector):
 
     Args:
         cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy turns each
-            episode into training samples.
+            episode into training samples. With ``reward_shaping=True`` the policy's method
+            ``reward_shaping(transitions)`` is called with each finished episode first; it changes
+            the transitions, or returns others.
         env: an env manager.
         policy: a policy, or its collect mode.
         tb_logger: a tensorboardX ``SummaryWriter``.
@@ -34,7 +37,10 @@ class EpisodeSerialCollector(RolloutSerialCollector):
     config: ClassVar[dict[str, Any]] = {
         "get_train_sample": Option(
             False, switch, "whether to return training samples instead of episodes"
-        )
+        ),
+        "reward_shaping": Option(
+            False, switch, "whether to call the policy's reward_shaping with finished episodes"
+        ),
     }
 
     def collect(  # type: ignore[override]
@@ -60,9 +66,12 @@ class EpisodeSerialCollector(RolloutSerialCollector):
         """
         target = self._target(n_episode, "n_episode", self.policy)
         core = self._core()
+        shape = self._reward_shaping()
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         episodes = [
-            self._finished(to_tensor_transitions(split_rows(batch), not self._cfg.deepcopy_obs))
+            shape(
+                self._finished(to_tensor_transitions(split_rows(batch), not self._cfg.deepcopy_obs))
+            )
             for batch in core.collect_episodes(
                 target, train_iter=train_iter, policy_kwargs=policy_kwargs
             )
@@ -77,3 +86,25 @@ class EpisodeSerialCollector(RolloutSerialCollector):
         self._count_since(before, began, n_samples, core.episode_returns)
         self._log(train_iter, {})
         return data
+
+    def _reward_shaping(self) -> Callable[[list[Transition]], list[Transition]]:
+        """Return what is done with a finished episode.
+
+        Raises:
+            ConfigError: if rewards are to be shaped, and the policy does not say how.
+        """
+        if not self._cfg.reward_shaping:
+            return lambda episode: episode
+        try:
+            shape = self.policy.get_attribute("reward_shaping")
+        except (AttributeError, KeyError, NotImplementedError):
+            raise ConfigError(
+                "reward_shaping is True, but the policy has no method reward_shaping(transitions); "
+                "write one that changes the rewards of a finished episode, or set it to False"
+            ) from None
+
+        def shaped(episode: list[Transition]) -> list[Transition]:
+            changed: list[Transition] | None = shape(episode)
+            return episode if changed is None else changed
+
+        return shaped

@@ -64,7 +64,7 @@ class SampleSerialCollector(RolloutSerialCollector):
         random_collect: bool = False,
         record_random_collect: bool = True,
         policy_kwargs: Mapping[str, Any] | None = None,
-        level_seeds: Sequence[int] | None = None,
+        level_seeds: Sequence[int] | Mapping[int, int] | None = None,
     ) -> list[Transition]:
         """Collect training samples.
 
@@ -76,8 +76,9 @@ class SampleSerialCollector(RolloutSerialCollector):
             random_collect: act at random.
             record_random_collect: whether logs count what was collected at random.
             policy_kwargs: passed to the policy's forward.
-            level_seeds: the seed of each env, stored in its transitions as ``seed``. Samples kept
-                from earlier calls without seeds are dropped, and counted.
+            level_seeds: the seed of each env, a list or a dictionary by env id, stored in its
+                transitions as ``seed``. Samples kept from earlier calls without seeds are dropped,
+                and counted.
 
         Raises:
             ConfigError: if ``n_sample`` is not set or not positive, or if ``level_seeds`` does not
@@ -87,12 +88,8 @@ class SampleSerialCollector(RolloutSerialCollector):
         """
         target = self._target(n_sample, "n_sample", self.policy)
         core = self._core()
-        if level_seeds is not None and np.shape(level_seeds) != (core.env_num,):
-            raise ConfigError(
-                f"level_seeds must be a list of {core.env_num} seeds, one per env, "
-                f"got {level_seeds!r:.100}"
-            )
-        if level_seeds is not None:
+        seeds = None if level_seeds is None else _checked_seeds(level_seeds, core.env_num)
+        if seeds is not None:
             self._drop_without_seeds()
         began, before = time.perf_counter(), (core.env_step, core.env_episode)
         traj_len = trajectory_length(self.policy, target, core.env_num)
@@ -108,8 +105,8 @@ class SampleSerialCollector(RolloutSerialCollector):
             )
             returns += core.episode_returns
             for env, row in zip(env_ids.tolist(), split_rows(rows), strict=True):
-                if level_seeds is not None:
-                    row["seed"] = torch.tensor(level_seeds[env])
+                if seeds is not None:
+                    row["seed"] = torch.tensor(seeds[env])
                 found = self._take(env, row, traj_len)
                 if found is None:
                     continue
@@ -171,3 +168,21 @@ class SampleSerialCollector(RolloutSerialCollector):
         self._gathered.clear()
         for env, rows in state["gathered"].items():
             self._gathered[int(env)] = samples_of(rows)
+
+
+def _checked_seeds(level_seeds: Sequence[int] | Mapping[int, int], env_num: int) -> Sequence[int]:
+    """Return the seed of each env.
+
+    Raises:
+        ConfigError: if there is not one seed per env.
+    """
+    seeds: Any = level_seeds
+    if isinstance(level_seeds, Mapping) and set(level_seeds) == set(range(env_num)):
+        seeds = [level_seeds[env] for env in range(env_num)]
+    if isinstance(seeds, Mapping) or np.shape(seeds) != (env_num,):
+        raise ConfigError(
+            f"level_seeds must be a list of {env_num} seeds, one per env, or a dictionary with the "
+            f"env ids from 0 to {env_num - 1}, got {level_seeds!r:.100}"
+        )
+    checked: Sequence[int] = seeds
+    return checked

@@ -111,8 +111,8 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
 
         Returns:
             Whether to stop (the mean return has reached ``stop_value``, and ``train_iter`` is
-            positive), and the results: for each number in the episodes' last infos the list of its
-            values under its name and their mean as ``<name>_mean``; ``return_mean``,
+            positive), and the results: for each key of the episodes' last infos the list of its
+            values, and the mean of numbers as ``<name>_mean``; ``return_mean``,
             ``return_std``, ``return_max``, ``return_min``, and the list ``episode_return``.
 
         Raises:
@@ -148,7 +148,7 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
             max_frames=self._cfg.render.max_frames if has_video else 0,
         )
         returns = monitor.get_episode_return()
-        info = {**monitor.get_episode_info(), **_summary(returns)}
+        info = {**(monitor.get_episode_info() or {}), **_summary(returns)}
         seconds = time.perf_counter() - began
         steps = int(sum(info.get("eval_episode_length", ())))
         values = {key: value for key, value in info.items() if not isinstance(value, list)}

@@ -34,6 +34,7 @@ def test_episodes_beyond_an_envs_share_do_not_count():
     assert monitor.get_episode_info() == {
         "lives": [0.0, 4.0],
         "won": [1.0],
+        "name": ["text"],
         "lives_mean": 2.0,
         "won_mean": 1.0,
     }
@@ -55,8 +56,23 @@ def test_numbers_of_all_kinds_are_averaged():
     assert monitor.mean_info() == {"a": 2.0, "b": 3.0, "e": 1.0, "f": 4.0}
 
 
-def test_without_infos_there_are_no_means():
-    assert VectorEvalMonitor(1, 1).get_episode_info() == {}
+def test_infos_that_are_not_numbers_are_kept_as_they_were():
+    filled_again = {"grid": np.array([1, 2]), "nested": {"path": [np.array([3])], "n": 1}}
+    monitor = VectorEvalMonitor(2, 2)
+    monitor.update_info(0, {**filled_again, "name": "a", "score": 2, "nothing": None})
+    filled_again["grid"][:] = 0
+    filled_again["nested"]["path"][0][:] = 0
+    monitor.update_info(1, {"name": "b", "score": "a text now"})
+    info = monitor.get_episode_info()
+    assert info.keys() == {"grid", "nested", "name", "score", "nothing"}
+    assert info["grid"][0].tolist() == [1, 2]
+    assert info["nested"][0]["path"][0].tolist() == [3]
+    assert (info["name"], info["score"]) == (["a", "b"], [2.0, "a text now"])
+
+
+def test_without_infos_there_is_no_info():
+    assert VectorEvalMonitor(1, 1).get_episode_info() is None
+    assert VectorEvalMonitor(1, 1).mean_info() == {}
 
 
 def test_an_env_without_an_episode_has_no_latest_return():

@@ -11,7 +11,7 @@ import torch
 
 from dmiddleware.data import as_tree
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import as_collect_mode
+from dmiddleware.policy import Policy, as_collect_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.collector import EpisodeSerialCollector, SampleSerialCollector
@@ -177,3 +177,65 @@ def test_a_tree_of_samples_still_reaches_a_foreign_policy():
     assert mode.get_attribute("batched") is False
     with pytest.raises(KeyError):
         mode.get_attribute("unknown")
+
+
+@pytest.mark.parametrize("seeds", [[7, 8, 9], {0: 7, 1: 8, 2: 9}, {2: 9, 1: 8, 0: 7}])
+def test_level_seeds_are_a_list_or_a_dictionary(seeds, counting_envs, batched_policy, tmp_path):
+    with SampleSerialCollector(
+        {}, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)
+    ) as sampler:
+        samples = sampler.collect(9, level_seeds=seeds)
+        assert {int(sample["seed"]) for sample in samples} == {7, 8, 9}
+        for wrong in ([7, 8], {0: 7, 1: 8}, {0: 7, 1: 8, 3: 9}, 7):
+            with pytest.raises(ConfigError, match="level_seeds"):
+                sampler.collect(9, level_seeds=wrong)
+
+
+class Shaping(Policy):
+    """Acts per env, and shapes the rewards of finished episodes."""
+
+    def _forward_collect(self, data, **kwargs):
+        return act(data)
+
+    def reward_shaping(self, transitions):
+        for transition in transitions:
+            transition["reward"] = torch.tensor(float(len(transitions)))
+
+
+class Replacing(Shaping):
+    def reward_shaping(self, transitions):
+        return [{**one, "reward": torch.tensor(float(len(transitions)))} for one in transitions]
+
+
+@pytest.mark.parametrize("cls", [Shaping, Replacing])
+@pytest.mark.parametrize("get_train_sample", [True, False])
+def test_a_policy_shapes_the_rewards_of_finished_episodes(
+    cls, get_train_sample, counting_envs, tmp_path
+):
+    policy = cls({}, model=torch.nn.Identity(), enable_field=["collect"])
+    cfg = {"reward_shaping": True, "get_train_sample": get_train_sample}
+    with EpisodeSerialCollector(
+        cfg, counting_envs([(2,), (3,), (4,)]), policy, exp_name=str(tmp_path)
+    ) as collector:
+        collected = collector.collect(3)
+    samples = collected if get_train_sample else [one for episode in collected for one in episode]
+    assert sorted(float(one["reward"]) for one in samples) == [2.0] * 2 + [3.0] * 3 + [4.0] * 4
+
+
+def test_reward_shaping_without_a_hook_names_it(counting_envs, batched_policy, tmp_path):
+    for policy in (batched_policy, foreign_mode()):
+        with (
+            EpisodeSerialCollector(
+                {"reward_shaping": True}, counting_envs(LENGTHS), policy, exp_name=str(tmp_path)
+            ) as collector,
+            pytest.raises(ConfigError, match=r"reward_shaping\(transitions\)"),
+        ):
+            collector.collect(3)
+
+
+def test_an_evaluation_returns_texts_and_arrays_of_infos(counting_envs, batched_policy, tmp_path):
+    with InteractionSerialEvaluator(
+        {"n_episode": 3}, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)
+    ) as evaluator:
+        info = evaluator.eval()[1]
+    assert all(isinstance(value, list | float | int) for value in info.values())

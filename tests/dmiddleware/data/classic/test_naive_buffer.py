@@ -412,3 +412,18 @@ def test_many_threads_never_exceed_the_size(cls, tmp_path):
     assert errors == []
     assert greatest == buffer.count() == 50
     buffer.close()
+
+
+@pytest.mark.parametrize("make", [NaiveReplayBuffer, AdvancedReplayBuffer])
+def test_files_and_states_are_also_passed_by_the_classic_keywords(make, tmp_path):
+    def buffer():
+        return make({"seed": 0, "log_to_file": False}, exp_name=str(tmp_path))
+
+    first, second, third = buffer(), buffer(), buffer()
+    first.push([{"a": n} for n in range(4)], 4)
+    first.save_data(file_name=str(tmp_path / "items"))
+    second.load_data(file_name=str(tmp_path / "items"))
+    third.load_state_dict(_state_dict=first.state_dict())
+    assert second.count() == third.count() == 4
+    with pytest.raises(TypeError, match="both"):
+        first.save_data(file="x", file_name="y")
