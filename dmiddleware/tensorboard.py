@@ -27,7 +27,7 @@ from tensorboardX.summary import scalar
 
 from dmiddleware.best_effort import BestEffort
 
-__all__ = ["TensorboardWriter", "add_video"]
+__all__ = ["TensorboardWriter", "add_video", "encode_video"]
 
 _BUFFER = 8192
 _FLUSH_S = 10.0  # older events are visible in TensorBoard, and survive a crash
@@ -202,6 +202,23 @@ def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *,
         step: the position on the horizontal axis.
         fps: frames per second.
     """
+    n_videos, _, _, height, width = video.shape
+    image = Summary.Image(
+        height=height,
+        width=n_videos * width,
+        colorspace=3,
+        encoded_image_string=encode_video(video, fps=fps),
+    )
+    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+
+
+def encode_video(video: npt.NDArray[np.uint8], *, fps: int) -> bytes:
+    """Return videos side by side as one animated GIF.
+
+    Args:
+        video: ``[N, T, C, H, W] uint8``.
+        fps: frames per second.
+    """
     n_videos, n_frames, n_channels, height, width = video.shape
     tiled = video.transpose(1, 3, 0, 4, 2).reshape(n_frames, height, n_videos * width, n_channels)
     if n_channels == 1:
@@ -216,13 +233,7 @@ def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *,
         duration=round(1000 / fps),
         loop=0,
     )
-    image = Summary.Image(
-        height=height,
-        width=n_videos * width,
-        colorspace=3,
-        encoded_image_string=encoded.getvalue(),
-    )
-    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+    return encoded.getvalue()
 
 
 def _number(value: Any) -> float:

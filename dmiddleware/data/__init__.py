@@ -30,6 +30,7 @@ from dmiddleware.data.checkpoint import (
 from dmiddleware.data.classic import (
     BUFFER_REGISTRY,
     AdvancedReplayBuffer,
+    DequeBufferWrapper,
     ElasticReplayBuffer,
     EpisodeReplayBuffer,
     IBuffer,
@@ -103,6 +104,7 @@ __all__ = [
     "SequenceReplayBuffer",
     "EpisodeReplayBuffer",
     "AdvancedReplayBuffer",
+    "DequeBufferWrapper",
     "BUFFER_REGISTRY",
     "create_buffer",
     "get_buffer_cls",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import pickle
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from dmiddleware.data.arguments import check_count
 from dmiddleware.data.buffer import Buffer, check_state
@@ -39,11 +42,22 @@ class BufferedData:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
-class DequeBuffer(Buffer):
+@dataclass(slots=True)
+class _Span:
+    """The indices of a buffer's items: from ``first`` to before ``total``."""
+
+    first: int = 0
+    total: int = 0
+
+
+class DequeBuffer(Buffer, Dataset[BufferedData]):
     """A buffer of any Python objects that drops its oldest items when it is full.
 
     It handles items one by one, which suits whole episodes and irregular objects. For transitions
     of one structure, :class:`~dmiddleware.data.TensorBuffer` is many times faster.
+
+    It is also a torch ``Dataset``: ``buffer[0]`` is its oldest item. A ``DataLoader`` stacks the
+    objects that were pushed, unless it has a ``collate_fn``.
 
     Args:
         size: capacity in items.
@@ -56,11 +70,28 @@ class DequeBuffer(Buffer):
         self._slots: list[BufferedData | None] = [None] * size
         self._deleted = DeletedRows(size)
         self._groups = _Groups()
-        self._first = 0
-        self._total = 0
+        self._span = _Span()
 
     def __len__(self) -> int:
-        return self._total - self._first - len(self._deleted)
+        return self._span.total - self._span.first - len(self._deleted)
+
+    def __getitem__(self, position: int) -> BufferedData:
+        """Return an item by its position in the order of age, 0 being the oldest.
+
+        Raises:
+            IndexError: if there is no such item.
+        """
+        with self._lock:
+            rows = self.drawable()
+            try:
+                offset = range(rows.count)[position]
+            except IndexError:
+                raise IndexError(
+                    f"the buffer has {rows.count} items, and none at position {position}"
+                ) from None
+            return self._copy(
+                int(rows.first + offset if rows.index is None else rows.index[offset])
+            )
 
     def __contains__(self, index: object) -> bool:
         return isinstance(index, int | np.integer) and self._find(int(index)) is not None
@@ -151,6 +182,25 @@ class DequeBuffer(Buffer):
                 )
             return self._copy(index)
 
+    def get_by_index(self, index: int) -> BufferedData:
+        """Return one item by its index, as :meth:`get` does.
+
+        Raises:
+            IndexError: if it is not held.
+        """
+        return self.get(index)
+
+    def view(self) -> Self:
+        """Return a buffer with the same items, and buffer middleware that can differ.
+
+        What is pushed, changed or deleted through one of them, the other has too. The view begins
+        with the buffer middleware of this buffer; what either adds then is its own.
+        """
+        with self._lock:
+            view = copy.copy(self)
+            view._middleware = list(self._middleware)
+        return view
+
     def update(self, index: int, data: Any = None, meta: Mapping[str, Any] | None = None) -> bool:
         """Change an item.
 
@@ -186,7 +236,7 @@ class DequeBuffer(Buffer):
 
     def drawable(self, sample_range: slice | None = None) -> Eligible:
         """Return the items that can be drawn: all of them, or a part by age."""
-        first, total, count = self._first, self._total, len(self)
+        first, total, count = self._span.first, self._span.total, len(self)
         index = self._deleted.present(first, total) if len(self._deleted) else None
         if sample_range is None:
             return Eligible(first, count, total, self._size, index=index)
@@ -215,7 +265,7 @@ class DequeBuffer(Buffer):
         with self._lock:
             return {
                 "size": self._size,
-                "total": self._total,
+                "total": self._span.total,
                 "items": [(item.index, item.data, item.meta) for item in self],
                 **self._common_state(),
             }
@@ -287,7 +337,7 @@ class DequeBuffer(Buffer):
     def _push(self, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         if meta is not None and not isinstance(meta, Mapping):
             raise TypeError(f"meta must be a dictionary or None, got {meta!r:.100}")
-        index = self._total
+        index = self._span.total
         item = BufferedData(data, index, dict(meta) if meta else {})
         slot = index % self._size
         old = self._slots[slot]
@@ -296,10 +346,10 @@ class DequeBuffer(Buffer):
             if old is not None:
                 self._groups.remove(old.index, old.meta)
             self._groups.add(index, item.meta)
-        if index - self._size >= self._first:
-            self._first = index - self._size + 1
+        if index - self._size >= self._span.first:
+            self._span.first = index - self._size + 1
         self._slots[slot] = item
-        self._total += 1
+        self._span.total += 1
         self._deleted.write(index, 1)
         return index
 
@@ -393,29 +443,29 @@ class DequeBuffer(Buffer):
             self._slots[index % self._size] = None
         if gone:
             self._deleted.delete(np.array(gone))
-            oldest = self._deleted.oldest_present(self._first, self._total)
-            self._deleted.drop(self._first, oldest)
-            self._first = oldest
+            oldest = self._deleted.oldest_present(self._span.first, self._span.total)
+            self._deleted.drop(self._span.first, oldest)
+            self._span.first = oldest
         return len(gone)
 
     def _clear(self) -> None:
-        self._slots = [None] * self._size
+        self._slots[:] = [None] * self._size
         self._deleted.clear()
         self._groups.clear()
-        self._first = self._total
+        self._span.first = self._span.total
 
     def _restore(self, items: Sequence[tuple[int, Any, Mapping[str, Any]]], total: int) -> None:
         self._clear()
-        self._first = items[0][0] if items else total
-        self._total = total
+        self._span.first = items[0][0] if items else total
+        self._span.total = total
         self._deleted.delete(
-            np.setdiff1d(np.arange(self._first, total), [item[0] for item in items])
+            np.setdiff1d(np.arange(self._span.first, total), [item[0] for item in items])
         )
         for index, data, meta in items:
             self._slots[index % self._size] = BufferedData(data, index, dict(meta))
 
     def _find(self, index: int) -> BufferedData | None:
-        if not self._first <= index < self._total:
+        if not self._span.first <= index < self._span.total:
             return None
         return self._slots[index % self._size]
 
@@ -496,6 +546,14 @@ class _Groups:
     def _add(self, key: str, index: int, meta: Mapping[str, Any]) -> None:
         if key in meta:
             self._by_key[key].setdefault(meta[key], {})[index] = None
+
+
+def _stack_items(items: list[BufferedData], *, collate_fn_map: Any = None) -> Any:
+    """Stack the objects of several items, as torch's default collation stacks such objects."""
+    return collate([item.data for item in items], collate_fn_map=collate_fn_map)
+
+
+default_collate_fn_map[BufferedData] = _stack_items
 
 
 def _check_hashable(key: str, index: int, meta: Mapping[str, Any]) -> None:

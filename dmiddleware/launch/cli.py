@@ -36,13 +36,16 @@ class _Command(click.Command):
 @click.command(
     cls=_Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
+@click.version_option(None, "-v", "--version", package_name="dmiddleware")
 @click.option(
+    "-m",
     "--main",
     required=True,
     metavar="MODULE.FUNCTION",
     help="The function to run in every process, for example examples.cartpole_dqn.main.",
 )
 @click.option(
+    "-p",
     "--package",
     default=".",
     show_default=True,

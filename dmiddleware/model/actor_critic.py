@@ -11,7 +11,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Init, Norm, call, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, Norm, call, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import (
@@ -51,6 +51,7 @@ class Actor(Network):
             512 for images.
         conv_layers: channels, kernel size and stride of each convolution over images; None: as
             :class:`ImageEncoder`.
+        head_hidden_sizes: width of each layer between encoder and output.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
         norm: ``"layer"`` or None.
@@ -70,6 +71,7 @@ class Actor(Network):
         action_space: ActionKind = "discrete",
         encoder_hidden_sizes: Sequence[int] | None = None,
         conv_layers: ConvLayers | None = None,
+        head_hidden_sizes: Sequence[int] = (),
         activation: str | None = None,
         norm: Norm = None,
         init: Init = "orthogonal",
@@ -90,12 +92,31 @@ class Actor(Network):
         self.encoder = make_encoder(obs_shape, **self._encoder_options)
         self._n_logits = sum(part.n_logits for part in self.action_parts)
         n_means = sum(part.n_means for part in self.action_parts)
-        self.policy_head = nn.Linear(self.encoder.out_features, self._n_logits + n_means)
-        if init == "orthogonal":
-            orthogonal_init(self.policy_head, _POLICY_GAIN)
+        self._head_hidden_sizes = tuple(head_hidden_sizes)
+        self.policy_head = self._make_head(self._n_logits + n_means, _POLICY_GAIN)
         self.log_std: nn.Parameter | None = None
         if n_means:
             self.log_std = nn.Parameter(torch.full((n_means,), float(log_std_init)))
+
+    def _make_head(self, n_outputs: int, gain: float) -> nn.Module:
+        """Return what follows the encoder: a linear layer, with layers before it if configured."""
+        options = self._encoder_options
+        width = self.encoder.out_features
+        if not self._head_hidden_sizes:
+            head: nn.Module = nn.Linear(width, n_outputs)
+        else:
+            head = MLP(
+                width,
+                self._head_hidden_sizes,
+                out_features=n_outputs,
+                activation=options["activation"],
+                norm=options["norm"],
+                init=options["init"],
+            )
+        if options["init"] == "orthogonal":
+            last = [layer for layer in head.modules() if isinstance(layer, nn.Linear)][-1]
+            orthogonal_init(last, gain)
+        return head
 
     @classmethod
     def from_spaces(
@@ -158,6 +179,7 @@ class ActorCritic(Actor):
             512 for images.
         conv_layers: channels, kernel size and stride of each convolution over images; None: as
             :class:`ImageEncoder`.
+        head_hidden_sizes: width of each layer between encoder and output.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
         norm: ``"layer"`` or None.
@@ -178,6 +200,7 @@ class ActorCritic(Actor):
         share_encoder: bool | None = None,
         encoder_hidden_sizes: Sequence[int] | None = None,
         conv_layers: ConvLayers | None = None,
+        head_hidden_sizes: Sequence[int] = (),
         activation: str | None = None,
         norm: Norm = None,
         init: Init = "orthogonal",
@@ -189,6 +212,7 @@ class ActorCritic(Actor):
             action_space=action_space,
             encoder_hidden_sizes=encoder_hidden_sizes,
             conv_layers=conv_layers,
+            head_hidden_sizes=head_hidden_sizes,
             activation=activation,
             norm=norm,
             init=init,
@@ -196,9 +220,7 @@ class ActorCritic(Actor):
         )
         shared = self._has_image if share_encoder is None else share_encoder
         self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
-        self.value_head = nn.Linear(self.encoder.out_features, 1)
-        if init == "orthogonal":
-            orthogonal_init(self.value_head, _VALUE_GAIN)
+        self.value_head = self._make_head(1, _VALUE_GAIN)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution and the value.

@@ -10,6 +10,7 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_name
+from dmiddleware.model.classic_options import in_own_names, parameters_of
 from dmiddleware.registry import Registry, import_modules
 
 __all__ = ["MODEL_REGISTRY", "create_model"]
@@ -27,7 +28,7 @@ def create_model(cfg: Mapping[str, Any]) -> nn.Module:
 
     Raises:
         ConfigError: if ``type`` is missing, or an option is unknown (the nearest known one is
-            named) or missing.
+            named) or missing. Names of DI-engine's networks are accepted too.
         RegistryError: if the name is not registered.
     """
     options = {str(key): value for key, value in cfg.items()}
@@ -36,12 +37,17 @@ def create_model(cfg: Mapping[str, Any]) -> nn.Module:
     if name is None:
         raise ConfigError(f"a model config needs the key type, one of: {', '.join(MODEL_REGISTRY)}")
     build = MODEL_REGISTRY.get(name)
-    _check_options(f"model {name!r}", build, options)
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(build).parameters
+    if build.__module__.startswith("dmiddleware."):  # not for what a program has registered
+        parameters = parameters_of(build)
+        options = in_own_names(options, parameters)
+    _check_options(f"model {name!r}", parameters, options)
     return build(**options)
 
 
-def _check_options(owner: str, build: type[nn.Module], options: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(build).parameters
+def _check_options(
+    owner: str, parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
+) -> None:
     takes_any = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for key in options:
         if key not in parameters and not takes_any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from dmiddleware.config import Configurable, plain_values
 from dmiddleware.data import create_buffer, get_buffer_cls
-from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.logs import output_folder
 from dmiddleware.policy import (
@@ -39,24 +38,20 @@ from dmiddleware.worker.collector.parallel import (
     get_parallel_collector_cls,
 )
 from dmiddleware.worker.commander import BaseSerialCommander, get_parallel_commander_cls
+from dmiddleware.worker.env_config import (
+    check_sections,
+    drop_missing_modules,
+    make_envs,
+    name_env,
+)
 from dmiddleware.worker.evaluator import create_serial_evaluator, get_serial_evaluator_cls
 from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_learner
+from dmiddleware.worker.progress import Progress
 from dmiddleware.worker.serial_worker import get_worker_cls
 
 __all__ = ["compile_config", "serial_run"]
 
 _NO_LIMIT: Final = int(1e10)
-_MODES: Final = {
-    "base": "sync", "subprocess": "async", "async_subprocess": "async", "gym_vector": "vector",
-}  # fmt: skip
-"""DI-engine's names of env managers."""
-
-_ENV_LIMITS: Final = {
-    "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
-}  # fmt: skip
-_WITHOUT_EFFECT: Final = ("type", "episode_num", "shared_memory", "copy_on_get", "context")
-"""Keys of ``env.manager`` that others read, or that change nothing here."""
-
 _PARTS: Final = {
     "learner": ("policy.learn.learner", "base"),
     "collector": ("policy.collect.collector", "sample"),
@@ -65,6 +60,12 @@ _PARTS: Final = {
     "commander": ("policy.other.commander", "base"),
 }
 """Where the config of each part is, and its type if none is given."""
+
+
+_OF_EVALUATOR: Final = {
+    "stop_value": "stop_value", "n_episode": "n_evaluator_episode", "replay_path": "replay_path",
+}  # fmt: skip
+"""Options of the evaluator, and the keys of ``env`` that they are copied from."""
 
 
 def compile_config(
@@ -82,21 +83,25 @@ def compile_config(
         seed: the seed of envs, policy and buffer, where they have none of their own.
 
     Returns:
-        The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``
-        and ``n_evaluator_episode`` of ``env`` are copied to the evaluator.
+        The whole config, which is also saved to ``<exp_name>/total_config.yaml``. ``stop_value``,
+        ``n_evaluator_episode`` and ``replay_path`` of ``env`` are copied to the evaluator, and
+        ``priority`` and ``priority_IS_weight`` of the policy to a buffer that has them.
 
     Raises:
-        ConfigError: for an unknown key, a wrong type or a value out of range.
+        ConfigError: for an unknown key in any section, a wrong type or a value out of range.
         RegistryError: for an unknown ``type``; the nearest names are listed.
     """
     cfg = _with_types(main, create or {})
     env = cfg["env"]
-    _name_env(env)
+    name_env(env)
+    check_sections(cfg)
     env.setdefault("seed", seed)
     evaluator = cfg["policy"]["eval"]["evaluator"]
-    for name, source in (("stop_value", "stop_value"), ("n_episode", "n_evaluator_episode")):
-        if env.get(source) is not None:
-            evaluator.setdefault(name, env[source])
+    options = _options_of(_class_of("evaluator", evaluator, cfg), _OF_EVALUATOR)
+    for name in options:
+        if env.get(_OF_EVALUATOR[name]) is not None:
+            evaluator.setdefault(name, env[_OF_EVALUATOR[name]])
+    _share_priorities(cfg)
     for part, (path, _) in _PARTS.items():
         section = _section(cfg, path)
         section.update(_merged(_class_of(part, section, cfg), section, derive_seed(seed, part)))
@@ -115,6 +120,7 @@ def serial_run(
     max_env_step: int = _NO_LIMIT,
     *,
     model: nn.Module | None = None,
+    show_progress: bool = True,
 ) -> Policy:
     """Train a policy in this process, as a config in the classic shape describes.
 
@@ -131,18 +137,20 @@ def serial_run(
         max_train_iter: most training iterations.
         max_env_step: most env steps.
         model: a module for the policy; None builds the one that ``policy.model`` describes.
+        show_progress: whether to show steps, updates and returns on the standard error stream.
 
     Returns:
         The policy as it is at the end. The best one is in
         ``<exp_name>/ckpt_learner/ckpt_best.safetensors``.
 
     Raises:
-        ConfigError: for an unusable config.
+        ConfigError: for an unusable config, or an algorithm that learns from sequences.
         RegistryError: for an unknown ``type``.
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
     policy = create_policy(cfg.policy, model=model)
+    _check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
         {name: _section(cfg, path) for name, (path, _) in _PARTS.items()},
@@ -154,12 +162,12 @@ def serial_run(
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))
         collector = stack.enter_context(
             create_serial_collector(
-                parts["collector"], env=_make_envs(cfg.env, "collector"), policy=policy, **common
+                parts["collector"], env=make_envs(cfg.env, "collector"), policy=policy, **common
             )
         )
         evaluator = stack.enter_context(
             create_serial_evaluator(
-                parts["evaluator"], env=_make_envs(cfg.env, "evaluator"), policy=policy, **common
+                parts["evaluator"], env=make_envs(cfg.env, "evaluator"), policy=policy, **common
             )
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
@@ -172,6 +180,7 @@ def serial_run(
             else _Replay(cfg, learner, buffer)
         )
 
+        progress = Progress(max_env_step if max_env_step < _NO_LIMIT else None, show=show_progress)
         learner.call_hook("before_run")
         if learner.collector_envstep > 0:
             collector.envstep = learner.collector_envstep
@@ -182,12 +191,28 @@ def serial_run(
                 stop, _ = evaluator.eval(
                     learner.save_checkpoint, learner.train_iter, collector.envstep
                 )
+                progress.evaluated(collector.envstep, learner.train_iter, evaluator.last_eval)
                 if stop:
                     break
             data = collector.collect(train_iter=learner.train_iter, policy_kwargs=settings)
             learn.from_collected(data, collector.envstep)
+            progress.at(collector.envstep, learner.train_iter)
+        progress.ended(collector.envstep, learner.train_iter)
         learner.call_hook("after_run")
     return policy
+
+
+def _check_learns_from_rows(policy: Policy) -> None:
+    """Refuse an algorithm that cannot learn from single rows.
+
+    Raises:
+        ConfigError: saying what to use instead.
+    """
+    if policy.minibatch_unit != "rows" or "mask" in policy.learn_columns:
+        raise ConfigError(
+            f"{type(policy).__name__} learns from sequences, but serial_run collects single "
+            "transitions; train it in a chain, as its page in docs/algorithms shows"
+        )
 
 
 class _Replay:
@@ -258,8 +283,8 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     """
     if not isinstance(main, Mapping) or not isinstance(main.get("policy"), Mapping):
         raise ConfigError(
-            "main must be the main config, with the keys exp_name, env and policy, "
-            f"got {main!r:.100}"
+            "main must be the main config, with the keys exp_name, env and policy, got "
+            f"{main!r:.100}; pass both configs as serial_run(main_config, create_config)"
         )
     cfg: dict[str, Any] = _copied({"exp_name": "default_experiment", "env": {}, **main})
     places = {name: path for name, (path, _) in _PARTS.items()}
@@ -274,6 +299,8 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
         _section(cfg, places[name]).update(_copied(part))
     for path, default in _PARTS.values():
         _section(cfg, path).setdefault("type", default)
+    for path in places.values():
+        drop_missing_modules(_section(cfg, path), path)
     get_policy_cls(cfg["policy"])  # imports the modules that register it
     with_command = f"{cfg['policy']['type']}_command"
     if with_command in POLICY_REGISTRY:
@@ -281,19 +308,12 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
     return cfg
 
 
-def _name_env(env: dict[str, Any]) -> None:
-    """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
-
-    Raises:
-        ConfigError: if the config names no env.
-    """
-    env["id"] = env.get("id", env.get("env_id", env.get("type")))
-    if env["id"] is None:
-        raise ConfigError(
-            "the config has no env; set env.id to the id of an env, for example 'CartPole-v1'"
-        )
-    mode = env.get("mode", env.setdefault("manager", {}).get("type", "base"))
-    env["mode"] = _MODES.get(mode, mode)
+def _share_priorities(cfg: dict[str, Any]) -> None:
+    """Copy the policy's settings of priorities to a buffer that has them too."""
+    buffer = _section(cfg, "policy.other.replay_buffer")
+    for name in _options_of(get_buffer_cls(buffer), ("priority", "priority_IS_weight")):
+        if name in cfg["policy"]:
+            buffer.setdefault(name, cfg["policy"][name])
 
 
 def _section(cfg: dict[str, Any], path: str) -> dict[str, Any]:
@@ -332,6 +352,13 @@ def _class_of(part: str, section: Mapping[str, Any], cfg: Mapping[str, Any]) -> 
     return BaseSerialCommander if section["type"] == "base" else get_parallel_commander_cls(cfg)
 
 
+def _options_of(cls: Callable[..., Any], names: Iterable[str]) -> list[str]:
+    """Return those of the names that are options of a class."""
+    if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
+        return []
+    return [name for name in names if name in cls.options()]
+
+
 def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the config of a part with the defaults of its class, and a seed if it takes one."""
     if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
@@ -340,27 +367,3 @@ def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[s
     if "seed" in merged and merged["seed"] is None:
         merged["seed"] = seed
     return merged
-
-
-def _make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
-    """Return the envs of the collector or the evaluator.
-
-    Raises:
-        ConfigError: for an unknown key of ``env.manager``.
-    """
-    import_modules(cfg.get("import_names", ()))
-    manager = cfg.get("manager", {})
-    for key in manager:
-        if key not in (*_ENV_LIMITS, *_WITHOUT_EFFECT):
-            raise ConfigError(
-                f"unknown key env.manager.{key}; known are {', '.join(sorted(_ENV_LIMITS))}"
-            )
-    return make_env_manager(
-        cfg.id,
-        env_num=cfg.get(f"{kind}_env_num", cfg.get("env_num", 1)),
-        mode=cfg.mode,
-        env_kwargs=cfg.get("kwargs"),
-        wrappers=cfg.get("wrappers", ()),
-        seed=derive_seed(cfg.seed, kind),
-        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
-    )

@@ -97,7 +97,8 @@ NAMES = {
     # Replay buffers
     DATA: """
         IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
-        AdvancedReplayBuffer create_buffer get_buffer_cls BUFFER_REGISTRY convert_checkpoint
+        AdvancedReplayBuffer DequeBufferWrapper create_buffer get_buffer_cls BUFFER_REGISTRY
+        convert_checkpoint
     """,
     f"{DATA}.AdvancedReplayBuffer": """
         default_config push update sample clear count save_data load_data state_dict

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.data.classic.advanced_buffer import AdvancedReplayBuffer
+from dmiddleware.data.classic.deque_buffer_wrapper import DequeBufferWrapper
 from dmiddleware.data.classic.episode_buffer import EpisodeReplayBuffer
 from dmiddleware.data.classic.naive_buffer import ElasticReplayBuffer, NaiveReplayBuffer
 from dmiddleware.data.classic.replay_buffer import IBuffer
@@ -15,6 +16,7 @@ from dmiddleware.registry import Registry, import_modules
 __all__ = [
     "BUFFER_REGISTRY",
     "AdvancedReplayBuffer",
+    "DequeBufferWrapper",
     "ElasticReplayBuffer",
     "EpisodeReplayBuffer",
     "IBuffer",
@@ -32,6 +34,7 @@ BUFFER_REGISTRY.register("elastic")(ElasticReplayBuffer)
 BUFFER_REGISTRY.register("sequence")(SequenceReplayBuffer)
 BUFFER_REGISTRY.register("episode")(EpisodeReplayBuffer)
 BUFFER_REGISTRY.register("advanced")(AdvancedReplayBuffer)
+BUFFER_REGISTRY.register("deque")(DequeBufferWrapper)
 
 
 def create_buffer(cfg: Mapping[str, Any], *args: Any, **kwargs: Any) -> IBuffer:

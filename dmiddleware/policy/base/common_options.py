@@ -25,6 +25,12 @@ TD_COLUMNS: Final = ("obs", "action", "reward", "next_obs", "terminated")
 
 TD_OPTIONS: Final[dict[str, Any]] = {
     "priority": Option(False, switch, "whether to return the TD errors as priorities"),
+    "priority_IS_weight": Option(
+        True,
+        switch,
+        "whether the importance weights of a batch weigh the loss",
+        keyword=None,
+    ),
     "discount_factor": Option(0.99, fraction, "γ, the discount of future rewards"),
     "nstep": Option(1, count, "number of rewards in an n-step target"),
 }

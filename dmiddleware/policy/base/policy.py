@@ -61,6 +61,7 @@ from dmiddleware.policy.base.act_inputs import (
     probe_inputs,
 )
 from dmiddleware.policy.base.allowed_actions import allows_choice, check_allowed
+from dmiddleware.policy.base.classic_keys import merge_classic, split_classic
 from dmiddleware.policy.base.collate import (
     collate_samples,
     is_per_env,
@@ -380,19 +381,30 @@ class Policy(Configurable):
     def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
         """Return the defaults with ``cfg`` merged in, checked; see :class:`Configurable`.
 
+        Settings of DI-engine's configs are accepted: under the name that they have here, or, if
+        they mean nothing here, with one warning.
+
         Args:
             cfg: the values that differ from the defaults.
 
         Raises:
-            ConfigError: for an unknown key, a wrong type, or a value out of range.
+            ConfigError: for any other unknown key (with the nearest known one), a wrong type, or a
+                value out of range.
         """
-        if isinstance(cfg, Mapping) and isinstance(cfg.get("model"), Mapping):
+        if not isinstance(cfg, Mapping):
+            return super().merged_config(cfg)
+        own, others = cfg, {}
+        if cls.config_strict:
+            own, others = split_classic(cfg, cls._merged_entries(), cls.__name__)
+        if isinstance(own.get("model"), Mapping):
             model = {
                 key: _by_name(value) if key in _NAMED_BY_SPACES else value
-                for key, value in cfg["model"].items()
+                for key, value in own["model"].items()
             }
-            cfg = {**cfg, "model": model}
-        return super().merged_config(cfg)
+            own = {**own, "model": model}
+        merged = super().merged_config(own)
+        merge_classic(merged, others)
+        return EasyDict(merged)
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:

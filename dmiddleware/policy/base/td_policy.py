@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from dmiddleware.data.batch import Batch
+from dmiddleware.data.minibatches import select_columns
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy.base.common_options import TD_COLUMNS, TD_OPTIONS
 from dmiddleware.policy.base.parts_policy import PartsPolicy
@@ -49,6 +50,8 @@ class TDPolicy(PartsPolicy):
     def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
         if not self._discount_checked:
             self._check_discount(batch.get("discount"))
+        if not self._cfg.priority_IS_weight and "weight" in batch:
+            batch = select_columns(batch, [key for key in batch if key != "weight"])
         return super()._forward_learn(batch, **kwargs)
 
     def _check_discount(self, column: torch.Tensor | None) -> None:

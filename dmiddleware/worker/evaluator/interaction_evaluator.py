@@ -13,7 +13,7 @@ from dmiddleware.config import Option, at_least, count, one_of, optional, text
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
-from dmiddleware.tensorboard import add_video
+from dmiddleware.tensorboard import add_video, encode_video
 from dmiddleware.worker.evaluator.serial_evaluator import (
     SERIAL_EVALUATOR_REGISTRY,
     EpisodeEvaluator,
@@ -38,6 +38,7 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
             - ``render.render_freq``: training iterations (or env steps, with
               ``render.mode="envstep"``) between videos; -1: no videos. ``render.max_frames`` and
               ``render.fps`` are their length and speed;
+            - ``replay_path``: folder for a video of each evaluation, ``iteration_<n>.gif``;
             - ``figure_path``: file for a plot of the returns, updated by each evaluation.
         env: an env manager; for videos its envs need ``render_mode="rgb_array"``.
         policy: a policy, or its eval mode.
@@ -59,6 +60,9 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
             "max_frames": Option(500, count, "longest video, in frames"),
             "fps": Option(20, count, "frames per second of the video"),
         },
+        "replay_path": Option(
+            None, optional(text), "folder for a video of each evaluation; None records none"
+        ),
         "figure_path": Option(
             None, optional(text), "file for a plot of the returns; None draws none"
         ),
@@ -139,7 +143,8 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
         policy_kwargs: Mapping[str, Any] | None,
     ) -> tuple[bool, dict[str, Any]]:
         began = time.perf_counter()
-        has_video = force_render or self._should_render(train_iter, envstep)
+        is_shown = self._should_render(train_iter, envstep) or force_render
+        has_video = is_shown or self._cfg.replay_path is not None
         monitor = evaluate_episodes(
             self.policy,
             self.env,
@@ -153,8 +158,13 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
         steps = int(sum(info.get("eval_episode_length", ())))
         values = {key: value for key, value in info.items() if not isinstance(value, list)}
         self._log_returns(returns, steps, seconds, values, train_iter=train_iter, envstep=envstep)
-        if has_video:
+        if is_shown:
             self._write_video(monitor, train_iter, envstep)
+        if self._cfg.replay_path is not None:
+            name = "evaluation" if train_iter < 0 else f"iteration_{train_iter}"
+            file = Path(self._cfg.replay_path) / f"{name}.gif"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(encode_video(monitor.get_video(), fps=self._cfg.render.fps))
         self._draw(train_iter, returns)
         return self._judge(info["return_mean"], train_iter, save_ckpt_fn), info
 

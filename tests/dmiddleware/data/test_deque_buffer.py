@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import BufferedData, DequeBuffer, load_checkpoint, save_checkpoint
-from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
+from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, use_time_check
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, NotEnoughData
 
 
@@ -355,3 +355,89 @@ def test_a_deep_copy_is_independent_and_draws_the_same():
     assert buffer.get(9).data == [9] and 8 in buffer
     copied.update(7, meta={"priority": 0.0})
     assert buffer.get(7).meta["priority"] == 8.0
+
+
+def test_an_item_has_a_position_by_age():
+    buffer = DequeBuffer(4, seed=0)
+    for n in range(6):
+        buffer.push(n, {"n": n})
+    assert [buffer[position].data for position in range(len(buffer))] == [2, 3, 4, 5]
+    assert buffer[-1].data == 5
+    buffer.delete([3])
+    assert [buffer[position].data for position in range(len(buffer))] == [2, 4, 5]
+    assert buffer[1].index == 4 and buffer[1].meta == {"n": 4}
+    for position in (3, -4, 99):
+        with pytest.raises(IndexError, match="3 items"):
+            buffer[position]
+
+
+def test_an_item_is_found_by_its_index():
+    buffer = DequeBuffer(4)
+    index = buffer.push("a", {"kind": 1})
+    assert buffer.get_by_index(index) == buffer.get(index)
+    buffer.delete(index)
+    with pytest.raises(IndexError, match="does not hold"):
+        buffer.get_by_index(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_loader_reads_a_buffer(num_workers):
+    buffer = DequeBuffer(20, seed=0)
+    for n in range(10):
+        buffer.push({"obs": torch.full((3,), float(n)), "action": n}, {"n": n})
+    assert isinstance(buffer, torch.utils.data.Dataset)
+    loader = torch.utils.data.DataLoader(buffer, batch_size=5, num_workers=num_workers)
+    batches = list(loader)
+    assert [batch["action"].tolist() for batch in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert batches[0]["obs"].shape == (5, 3)
+    items = torch.utils.data.DataLoader(
+        buffer, batch_size=4, shuffle=True, collate_fn=lambda batch: batch
+    )
+    drawn = [item for batch in items for item in batch]
+    assert sorted(item.meta["n"] for item in drawn) == list(range(10))
+
+
+def test_a_view_shares_the_items_and_not_the_middleware():
+    calls = []
+
+    def spy(name):
+        def middleware(action, chain, *args, **kwargs):
+            calls.append((name, action))
+            return chain(*args, **kwargs)
+
+        return middleware
+
+    buffer = DequeBuffer(4, seed=0)
+    buffer.use(spy("first"))
+    buffer.push("a")
+    view = buffer.view()
+    view.use(spy("view"))
+    buffer.use(spy("buffer"))
+    calls.clear()
+    view.push("b")
+    assert calls == [("first", "push"), ("view", "push")]
+    calls.clear()
+    for n in range(5):
+        buffer.push(n)
+    assert ("view", "push") not in calls and calls.count(("buffer", "push")) == 5
+    assert [item.data for item in view] == [item.data for item in buffer] == [1, 2, 3, 4]
+    view.update(view[0].index, data="changed")
+    assert buffer[0].data == "changed"
+    buffer.delete(buffer[1].index)
+    assert [item.data for item in view] == ["changed", 3, 4]
+    view.clear()
+    assert buffer.count() == 0
+    buffer.push("again")
+    assert [item.data for item in view] == ["again"]
+
+
+def test_a_view_deletes_what_it_has_used():
+    buffer = DequeBuffer(8, seed=0)
+    for n in range(4):
+        buffer.push(n)
+    view = buffer.view()
+    view.use(use_time_check(view, max_use=1))
+    view.sample(2)
+    assert buffer.count() == view.count() == 2
+    buffer.sample(2)
+    assert buffer.count() == 2

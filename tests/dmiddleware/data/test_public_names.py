@@ -9,7 +9,7 @@ check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoin
 OfflineDataset Minibatches save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
-AdvancedReplayBuffer BUFFER_REGISTRY create_buffer get_buffer_cls
+AdvancedReplayBuffer DequeBufferWrapper BUFFER_REGISTRY create_buffer get_buffer_cls
 HindsightReplay GoalFunction
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import textwrap
 from pathlib import Path
 
@@ -159,3 +160,13 @@ def write_modules(folder: Path, modules: dict[str, str]) -> None:
         file = folder / f"{module}.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(source)
+
+
+def test_options_have_the_short_forms_of_di_engine():
+    result = CliRunner().invoke(ditask, ["-v"])
+    assert result.exit_code == 0
+    assert importlib.metadata.version("dmiddleware") in result.output
+    options = {option for one in ditask.params for option in one.opts}
+    assert {"-p", "-m", "-v", "-h"} <= options | set(ditask.context_settings["help_option_names"])
+    result = CliRunner().invoke(ditask, ["-p", ".", "-m", "nowhere.main"])
+    assert "nowhere" in result.output

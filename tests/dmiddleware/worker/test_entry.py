@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import dmiddleware.worker
 from dmiddleware.data import load_checkpoint
@@ -326,3 +327,215 @@ def test_the_command_version_of_a_policy_is_taken_where_there_is_one(counting):
 
 def test_entry_points_are_public():
     assert {"serial_run", "compile_config"} <= set(dmiddleware.worker.__all__)
+
+
+CARTPOLE_DQN = {
+    "exp_name": "cartpole_dqn",
+    "env": {
+        "collector_env_num": 2,
+        "evaluator_env_num": 2,
+        "n_evaluator_episode": 2,
+        "stop_value": 195,
+    },
+    "policy": {
+        "cuda": False,
+        "load_path": "cartpole_dqn/ckpt/ckpt_best.pth.tar",
+        "model": {
+            "obs_shape": 4,
+            "action_shape": 2,
+            "encoder_hidden_size_list": [16, 8],
+            "dueling": True,
+        },
+        "nstep": 1,
+        "discount_factor": 0.97,
+        "priority": True,
+        "priority_IS_weight": True,
+        "learn": {"update_per_collect": 2, "batch_size": 8, "learning_rate": 0.001},
+        "collect": {"n_sample": 8, "unroll_len": 1},
+        "eval": {"evaluator": {"eval_freq": 4}},
+        "other": {
+            "eps": {"type": "exp", "start": 0.95, "end": 0.1, "decay": 10000},
+            "replay_buffer": {"replay_buffer_size": 200},
+        },
+    },
+}
+CREATE_CARTPOLE_DQN = {
+    "env": {
+        "type": "CartPole-v1",
+        "import_names": ["dizoo.classic_control.cartpole.envs.cartpole_env"],
+    },
+    "env_manager": {"type": "base"},
+    "policy": {"type": "dqn"},
+    "replay_buffer": {"type": "deque", "import_names": ["ding.data.buffer.deque_buffer_wrapper"]},
+}
+CONTINUOUS = {"obs_shape": 3, "action_shape": 1, "twin_critic": True}
+
+
+def changed(config, **values):
+    """Return a copy of a config with values at dotted paths, written with two underscores."""
+    config = copy.deepcopy(config)
+    for path, value in values.items():
+        *sections, key = path.split("__")
+        section = config
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return config
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_config_of_di_engine_runs_as_it_is(weighted, capsys):
+    main = changed(CARTPOLE_DQN, policy__priority_IS_weight=weighted)
+    policy = serial_run(main, CREATE_CARTPOLE_DQN, max_train_iter=6)
+    assert isinstance(policy, DQNPolicy)
+    saved = yaml.safe_load(Path("cartpole_dqn/total_config.yaml").read_text())
+    buffer = saved["policy"]["other"]["replay_buffer"]
+    assert (buffer["type"], buffer["priority"], buffer["priority_IS_weight"]) == (
+        "deque", True, weighted,
+    )  # fmt: skip
+    assert saved["policy"]["load_path"] == CARTPOLE_DQN["policy"]["load_path"]
+    assert compile_config(saved) == saved
+
+
+@pytest.mark.parametrize(
+    ("policy", "model", "learn"),
+    [
+        (
+            "sac",
+            {"action_space": "reparameterization", "actor_head_hidden_size": 8},
+            {
+                "learning_rate_q": 1e-3, "target_theta": 0.005, "discount_factor": 0.99,
+                "ignore_done": True, "auto_alpha": True,
+            },
+        ),
+        (
+            "td3",
+            {"action_space": "regression", "critic_head_hidden_size": 8},
+            {
+                "learning_rate_actor": 1e-3, "actor_update_freq": 2, "noise": True,
+                "noise_sigma": 0.1, "noise_range": {"min": -0.5, "max": 0.5}, "ignore_done": True,
+            },
+        ),
+        ("ddpg", {"action_space": "regression"}, {"noise": False, "ignore_done": True}),
+    ],
+)  # fmt: skip
+def test_configs_of_di_engine_for_continuous_actions_run_too(policy, model, learn):
+    main = {
+        "exp_name": policy,
+        "env": {
+            "collector_env_num": 2, "evaluator_env_num": 1, "act_scale": True,
+            "n_evaluator_episode": 1, "stop_value": -250,
+        },
+        "policy": {
+            "cuda": False,
+            "priority": False,
+            "random_collect_size": 30,
+            "model": {**CONTINUOUS, **model},
+            "learn": {"update_per_collect": 1, "batch_size": 16, **learn},
+            "collect": {"n_sample": 16, "collector": {"collect_print_freq": 1000}},
+            "eval": {"evaluator": {"eval_freq": 100}},
+            "other": {"replay_buffer": {"replay_buffer_size": 1000}},
+        },
+    }  # fmt: skip
+    create = {
+        "env": {"type": "Pendulum-v1"},
+        "env_manager": {"type": "base"},
+        "policy": {"type": policy},
+    }
+    serial_run(main, create, max_train_iter=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("env__stop_valu", "env.stop_value"),
+        ("env__n_evaluator_episod", "env.n_evaluator_episode"),
+        ("env__colector_env_num", "env.collector_env_num"),
+        ("env__replay_pth", "env.replay_path"),
+        ("env__manager__step_timout", "env.manager.step_timeout"),
+        ("env__manager__max_retri", "env.manager.max_retry"),
+        ("env__kwarg", "env.kwargs"),
+        ("exp_nam", "exp_name"),
+        ("polici", "policy"),
+        ("policy__learn__batch_siz", "learn.batch_size"),
+        ("policy__collect__n_sampl", "collect.n_sample"),
+        ("policy__other__eps__strat", "other.eps.start"),
+        ("policy__other__replay_bufer", "other.replay_buffer"),
+        ("policy__other__replay_buffer__replay_buffer_siz", "replay_buffer_size"),
+        ("policy__eval__evaluatr", "eval.evaluator"),
+        ("policy__eval__evaluator__eval_frq", "eval_freq"),
+        ("policy__collect__collector__collect_print_frq", "collect_print_freq"),
+        ("policy__learn__learner__train_iteration", "train_iterations"),
+        ("policy__model__encoder_hidden_size", "encoder_hidden_sizes"),
+    ],
+)
+def test_misspelled_keys_of_every_section_are_refused(path, near):
+    with pytest.raises(ConfigError, match=rf"did you mean {near}\?"):
+        serial_run(changed(CARTPOLE_DQN, **{path: 1}), CREATE_CARTPOLE_DQN, max_train_iter=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("env__import_name", "env.import_names"),
+        ("env_manager__shared_memori", "env.manager.shared_memory"),
+        ("policy__typ", "unknown key typ"),
+        ("replay_buffer__max_us", "max_use"),
+    ],
+)
+def test_misspelled_keys_of_the_create_config_are_refused(path, near):
+    with pytest.raises(ConfigError, match=near):
+        serial_run(CARTPOLE_DQN, changed(CREATE_CARTPOLE_DQN, **{path: 1}), max_train_iter=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        ("env__frame_stack", 4, "wrappers"),
+        ("env__norm_obs", {"use_norm": True}, "obs_norm"),
+        ("env__norm_reward", {"use_norm": True}, "reward_norm"),
+        ("env__rew_clip", True, "env.kwargs"),
+        ("env__collector_env_num", 0, "env.collector_env_num"),
+        ("env__n_evaluator_episode", "many", "env.n_evaluator_episode"),
+    ],
+)
+def test_keys_of_an_env_say_what_to_write_instead(path, value, word):
+    with pytest.raises(ConfigError, match=word):
+        compile_config(changed(CARTPOLE_DQN, **{path: value}), CREATE_CARTPOLE_DQN)
+
+
+def test_keys_that_are_off_are_accepted():
+    main = changed(CARTPOLE_DQN, env__norm_obs={"use_norm": False}, env__act_scale=True)
+    manager = {"type": "base", "shared_memory": False, "auto_reset": True, "retry_type": "reset"}
+    compile_config(main, changed(CREATE_CARTPOLE_DQN, env_manager=manager))
+
+
+def test_an_algorithm_that_learns_from_sequences_is_refused():
+    main = main_config(learn={"batch_size": 4})
+    del main["policy"]["learn"]["update_per_collect"]
+    for name in ("r2d2", "impala"):
+        with pytest.raises(ConfigError, match="sequences"):
+            serial_run(main, {**CREATE, "policy": {"type": name}}, max_train_iter=1)
+
+
+def test_each_evaluation_is_recorded_in_the_replay_path():
+    main = changed(CARTPOLE_DQN, env__replay_path="videos", policy__other__replay_buffer={})
+    serial_run(main, CREATE_CARTPOLE_DQN, max_train_iter=6)
+    names = sorted(path.name for path in Path("videos").iterdir())
+    assert names[0] == "iteration_0.gif" and len(names) >= 2
+    with Image.open("videos/iteration_0.gif") as video:
+        assert video.n_frames >= 8
+
+
+def test_a_run_shows_its_progress_on_the_screen(capsys):
+    serial_run(CARTPOLE_DQN, CREATE_CARTPOLE_DQN, max_train_iter=6, max_env_step=1000)
+    shown = capsys.readouterr().err.splitlines()
+    assert any("eval" in line and "best" in line for line in shown)
+    assert "/1,000" in shown[-1] and "update 6" in shown[-1]
+    serial_run(CARTPOLE_DQN, CREATE_CARTPOLE_DQN, max_train_iter=2, show_progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_both_configs_in_one_argument_name_the_remedy():
+    with pytest.raises(ConfigError, match="serial_run"):
+        serial_run((CARTPOLE_DQN, CREATE_CARTPOLE_DQN))

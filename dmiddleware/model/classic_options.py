@@ -1,0 +1,152 @@
+"""Arguments of networks under the names that they have in DI-engine's configs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from torch import nn
+
+from dmiddleware.errors import ConfigError
+
+__all__ = ["in_own_names", "parameters_of"]
+
+_RENAMED: Final = {"num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent"}
+
+_SIZES: Final = (
+    # A layer in front of the head belongs to the head here.
+    ("actor_head_hidden_size", "actor_head_layer_num", "actor_hidden_sizes", 1),
+    ("critic_head_hidden_size", "critic_head_layer_num", "critic_hidden_sizes", 1),
+    ("head_hidden_size", "head_layer_num", "head_hidden_sizes", 0),
+)
+"""Width and number of layers there, the widths here, and how many more layers there are."""
+
+_FIXED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "action_space": ("regression", "reparameterization"),
+    "sigma_type": ("independent",),
+    "bound_type": (None,),
+    "res_link": (False,),
+    "norm_type": (None,),
+    "dropout": (None,),
+}
+"""Values that describe what the networks here are anyway."""
+
+_INSTEAD: Final = {
+    "bound_type": "set action_bounding='tanh' in the policy's config",
+    "sigma_type": "the standard deviation does not depend on the state here",
+    "fixed_sigma_value": "set log_std_init",
+    "norm_type": "set norm='layer'",
+    "dropout": "give a network of your own",
+    "res_link": "give a network of your own",
+    "agent_obs_shape": "set obs_shape",
+    "global_obs_shape": "the state of the environment is part of the observation",
+}
+"""What to write instead of an argument that no network here has."""
+
+_CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
+"""Kernel size and stride of the convolutions there."""
+
+
+def in_own_names(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of a network, those of DI-engine under the names that they have here.
+
+    Arguments that the network has itself stay as they are.
+
+    Args:
+        options: the arguments.
+        parameters: the names that the network takes.
+
+    Raises:
+        ConfigError: for a value that the network cannot have, with what to write instead.
+    """
+    own = dict(options)
+    for old, new in _RENAMED.items():
+        if old in own and old not in parameters and new in parameters:
+            own[new] = own.pop(old)
+    for key, values in _FIXED.items():
+        if key in own and own[key] in values and (key not in parameters or key == "action_space"):
+            del own[key]
+    if "twin_critic" in own and "n_critics" in parameters:
+        own["n_critics"] = 2 if own.pop("twin_critic") else 1
+    for key in _INSTEAD.keys() & own.keys() - set(parameters):
+        raise ConfigError(
+            f"model.{key}={own[key]!r} of DI-engine has no counterpart here; {_INSTEAD[key]}"
+        )
+    _take_encoder(own, parameters)
+    _take_heads(own, parameters)
+    if isinstance(own.get("activation"), nn.Module) and "activation" in parameters:
+        own["activation"] = _name_of(own["activation"])
+    return own
+
+
+def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a network, with those of base classes that ``**options`` go to."""
+    found: dict[str, inspect.Parameter] = {}
+    for cls in build.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        own = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        for one in own:
+            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+                found.setdefault(one.name, one)
+        rest = [one for one in own if one.kind is one.VAR_KEYWORD]
+        if not rest:
+            return found
+        if cls.__mro__[1] is nn.Module:
+            return {**found, rest[0].name: rest[0]}
+    return found
+
+
+def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
+    if "encoder_hidden_size_list" in parameters or "encoder_hidden_sizes" not in parameters:
+        return
+    sizes = own.pop("encoder_hidden_size_list", None)
+    if sizes is None:
+        return
+    shape = own.get("obs_shape")
+    if not isinstance(shape, list | tuple) or len(shape) != len(_CONVOLUTIONS):
+        own["encoder_hidden_sizes"] = list(sizes)
+        return
+    *channels, width = sizes
+    if len(channels) != len(_CONVOLUTIONS):
+        raise ConfigError(
+            f"encoder_hidden_size_list={list(sizes)} has residual blocks, which no network here "
+            "has; give four sizes, those of three convolutions and of the linear layer, or a "
+            "network of your own"
+        )
+    convolutions = zip(channels, _CONVOLUTIONS, strict=True)
+    own["conv_layers"] = [[channel, *layer] for channel, layer in convolutions]
+    own["encoder_hidden_sizes"] = [width]
+
+
+def _take_heads(own: dict[str, Any], parameters: Collection[str]) -> None:
+    for width, n_layers, new, n_more in _SIZES:
+        if new in parameters and width not in parameters and width in own:
+            own[new] = [own.pop(width)] * (own.pop(n_layers, 1) + n_more)
+    if "share_encoder" not in parameters or "head_hidden_sizes" not in parameters:
+        return
+    heads = [_head(own, kind) for kind in ("actor", "critic")]
+    given = [sizes for sizes in heads if sizes is not None]
+    if given and any(sizes != given[0] for sizes in given):
+        raise ConfigError(
+            f"actor and critic heads have the same layers here, got {given[0]} and {given[1]}; "
+            "write head_hidden_sizes instead, or give a network of your own"
+        )
+    if given:
+        own.setdefault("head_hidden_sizes", given[0])
+
+
+def _head(own: dict[str, Any], kind: str) -> list[int] | None:
+    width = own.pop(f"{kind}_head_hidden_size", None)
+    n_layers = own.pop(f"{kind}_head_layer_num", None)
+    if n_layers == 0:
+        return []
+    if width is None:
+        width = (own.get("encoder_hidden_sizes") or [64])[-1] if n_layers else None
+    return None if width is None else [width] * (n_layers or 1)
+
+
+def _name_of(activation: nn.Module) -> str:
+    name = type(activation).__name__
+    return {"LeakyReLU": "leaky_relu"}.get(name, name.lower())

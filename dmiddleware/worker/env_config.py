@@ -1,0 +1,180 @@
+"""The section ``env`` of a config in the classic shape: its keys, and its envs."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final
+
+from easydict import EasyDict
+
+from dmiddleware.config import (
+    Option,
+    Range,
+    anything,
+    at_least,
+    count,
+    mapping,
+    merge_config,
+    optional,
+    text,
+)
+from dmiddleware.env import BaseEnvManager, make_env_manager
+from dmiddleware.errors import ConfigError
+from dmiddleware.registry import import_modules
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["check_sections", "drop_missing_modules", "make_envs", "name_env"]
+
+_log = logging.getLogger(__name__)
+
+_MODES: Final = {
+    "base": "sync", "subprocess": "async", "async_subprocess": "async", "gym_vector": "vector",
+    "env_pool": "vector",
+}  # fmt: skip
+"""DI-engine's names of env managers."""
+
+_ENV_LIMITS: Final = {
+    "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
+}  # fmt: skip
+_WITHOUT_EFFECT: Final = (
+    "type", "cfg_type", "import_names", "episode_num", "auto_reset", "retry_type",
+    "retry_waiting_time", "shared_memory", "copy_on_get", "context", "wait_num",
+    "step_wait_timeout", "connect_timeout", "reset_inplace", "force_reproducibility",
+)  # fmt: skip
+"""Keys of ``env.manager`` that others read, or that change nothing here."""
+
+_number = Range("a number", lambda value: isinstance(value, int | float))
+_optional_count = optional(count)
+
+_ENV: Final[Mapping[str, Any]] = {
+    "id": Option(None, anything, "the id of a Gymnasium env"),
+    "env_id": Option(None, anything, "the same"),
+    "type": Option(None, anything, "the same"),
+    "import_names": Option((), anything, "modules that register the env"),
+    "kwargs": Option({}, optional(mapping), "arguments of the env"),
+    "wrappers": Option((), anything, "functions that wrap the env"),
+    "mode": Option("sync", text, "how the envs run"),
+    "manager": {
+        **dict.fromkeys(_WITHOUT_EFFECT, Option(None, anything, "of others, or without effect")),
+        "max_retry": Option(None, anything, "restarts of an env that fails"),
+        "step_timeout": Option(None, anything, "seconds that a step may take"),
+        "reset_timeout": Option(None, anything, "seconds that a reset may take"),
+    },
+    "seed": Option(None, optional(at_least(0, whole=True)), "seed of the envs"),
+    "env_num": Option(None, _optional_count, "envs of collector and evaluator each"),
+    "collector_env_num": Option(None, _optional_count, "envs of the collector"),
+    "evaluator_env_num": Option(None, _optional_count, "envs of the evaluator"),
+    "n_evaluator_episode": Option(None, _optional_count, "episodes of an evaluation"),
+    "collector_episode_num": Option(None, _optional_count, "episodes of a collector task"),
+    "evaluator_episode_num": Option(None, _optional_count, "episodes of an evaluation task"),
+    "stop_value": Option(None, optional(_number), "mean return at which training stops"),
+    "replay_path": Option(None, optional(text), "folder for a video of each evaluation"),
+    "cfg_type": Option(None, anything, "no effect"),
+    "act_scale": Option(None, anything, "no effect: policies map actions to the bounds"),
+    "use_act_scale": Option(None, anything, "the same"),
+}
+_MAIN: Final[Mapping[str, Any]] = {
+    "exp_name": Option("default_experiment", anything, "the output folder"),
+    "seed": Option(None, anything, "no effect: the seed is an argument"),
+    "env": _ENV,
+    "policy": {},
+}
+"""The keys of a main config."""
+
+_INSTEAD: Final = {
+    "frame_stack": "stack frames by a function in env.wrappers",
+    "norm_obs": "set policy.obs_norm=True",
+    "norm_reward": "set policy.reward_norm=True",
+    "clip_rewards": "clip rewards in env.wrappers",
+    "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
+    "world_model": "there are no world models here",
+}
+"""Keys of DI-engine's own envs, and what does the same here."""
+
+
+def check_sections(cfg: Mapping[str, Any]) -> None:
+    """Check all keys of a config but those of the policy, which its class checks.
+
+    Raises:
+        ConfigError: for an unknown key, with the nearest known one, or a wrong value.
+    """
+    for section, path in ((cfg, ""), (cfg["env"], "env.")):
+        for key in _INSTEAD.keys() & section.keys():
+            if not _is_off(section[key]):
+                raise ConfigError(f"{path}{key} of DI-engine is not used here; {_INSTEAD[key]}")
+    env = {key: value for key, value in cfg["env"].items() if key not in _INSTEAD}
+    others = {key: value for key, value in cfg.items() if key not in _INSTEAD}
+    try:
+        merge_config(
+            _MAIN,
+            {**others, "env": env},
+            owner="the config",
+            open_paths=("policy", "env.kwargs"),
+        )
+    except ConfigError as error:
+        if "unknown key env." in str(error) and "env.manager" not in str(error):
+            raise ConfigError(f"{error} (arguments of the env itself go into env.kwargs)") from None
+        raise
+
+
+def _is_off(value: Any) -> bool:
+    return not value or (isinstance(value, Mapping) and not value.get("use_norm", True))
+
+
+def name_env(env: MutableMapping[str, Any]) -> None:
+    """Give an env's config the keys ``id`` and ``mode``, from the classic ones if need be.
+
+    Raises:
+        ConfigError: if the config names no env.
+    """
+    env["id"] = env.get("id", env.get("env_id", env.get("type")))
+    if env["id"] is None:
+        raise ConfigError(
+            "the config has no env; set env.id to the id of an env, for example 'CartPole-v1'"
+        )
+    mode = env.get("mode", env.setdefault("manager", {}).get("type", "base"))
+    env["mode"] = _MODES.get(mode, mode)
+
+
+def drop_missing_modules(section: MutableMapping[str, Any], path: str) -> None:
+    """Leave out modules of DI-engine that are not installed; their names are registered here.
+
+    Args:
+        section: a part's config, with ``import_names`` maybe.
+        path: where it is, for the log.
+    """
+    names = section.get("import_names") or ()
+    missing = [name for name in names if _is_missing(name)]
+    if missing:
+        section["import_names"] = [name for name in names if name not in missing]
+        _log.info("%s: %s of DI-engine is not imported", path, ", ".join(missing))
+
+
+def _is_missing(name: str) -> bool:
+    package = str(name).partition(".")[0]
+    return package in ("ding", "dizoo") and importlib.util.find_spec(package) is None
+
+
+def make_envs(cfg: EasyDict, kind: str) -> BaseEnvManager:
+    """Return the envs of the collector or the evaluator.
+
+    Args:
+        cfg: the section ``env``, compiled.
+        kind: ``"collector"`` or ``"evaluator"``.
+    """
+    import_modules(cfg.get("import_names") or ())
+    kwargs = dict(cfg.get("kwargs") or {})
+    if kind == "evaluator" and cfg.get("replay_path"):
+        kwargs.setdefault("render_mode", "rgb_array")
+    manager = cfg.get("manager") or {}
+    return make_env_manager(
+        cfg.id,
+        env_num=cfg.get(f"{kind}_env_num") or cfg.get("env_num") or 1,
+        mode=cfg.mode,
+        env_kwargs=kwargs or None,
+        wrappers=cfg.get("wrappers") or (),
+        seed=derive_seed(cfg.seed, kind),
+        **{_ENV_LIMITS[key]: value for key, value in manager.items() if key in _ENV_LIMITS},
+    )
