@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -14,6 +15,7 @@ from dmiddleware.config import Option, check_value, switch
 from dmiddleware.data.batch import Batch, Value, as_tree, leaves, map_leaves, to_dict
 from dmiddleware.errors import CheckpointMismatch, DMiddlewareError, NonFiniteLoss, PolicyError
 from dmiddleware.policy.base.batched_policy import BatchedPolicy
+from dmiddleware.policy.base.classic_state import in_own_names, is_partial, optimizer_slots
 from dmiddleware.policy.base.data_parallel import broadcast_model, largest_over_ranks
 from dmiddleware.policy.base.parts import Part, broken_weights, take_flag
 from dmiddleware.policy.base.policy import PolicyOptions, to_be_written
@@ -28,6 +30,8 @@ from dmiddleware.policy.base.state_dict import (
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
+
+_log = logging.getLogger(__name__)
 
 _CHECK_EVERY = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
@@ -353,6 +357,7 @@ class PartsPolicy(BatchedPolicy):
             CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
                 loaded.
         """
+        state_dict = self._in_own_names(state_dict)
         self._check_acting(state_dict)
         for name, path in self._paths.items():
             if self._parts[name].acts:
@@ -388,10 +393,16 @@ class PartsPolicy(BatchedPolicy):
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`_state_dict_learn` returned.
 
+        A state that has only the model, and maybe its optimizer and target network, as DI-engine
+        saves it, is loaded as far as it goes; the rest starts anew, with a warning.
+
         Raises:
             CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
                 loaded.
         """
+        if is_partial(state_dict):
+            self._load_partial(state_dict)
+            return
         targets, optimizers, others, learning, train_iter = (
             part_of(state_dict, name)
             for name in (
@@ -420,6 +431,46 @@ class PartsPolicy(BatchedPolicy):
         self._set_generator_states(state_dict)
         self._learn_generator.set_state(learning.cpu())
         self._train_iter = int(train_iter)
+
+    def _in_own_names(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state whose model has the names of this one, if it is one of DI-engine's."""
+        model = state_dict.get("model")
+        if not isinstance(model, Mapping):
+            return dict(state_dict)
+        return {**state_dict, "model": in_own_names(model, self._model.state_dict())}
+
+    def _load_partial(self, state_dict: Mapping[str, Any]) -> None:
+        """Load the model, and of its optimizer and its target network what there is."""
+        own = self._model.state_dict()
+        model = in_own_names(state_dict["model"], own)
+        target = state_dict.get("target_model")
+        targets = [part.target for part in self._parts.values() if part.target is not None]
+        takes_target = target is not None and len(targets) == 1 and "" in self._paths.values()
+        if takes_target:
+            target = in_own_names(target, own)
+            check_model_state(targets[0], target, "target network")
+        load_model_state(self._model, model)
+        self._after_loading_weights()
+        if takes_target:
+            load_model_state(targets[0], target)
+        missing = list(self._others(acting=True))
+        trained = [part for part in self._parts.values() if part.optimizer is not None]
+        slots = None
+        if len(trained) == 1 and list(model) == list(own):
+            saved = optimizer_state(trained[0].optimizer)
+            slots = optimizer_slots(state_dict.get("optimizer") or {}, saved)
+            if slots is not None:
+                trained[0].load_optimizer({**saved, "state": slots})
+        if slots is None:
+            missing.append("optimizer")
+        if targets and not takes_target:
+            missing.append("target network (now a copy of the network)")
+        _log.warning(
+            "%s: the state to load has no usable %s; these start anew, and updates count from 0",
+            type(self).__name__,
+            ", ".join([*missing, "random generators"]),
+        )
+        self._train_iter = 0
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the parts that do not belong to the model."""

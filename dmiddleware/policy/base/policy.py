@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ from dmiddleware.policy.base.act_inputs import (
 )
 from dmiddleware.policy.base.allowed_actions import allows_choice, check_allowed
 from dmiddleware.policy.base.classic_keys import merge_classic, split_classic
+from dmiddleware.policy.base.classic_state import is_partial
 from dmiddleware.policy.base.collate import (
     collate_samples,
     is_per_env,
@@ -92,6 +94,8 @@ from dmiddleware.schedule import Counters, Schedule, is_scheduled
 from dmiddleware.seeding import derive_seed
 
 __all__ = ["Policy", "PolicyOptions", "to_be_written"]
+
+_log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -546,7 +550,22 @@ class Policy(Configurable):
         return whole
 
     def _load_state_dict_learn(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`_state_dict_learn` returned."""
+        """Restore what :meth:`_state_dict_learn` returned.
+
+        Of a state that has the model, and maybe its optimizer only, these are loaded, with a
+        warning.
+        """
+        if is_partial(state_dict):
+            self._load_state_dict_collect(state_dict)
+            if self._optimizer is not None and "optimizer" in state_dict:
+                load_optimizer_state(self._optimizer, state_dict["optimizer"])
+            self._train_iter = 0
+            _log.warning(
+                "%s: the state to load has only %s; updates count from 0, and the random "
+                "generators stay",
+                type(self).__name__, ", ".join(map(str, state_dict)),
+            )  # fmt: skip
+            return
         part_of(state_dict, "generator")
         train_iter = part_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
