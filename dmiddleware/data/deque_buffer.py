@@ -21,6 +21,7 @@ from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 from dmiddleware.foreign_names import checks_options
+from dmiddleware.keywords import also_named
 
 __all__ = ["BufferedData", "DequeBuffer"]
 
@@ -193,8 +194,8 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
     def view(self) -> Self:
         """Return a buffer with the same items, and buffer middleware that can differ.
 
-        What is pushed, changed or deleted through one of them, the other has too. The view begins
-        with the buffer middleware of this buffer; what either adds then is its own.
+        Both see all pushes, changes and deletions of either. The view begins with the buffer
+        middleware of this buffer; later ones belong only to the buffer that they are added to.
         """
         with self._lock:
             view = copy.copy(self)
@@ -286,11 +287,12 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
             self._restore(state["items"], state["total"])
             self._load_common_state(state)
 
+    @also_named(file_name="path")
     def save_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
         """Write the items to a file atomically.
 
         Args:
-            path: the file; its folder is created if needed.
+            path: the file; its folder is created if needed. As a keyword also ``file_name``.
             allow_pickle: whether to pickle objects that a checkpoint cannot hold (see
                 ``save_checkpoint`` for those it can). Loading them runs code from the file.
 
@@ -307,6 +309,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
                 raise
             save_checkpoint(path, {"pickled": pickle.dumps(state)})
 
+    @also_named(file_name="path")
     def load_data(self, path: str | Path, *, allow_pickle: bool = False) -> None:
         """Replace the items with those that :meth:`save_data` wrote; only the newest that fit.
 

@@ -89,7 +89,7 @@ _INSTEAD: Final = {
     "norm_reward": "set policy.reward_norm=True",
     "clip_rewards": "clip rewards in env.wrappers",
     "reward_model": "use a reward model in a chain, for example middleware.RewardLearner",
-    "world_model": "there are no world models here",
+    "world_model": "world models are not supported",
 }
 """Keys of DI-engine's own envs, and what does the same here."""
 

@@ -123,7 +123,7 @@ def _as_mode(policy: Any, kind: type[M], name: str, user: str) -> M:
 
 
 def _is_foreign(mode: object, kind: type) -> bool:
-    """Return whether an object that is no mode of ours has the functions of one."""
+    """Return whether an object of another class has the functions of a mode."""
     is_ours = isinstance(mode, LearnMode | CollectMode | EvalMode | CommandMode)
     if is_ours or isinstance(mode, type) or hasattr(mode, "learn_mode"):
         return False

@@ -394,7 +394,7 @@ class PartsPolicy(BatchedPolicy):
         """Restore what :meth:`_state_dict_learn` returned.
 
         A state that has only the model, and maybe its optimizer and target network, as DI-engine
-        saves it, is loaded as far as it goes; the rest starts anew, with a warning.
+        saves it, is loaded as far as it goes; the rest begins again, with a warning.
 
         Raises:
             CheckpointMismatch: if a part is missing, or belongs to another model; nothing was
@@ -443,34 +443,41 @@ class PartsPolicy(BatchedPolicy):
         """Load the model, and of its optimizer and its target network what there is."""
         own = self._model.state_dict()
         model = in_own_names(state_dict["model"], own)
-        target = state_dict.get("target_model")
+        missing = [*self._others(acting=True), "random generators"]
         targets = [part.target for part in self._parts.values() if part.target is not None]
-        takes_target = target is not None and len(targets) == 1 and "" in self._paths.values()
-        if takes_target:
+        is_whole = len(targets) == 1 and "" in self._paths.values()
+        target = state_dict.get("target_model") if is_whole else None
+        if target is not None:
             target = in_own_names(target, own)
             check_model_state(targets[0], target, "target network")
         load_model_state(self._model, model)
         self._after_loading_weights()
-        if takes_target:
+        if target is not None:
             load_model_state(targets[0], target)
-        missing = list(self._others(acting=True))
-        trained = [part for part in self._parts.values() if part.optimizer is not None]
-        slots = None
-        if len(trained) == 1 and list(model) == list(own):
-            saved = optimizer_state(trained[0].optimizer)
-            slots = optimizer_slots(state_dict.get("optimizer") or {}, saved)
-            if slots is not None:
-                trained[0].load_optimizer({**saved, "state": slots})
-        if slots is None:
-            missing.append("optimizer")
-        if targets and not takes_target:
+        elif targets:
             missing.append("target network (now a copy of the network)")
-        _log.warning(
-            "%s: the state to load has no usable %s; these start anew, and updates count from 0",
-            type(self).__name__,
-            ", ".join([*missing, "random generators"]),
-        )
+        if list(model) != list(own) or not self._load_slots(state_dict.get("optimizer") or {}):
+            missing.append("optimizer")
         self._train_iter = 0
+        _log.warning(
+            "%s: the state to load has no usable %s; they begin again, and updates count from 0",
+            type(self).__name__,
+            ", ".join(missing),
+        )
+
+    def _load_slots(self, state: Mapping[str, Any]) -> bool:
+        """Load what the only optimizer has learned, if it fits; return whether it did."""
+        trained = [
+            (one, one.optimizer) for one in self._parts.values() if one.optimizer is not None
+        ]
+        if len(trained) != 1:
+            return False
+        (part, optimizer), *_ = trained
+        saved = optimizer_state(optimizer)
+        slots = optimizer_slots(state, saved)
+        if slots is not None:
+            part.load_optimizer({**saved, "state": slots})
+        return slots is not None
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the parts that do not belong to the model."""

@@ -441,3 +441,11 @@ def test_a_view_deletes_what_it_has_used():
     assert buffer.count() == view.count() == 2
     buffer.sample(2)
     assert buffer.count() == 2
+
+
+def test_files_are_also_passed_by_the_classic_keyword(tmp_path):
+    first, second = DequeBuffer(4), DequeBuffer(4)
+    first.push({"a": 1})
+    first.save_data(file_name=tmp_path / "items")
+    second.load_data(file_name=tmp_path / "items")
+    assert [item.data for item in second] == [{"a": 1}]
