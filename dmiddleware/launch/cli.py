@@ -114,6 +114,13 @@ class _Command(click.Command):
     "over sockets instead.",
 )
 @click.option(
+    "--max-event-bytes",
+    metavar="BYTES",
+    type=click.IntRange(min=8192),
+    help="How much memory each process grants for large events of the others; a larger event is "
+    "refused where it is emitted.  [default: half of the memory of the machine or container]",
+)
+@click.option(
     "--address",
     default="",
     metavar="HOST",

@@ -34,7 +34,7 @@ from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
-from dmiddleware.router import Router
+from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
 from dmiddleware.router.transport.sockets import SocketTransport
@@ -113,6 +113,7 @@ class _NodeProcess:
             dial=plan.dial,
             key=bytes.fromhex(config.key_hex) or None,
             transport=_transport(config),
+            options=_router_options(config),
             clock=self._clock,
             expected_peers=plan.n_peers,
             start_timeout_s=config.start_timeout_s,
@@ -420,6 +421,13 @@ def _set_threads(n: int) -> None:
     torch = sys.modules.get("torch")
     if n and torch is not None:
         torch.set_num_threads(n)
+
+
+def _router_options(config: NodeConfig) -> NodeOptions:
+    """Return the router's options; those that the command line leaves out have defaults."""
+    if config.max_event_bytes is None:
+        return NodeOptions()
+    return NodeOptions(max_event_bytes=config.max_event_bytes)
 
 
 def _transport(config: NodeConfig) -> Transport:

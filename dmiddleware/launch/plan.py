@@ -181,6 +181,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
             continue.
         stamp: shared by all nodes of one run, and different in every run.
         shared_memory: folder for arrays in shared memory; empty: none.
+        max_event_bytes: the memory for large events of its peers; None: the router's default.
         kill_after_s: how long the node may take to end after its launcher has died.
         n_threads: torch's threads in the node, unless its program chooses; 0: torch chooses.
         log: the file that receives the node's output once its launcher has died; empty: none.
@@ -203,6 +204,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     attached: bool = False
     stamp: str = ""
     shared_memory: str = ""
+    max_event_bytes: int | None = None
     kill_after_s: float = 20.0
     n_threads: int = 0
     log: str = ""

@@ -124,12 +124,12 @@ def oversize(transport: str, *, bound: int = MB) -> FaultResult:
 
     Args:
         transport: ``ipc`` or ``tcp``.
-        bound: the smaller side's limit for frames, in bytes.
+        bound: the smaller side's limit for events, in bytes.
     """
     result = FaultResult(
         f"a message of {2 * bound // KB:,} KB where the limit is {bound // KB:,} KB", transport
     )
-    small, large = NodeOptions(max_frame_bytes=bound), NodeOptions()
+    small, large = NodeOptions(max_event_bytes=bound), NodeOptions()
     ways = {
         "sender's limit, dialer sends": (large, small, True),
         "receiver's limit, dialer sends": (small, large, True),
@@ -290,7 +290,7 @@ def malformed_handshakes(transport: str) -> FaultResult:
         "labels": ([1], {}),
         "incarnation": (0, -1, 2**64 - 1, "1", 1.5),
         "nonce": (b"", "x"),
-        "max_frame_bytes": (0, -1, 2**64 - 1),
+        "max_event_bytes": (0, -1, 2**64 - 1),
         "keyed": (2, None),
     }
     count = sum(map(len, fields.values()))

@@ -48,7 +48,7 @@ __all__ = [
     "INSTANCE_SIZE",
     "MAX_HANDSHAKE_BYTES",
     "MAX_IDENTITY_BYTES",
-    "MIN_FRAME_BYTES",
+    "MIN_EVENT_BYTES",
 ]
 
 MAX_HANDSHAKE_BYTES: Final = 4096
@@ -61,8 +61,8 @@ INSTANCE_SIZE: Final = 16
 """Bytes of a process's random name."""
 
 MAX_INCARNATION: Final = 1 << 48
-MIN_FRAME_BYTES: Final = 8192
-"""The smallest limit for frames that a node may announce."""
+MIN_EVENT_BYTES: Final = 8192
+"""The smallest limit for events that a node may announce."""
 
 MAX_NAMES: Final = 64
 """The most roles, and the most labels, of a node."""
@@ -76,7 +76,7 @@ PENDING_LIMIT: Final = 1024
 PENDING_S: Final = 5.0
 
 _Incarnation: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INCARNATION)]
-_FrameBytes: TypeAlias = Annotated[int, Meta(ge=MIN_FRAME_BYTES, le=1 << 48)]
+_EventBytes: TypeAlias = Annotated[int, Meta(ge=MIN_EVENT_BYTES, le=1 << 48)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_SIZE, max_length=NONCE_SIZE)]
 _Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
@@ -118,12 +118,12 @@ class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits that a node announces to its peer.
 
     Attributes:
-        max_frame_bytes: the largest frame that it accepts.
+        max_event_bytes: the largest event that it accepts.
         credit_bytes: how many bytes it accepts before an acknowledgement grants more.
         window: how many frames may be unacknowledged.
     """
 
-    max_frame_bytes: _FrameBytes
+    max_event_bytes: _EventBytes
     credit_bytes: Annotated[int, Meta(ge=0, le=1 << 60)]
     window: Annotated[int, Meta(ge=1, le=1 << 16)]
 
@@ -138,7 +138,7 @@ class Session:
         incarnation: incarnation of the other side.
         own_incarnation: incarnation of this side.
         key: 32 bytes to sign frames with; None without a run key.
-        limits: limits of the other side. Of a dialer only ``max_frame_bytes`` is known, because
+        limits: limits of the other side. Of a dialer only ``max_event_bytes`` is known, because
             data for it travels in replies.
     """
 
@@ -170,7 +170,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: _Incarnation
     nonce: _Nonce
     keyed: bool
-    max_frame_bytes: _FrameBytes
+    max_event_bytes: _EventBytes
 
 
 class _Challenge(_Hello, frozen=True, forbid_unknown_fields=True):
@@ -237,7 +237,7 @@ class DialerHandshake:
         key: the run's key; None without one.
         incarnation: incarnation of the dialer so far.
         nonce: 32 fresh random bytes.
-        max_frame_bytes: the largest frame that the dialer accepts.
+        max_event_bytes: the largest event that the dialer accepts.
         known: decides about the listener.
     """
 
@@ -248,14 +248,14 @@ class DialerHandshake:
         *,
         incarnation: int,
         nonce: bytes,
-        max_frame_bytes: int,
+        max_event_bytes: int,
         known: KnownPeers,
     ) -> None:
         self._key = key
         self._run_id = identity.run_id
         self._incarnation = incarnation
         self._known = known
-        hello = _Hello(VERSION, identity, incarnation, nonce, key is not None, max_frame_bytes)
+        hello = _Hello(VERSION, identity, incarnation, nonce, key is not None, max_event_bytes)
         self._hello = _encode(hello)
         self._challenge = b""
         self._auth = b""
@@ -397,7 +397,7 @@ class ListenerHandshake:
                 incarnation=self._incarnation(),
                 nonce=self._nonce(),
                 keyed=self._key is not None,
-                max_frame_bytes=self._limits.max_frame_bytes,
+                max_event_bytes=self._limits.max_event_bytes,
                 least_incarnation=self._known.least_incarnation(hello.identity),
             )
         )
@@ -445,7 +445,7 @@ class ListenerHandshake:
             incarnation=auth.incarnation,
             own_incarnation=incarnation,
             key=_session_key(self._key, transcript),
-            limits=msgspec.structs.replace(self._limits, max_frame_bytes=hello.max_frame_bytes),
+            limits=msgspec.structs.replace(self._limits, max_event_bytes=hello.max_event_bytes),
         )
         return _encode(msgspec.structs.replace(welcome, proof=proof)), session
 

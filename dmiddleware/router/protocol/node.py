@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.router.protocol.fragments import Assembly, Fragment, fragment_contents
 from dmiddleware.router.protocol.handshake import (
     MAX_HANDSHAKE_BYTES,
     DialerHandshake,
@@ -52,6 +53,7 @@ from dmiddleware.router.wire.envelope import (
 )
 from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
+    MAX_FRAME_BYTES,
     VERSION,
     Frame,
     FrameContents,
@@ -72,6 +74,7 @@ BUSY_DELAY_S: Final = 0.02
 TAKE_BYTES: Final = 1 << 20
 _SESSION_OVER: Final = "the session is over; start a new handshake"
 _NO_CONTENTS: Final = FrameContents()
+_WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
 
 _acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
 
@@ -134,7 +137,7 @@ class NodeProtocol:
         self._handshake = ListenerHandshake(
             identity,
             key,
-            limits=PeerLimits(options.max_frame_bytes, options.inbox_bytes, options.window),
+            limits=PeerLimits(options.max_event_bytes, options.inbox_bytes, options.window),
             nonce=nonce,
             session_number=session_number,
             incarnation=lambda: self.incarnation,
@@ -256,6 +259,7 @@ class NodeProtocol:
         ]
         for peer in forgotten:
             peer.forgotten = True
+            peer.incoming.drop_unfinished()
             del self._gone[peer.node_id]
             self.subscriptions.on_peers_changed()
         return [(peer.node_id, self._drop_outgoing(peer)) for peer in forgotten]
@@ -326,7 +330,7 @@ class NodeProtocol:
             )
         self._heard(peer, frame, len(raw), now)
         number = frame.sequence
-        if frame.type is FrameType.DATA:
+        if frame.type in _WITH_EVENTS:
             verdict = self._on_data(peer, frame)
             kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
             content = self._frame(kind, session, peer.sign, number, peer.take_acknowledgements())
@@ -384,7 +388,7 @@ class NodeProtocol:
             self._key,
             incarnation=self.incarnation,
             nonce=self._nonce(),
-            max_frame_bytes=self.options.max_frame_bytes,
+            max_event_bytes=self.options.max_event_bytes,
             known=self._members,
         )
         return handshake, self._handshake_frame(FrameType.HELLO, handshake.hello())
@@ -430,7 +434,8 @@ class NodeProtocol:
         if batch is None:
             return None
         number = peer.next_number()
-        return Request(number, self._data(peer, batch, number), FrameType.DATA, batch)
+        raw = self._data(peer, batch, number)
+        return Request(number, raw, _type_of(batch), batch)
 
     def on_reply(
         self,
@@ -468,7 +473,7 @@ class NodeProtocol:
             )
         peer.pending.remove(request.number)
         self._heard(peer, frame, len(raw), now)
-        if frame.type is FrameType.DATA:
+        if frame.type in _WITH_EVENTS:
             self._on_data(peer, frame)
         else:
             self._on_acknowledgements(peer, frame, now)
@@ -649,7 +654,13 @@ class NodeProtocol:
 
     def _on_data(self, peer: PeerSession, frame: Frame) -> Verdict:
         stream, sequence = frame.stream, frame.data_sequence
-        events = unpack_events(frame)
+        if frame.type is FrameType.FRAGMENT:
+            events = self._on_fragment(peer, frame)
+        else:
+            events = unpack_events(frame)
+        if events is None:
+            # Not in full; the peer knows what to send next.
+            return Verdict.ACCEPTED
         self._check_names(peer, events)
         if self.accepting:
             verdict = peer.incoming.on_events(stream, sequence, events)
@@ -669,6 +680,58 @@ class NodeProtocol:
             if peer.incoming.has_events:
                 self._with_events[peer.node_id] = peer
         return verdict
+
+    def _on_fragment(self, peer: PeerSession, frame: Frame) -> list[EncodedEvent] | None:
+        """Add a fragment to its frame.
+
+        Returns:
+            The frame's event if it has arrived in full; None if it has not, and no event if there
+            is nothing to read because the frame is a duplicate or this node accepts none.
+        """
+        stream, sequence, incoming = frame.stream, frame.data_sequence, peer.incoming
+        fragment = Fragment.of(frame)
+        if not self.accepting or incoming.has(stream, sequence):
+            return []
+        assembly = incoming.assembly(stream, sequence)
+        if assembly is None:
+            assembly = self._grant(peer, stream, sequence, fragment.total)
+        if assembly is None:
+            peer.counters.refused_frames += 1
+            peer.busy.append((stream, sequence, BUSY_DELAY_S))
+            return None
+        assembly.add(fragment, frame)
+        if assembly.complete:
+            return [assembly.event()]
+        peer.progress.append((stream, sequence, assembly.offset))
+        return None
+
+    def _grant(self, peer: PeerSession, stream: int, sequence: int, total: int) -> Assembly | None:
+        """Grant memory for a frame in fragments; None: there is none at the moment."""
+        most = self.options.max_event_bytes
+        if total > most:
+            raise FrameError(
+                f"node {peer.node_id} wants to send a frame of {total} bytes, but this node has "
+                f"announced that it accepts at most {most}"
+            )
+        held = sum(one.incoming.large_bytes for one in self.peers.values())
+        if held + total > most:
+            for gone in self._gone.values():
+                gone.incoming.drop_unfinished()
+            held = sum(one.incoming.large_bytes for one in self.peers.values())
+        if held + total > most:
+            return None
+        try:
+            assembly = Assembly(stream, sequence, total)
+        except MemoryError:
+            _logger.warning(
+                "the system refused %d bytes for an event of node %s, which is kept waiting; "
+                "free some memory, or lower max_event_bytes",
+                total,
+                peer.node_id,
+            )
+            return None
+        peer.incoming.grant(assembly)
+        return assembly
 
     def _check_names(self, peer: PeerSession, events: list[EncodedEvent]) -> None:
         names = {event.event for event in events}
@@ -694,14 +757,18 @@ class NodeProtocol:
             peer.outgoing.on_kept(stream, sequence)
         for stream, sequence, delay_s in received.busy:
             peer.outgoing.on_busy(stream, sequence, min(delay_s, 1.0), now)
+        for stream, sequence, offset in received.progress:
+            peer.outgoing.on_progress(stream, sequence, offset)
         self.unsent[peer.node_id] = None
 
     def _data(self, peer: PeerSession, batch: EventBatch, number: int) -> WireBytes:
         raw = OutgoingFrame(
-            FrameType.DATA,
-            frame_contents(batch.events),
+            _type_of(batch),
+            frame_contents(batch.events)
+            if batch.fragment is None
+            else fragment_contents(batch.events[0], batch.fragment),
             peer.sign,
-            max_size=peer.session.limits.max_frame_bytes,
+            max_size=MAX_FRAME_BYTES,
             session=peer.session.number,
             incarnation=self.incarnation,
             stream=batch.stream,
@@ -725,7 +792,7 @@ class NodeProtocol:
             kind,
             FrameContents(metadata) if metadata else _NO_CONTENTS,
             sign,
-            max_size=self.options.max_frame_bytes,
+            max_size=MAX_FRAME_BYTES,
             session=session,
             incarnation=self.incarnation,
             sequence=sequence,
@@ -757,3 +824,7 @@ class NodeProtocol:
                 "the same version of dmiddleware on all hosts"
             )
         return frame
+
+
+def _type_of(batch: EventBatch) -> FrameType:
+    return FrameType.DATA if batch.fragment is None else FrameType.FRAGMENT

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
-from dmiddleware.router.protocol.handshake import MIN_FRAME_BYTES
+from dmiddleware.router.protocol.handshake import MIN_EVENT_BYTES
 from dmiddleware.router.protocol.membership import HEARTBEAT_S, MISSED_HEARTBEATS
+from dmiddleware.router.wire.frame import MAX_FRAME_BYTES
 
-__all__ = ["NodeOptions"]
+__all__ = ["NodeOptions", "half_of_memory"]
+
+_MAX_FRAGMENT_BYTES: Final = MAX_FRAME_BYTES // 8
+_CONTAINER_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
+"""The limit of this process's control group, as containers see it: version 2, and version 1."""
+
+
+def half_of_memory() -> int:
+    """Return half of the memory that this machine, or its container, has, in bytes."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in _CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+    return max(MIN_EVENT_BYTES, min(limits) // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,13 +33,16 @@ class NodeOptions:
     """Limits and timeouts of a node.
 
     Attributes:
-        max_frame_bytes: the largest frame that this node accepts.
+        max_event_bytes: how much memory this node grants for the large events of its peers, until
+            they are taken from its inboxes. A larger event is refused where it is emitted. Default:
+            half of the memory of this machine, or of its container.
         outbox_bytes: how many bytes may wait for one peer before emitters block; counted apart for
             events that are acknowledged when accepted, and when handled.
         inbox_bytes: how many bytes from one peer may wait for their handlers before the peer has
             to wait.
         window: how many frames to one peer may be unacknowledged.
         batch_bytes: small events share frames of up to this size.
+        fragment_bytes: events of more than four times this size are sent in fragments of this size.
         retry_s: seconds after which an unacknowledged frame is sent again.
         heartbeat_s: seconds between two heartbeats.
         missed_heartbeats: how many heartbeats a peer may miss before it counts as disconnected.
@@ -31,14 +52,15 @@ class NodeOptions:
         max_event_names: how many event names one peer may use, and how many it may subscribe to.
 
     Raises:
-        ValueError: if ``max_frame_bytes`` or another limit is too small.
+        ValueError: if ``max_event_bytes`` or another limit is too small.
     """
 
-    max_frame_bytes: int = 256 << 20
+    max_event_bytes: int = field(default_factory=half_of_memory)
     outbox_bytes: int = 8 << 20
     inbox_bytes: int = 64 << 20
     window: int = 8
     batch_bytes: int = 1 << 19
+    fragment_bytes: int = 4 << 20
     retry_s: float = 2.0
     heartbeat_s: float = HEARTBEAT_S
     missed_heartbeats: int = MISSED_HEARTBEATS
@@ -47,10 +69,19 @@ class NodeOptions:
     max_peers: int = 4096
     max_event_names: int = 1024
 
+    @property
+    def largest_whole_bytes(self) -> int:
+        """The size up to which an event is sent as a whole."""
+        return 4 * self.fragment_bytes
+
     def __post_init__(self) -> None:
-        if self.max_frame_bytes < MIN_FRAME_BYTES:
+        if self.max_event_bytes < MIN_EVENT_BYTES:
             raise ValueError(
-                f"max_frame_bytes must be at least {MIN_FRAME_BYTES}, got {self.max_frame_bytes}"
+                f"max_event_bytes must be at least {MIN_EVENT_BYTES}, got {self.max_event_bytes}"
+            )
+        if not 1 <= self.fragment_bytes <= _MAX_FRAGMENT_BYTES:
+            raise ValueError(
+                f"fragment_bytes must be from 1 to {_MAX_FRAGMENT_BYTES}, got {self.fragment_bytes}"
             )
         for name in ("window", "max_peers", "max_event_names"):
             value = getattr(self, name)

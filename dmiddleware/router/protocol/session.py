@@ -17,7 +17,7 @@ from dmiddleware.router.protocol.streams import (
     OutgoingStreams,
 )
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.envelope import FRAME_OVERHEAD, MAX_BATCH_BYTES, Acknowledgements
+from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES, Acknowledgements
 from dmiddleware.router.wire.frame import FrameMac, FrameType
 
 __all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow", "Request", "Response"]
@@ -137,6 +137,7 @@ class PeerSession:
         acks: ``(stream, sequence, credit)`` to send with the next frame.
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
         kept: ``(stream, sequence)`` to send with the next frame.
+        progress: ``(stream, sequence, offset)`` to send with the next frame.
         owes_acknowledgement: whether a frame must be sent for them.
         gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
@@ -161,6 +162,7 @@ class PeerSession:
     acks: list[tuple[int, int, int]] = field(default_factory=list)
     busy: list[tuple[int, int, float]] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
+    progress: list[tuple[int, int, int]] = field(default_factory=list)
     owes_acknowledgement: bool = False
     gone_since: float | None = None
     forgotten: bool = False
@@ -191,9 +193,7 @@ class PeerSession:
             peer = cls(session.identity.node_id, session, dialed, old.outgoing, incoming)
             peer.inherited = tuple(dict.fromkeys((*old.patterns, *old.inherited)))
             return peer
-        batch_bytes = min(
-            options.batch_bytes, session.limits.max_frame_bytes - FRAME_OVERHEAD, MAX_BATCH_BYTES
-        )
+        batch_bytes = min(options.batch_bytes, MAX_BATCH_BYTES)
         outgoing = OutgoingStreams(
             max_bytes=options.outbox_bytes,
             window=min(options.window, session.limits.window),
@@ -201,6 +201,8 @@ class PeerSession:
             hold_bytes=min(batch_bytes, HOLD_BYTES),
             retry_s=options.retry_s,
             max_lossy=options.max_lossy,
+            fragment_bytes=options.fragment_bytes,
+            largest_whole_bytes=options.largest_whole_bytes,
         )
         return cls(session.identity.node_id, session, dialed, outgoing, incoming)
 
@@ -236,14 +238,17 @@ class PeerSession:
 
     def take_acknowledgements(self) -> bytes:
         """Return, encoded, the acknowledgements collected since the last call; empty for none."""
-        if not self.acks and not self.busy and not self.kept:
+        if not (self.acks or self.busy or self.kept or self.progress):
             return b""
         acknowledgements = _encode(
-            Acknowledgements(tuple(self.acks), tuple(self.busy), tuple(self.kept))
+            Acknowledgements(
+                tuple(self.acks), tuple(self.busy), tuple(self.kept), tuple(self.progress)
+            )
         )
         self.acks.clear()
         self.busy.clear()
         self.kept.clear()
+        self.progress.clear()
         self.owes_acknowledgement = False
         return acknowledgements
 

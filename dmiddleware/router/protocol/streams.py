@@ -23,14 +23,17 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from dmiddleware.errors import FrameError
+from dmiddleware.router.protocol.fragments import Assembly, Fragment, Transfer
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
+from dmiddleware.router.wire.frame import MAX_BUFFERS
 
 __all__ = [
     "RELIABLE",
@@ -85,6 +88,7 @@ class PendingFrame(Generic[T]):
         attempts: how often it has been sent.
         not_before: earliest time of the next attempt, in seconds.
         kept: whether the receiver has it, although it has not acknowledged it.
+        in_fragments: whether it is sent in fragments, and so never again as a whole.
     """
 
     sequence: int
@@ -93,6 +97,7 @@ class PendingFrame(Generic[T]):
     attempts: int = 0
     not_before: float = 0.0
     kept: bool = False
+    in_fragments: bool = False
 
 
 @dataclass(slots=True)
@@ -192,7 +197,11 @@ class Outbox(Generic[T]):
         """Return when :meth:`next_frame` has something without further input; None: never."""
         due_at: float | None = None
         for frame in self._pending.values():
-            if not frame.kept and (due_at is None or frame.not_before < due_at):
+            if (
+                not frame.kept
+                and not frame.in_fragments
+                and (due_at is None or frame.not_before < due_at)
+            ):
                 due_at = frame.not_before
         return due_at
 
@@ -215,24 +224,30 @@ class Outbox(Generic[T]):
         if frame is not None:
             frame.kept, frame.not_before = True, math.inf
 
+    def on_fragments(self, sequence: int) -> None:
+        """Note that a frame is sent in fragments from now on, until it is acknowledged."""
+        frame = self._pending[sequence]
+        frame.in_fragments, frame.not_before = True, math.inf
+
     def on_busy(self, sequence: int, delay_s: float, now: float) -> None:
         """Note that the receiver is full; the frame is sent again after ``delay_s`` seconds."""
         frame = self._pending.get(sequence)
         if frame is not None and not frame.kept:
-            frame.not_before = now + delay_s
             self.counters.refused_frames += 1
+            if not frame.in_fragments:
+                frame.not_before = now + delay_s
 
     def on_failed(self, sequence: int, now: float) -> None:
         """Note that a send failed; the frame may be sent again at once."""
         frame = self._pending.get(sequence)
-        if frame is not None and not frame.kept:
+        if frame is not None and not frame.kept and not frame.in_fragments:
             frame.not_before = now
 
     def on_reconnect(self, now: float) -> None:
         """Start a new connection to the same incarnation: send pending frames again."""
         self._credit = 2**63
         for frame in self._pending.values():
-            if not frame.kept:
+            if not frame.kept and not frame.in_fragments:
                 frame.not_before = now
 
     def on_new_peer(self) -> None:
@@ -258,6 +273,8 @@ class Outbox(Generic[T]):
         self._waiting_bytes = 0
         for frame in self._pending.values():
             frame.messages, frame.size = (), 0
+            if frame.in_fragments:
+                frame.in_fragments, frame.not_before = False, 0.0
         self._bytes = 0
 
     def unacknowledged(self) -> list[T]:
@@ -311,12 +328,14 @@ class EventBatch(msgspec.Struct, frozen=True):
         sequence: the frame's number in its stream.
         events: the events, in order.
         is_retry: whether it has been sent before.
+        fragment: the only part of the frame that is sent; None: all of it.
     """
 
     stream: int
     sequence: int
     events: tuple[EncodedEvent, ...]
     is_retry: bool = False
+    fragment: Fragment | None = None
 
 
 @dataclass(slots=True)
@@ -337,6 +356,8 @@ class OutgoingStreams:
         hold_bytes: see :class:`Outbox`.
         retry_s: seconds after which an unacknowledged frame is sent again.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
+        fragment_bytes: the size of fragments.
+        largest_whole_bytes: larger events are sent in fragments.
 
     Attributes:
         outbox: the reliable stream that is acknowledged when accepted.
@@ -352,6 +373,8 @@ class OutgoingStreams:
         hold_bytes: int = 0,
         retry_s: float = 2.0,
         max_lossy: int = 1024,
+        fragment_bytes: int = 4 << 20,
+        largest_whole_bytes: int = 16 << 20,
     ) -> None:
         self.outbox, self.outbox_handled = (
             Outbox[EncodedEvent](
@@ -373,6 +396,12 @@ class OutgoingStreams:
         self._sequences = {LATEST: 0, LOSSY: 0}
         self._pending_latest: EventBatch | None = None
         self._latest_retry_at = 0.0
+        self._fragment_bytes = fragment_bytes
+        self._largest_whole_bytes = largest_whole_bytes
+        # The frames of each stream that are sent in fragments, by sequence; the oldest one is
+        # under way, so that a later one never takes the memory that it needs.
+        self._transfers: dict[int, dict[int, tuple[EventBatch, Transfer]]] = {}
+        self._sent_fragment = False
 
     @property
     def empty(self) -> bool:
@@ -404,6 +433,7 @@ class OutgoingStreams:
         self._latest.clear()
         self._pending_latest = None
         self._lossy.clear()
+        self._transfers.clear()
         lost = self.undelivered
         for outbox in self._outboxes.values():
             outbox.give_up()
@@ -415,7 +445,7 @@ class OutgoingStreams:
             self.counters.superseded += 1
         self._latest[event.event] = event
         pending = self._pending_latest
-        if pending is not None:
+        if pending is not None and LATEST not in self._transfers:
             # The old version will not be sent again, so a slow reader must not keep it in memory.
             kept = tuple(old for old in pending.events if old.event != event.event)
             self._pending_latest = msgspec.structs.replace(pending, events=kept)
@@ -428,7 +458,16 @@ class OutgoingStreams:
         self._lossy.append(event)
 
     def next_batch(self, now: float) -> EventBatch | None:
-        """Return what to send now: latest events first, then reliable, then lossy ones."""
+        """Return what to send now: latest events first, then reliable, then lossy ones.
+
+        Fragments of large events take turns with all others.
+        """
+        batch = self._next_fragment(now) if self._transfers and not self._sent_fragment else None
+        batch = batch or self._next_whole(now) or self._next_fragment(now)
+        self._sent_fragment = batch is not None and batch.fragment is not None
+        return batch
+
+    def _next_whole(self, now: float) -> EventBatch | None:
         return (
             self._next_latest(now)
             or self._next_reliable(RELIABLE, now)
@@ -438,16 +477,29 @@ class OutgoingStreams:
 
     def next_time(self) -> float | None:
         """Return when :meth:`next_batch` has something without further input; None: never."""
+        due_at = self._next_whole_time()
+        for transfers in self._transfers.values():
+            _, transfer = next(iter(transfers.values()))
+            due_at = transfer.due_at if due_at is None else min(due_at, transfer.due_at)
+        return due_at
+
+    def _next_whole_time(self) -> float | None:
         due_at = self.outbox.next_time()
         if not self.outbox_handled.empty:
             times = (due_at, self.outbox_handled.next_time())
             due_at = min((time for time in times if time is not None), default=None)
-        if self._pending_latest is None or (due_at is not None and due_at < self._latest_retry_at):
+        if (
+            self._pending_latest is None
+            or LATEST in self._transfers
+            or (due_at is not None and due_at < self._latest_retry_at)
+        ):
             return due_at
         return self._latest_retry_at
 
     def on_ack(self, stream: int, sequence: int, credit: int) -> None:
         """Process the acknowledgement of a frame."""
+        for number in [one for one in self._transfers.get(stream, ()) if one <= sequence]:
+            self._end_transfer(stream, number)
         if (outbox := self._outboxes.get(stream)) is not None:
             outbox.on_ack(sequence, credit)
         elif stream == LATEST:
@@ -457,31 +509,52 @@ class OutgoingStreams:
 
     def on_kept(self, stream: int, sequence: int) -> None:
         """Note that the peer has a frame, and will acknowledge it later."""
+        self._end_transfer(stream, sequence)
         if (outbox := self._outboxes.get(stream)) is not None:
             outbox.on_kept(sequence)
 
+    def on_progress(self, stream: int, sequence: int, offset: int) -> None:
+        """Note that the peer has the bytes of a frame in fragments before ``offset``.
+
+        Raises:
+            FrameError: if the offset lies outside the frame.
+        """
+        if (transfer := self._transfer(stream, sequence)) is not None:
+            transfer.on_progress(offset)
+
     def on_busy(self, stream: int, sequence: int, delay_s: float, now: float) -> None:
         """Note that the peer is full."""
+        if (transfer := self._transfer(stream, sequence)) is not None:
+            transfer.ask_at(now + delay_s)
         if (outbox := self._outboxes.get(stream)) is not None:
             outbox.on_busy(sequence, delay_s, now)
 
     def on_failed(self, batch: EventBatch, now: float) -> None:
         """Note that a send failed; its lossy events count as dropped."""
+        if (transfer := self._transfer(batch.stream, batch.sequence)) is not None:
+            transfer.ask_at(now)
         if (outbox := self._outboxes.get(batch.stream)) is not None:
             outbox.on_failed(batch.sequence, now)
         elif batch.stream == LATEST:
             self._latest_retry_at = min(self._latest_retry_at, now)
-        else:
+        elif transfer is not None or batch.fragment is None:
+            self._end_transfer(LOSSY, batch.sequence)
             self.counters.dropped += len(batch.events)
 
     def on_reconnect(self, now: float) -> None:
         """Start a new connection to the same process."""
+        self._drop_lossy_transfer()
+        for transfers in self._transfers.values():
+            for _, transfer in transfers.values():
+                transfer.ask_at(now)
         for outbox in self._outboxes.values():
             outbox.on_reconnect(now)
         self._latest_retry_at = now
 
     def on_new_peer(self) -> None:
         """Start over with another process under the same node id."""
+        self._drop_lossy_transfer()
+        self._transfers.clear()
         for outbox in self._outboxes.values():
             outbox.on_new_peer()
         if self._pending_latest is not None:
@@ -490,7 +563,45 @@ class OutgoingStreams:
         self._pending_latest = None
         self._sequences = {LATEST: 0, LOSSY: 0}
 
+    def _next_fragment(self, now: float) -> EventBatch | None:
+        for stream, transfers in self._transfers.items():
+            batch, transfer = next(iter(transfers.values()))
+            fragment = transfer.next_fragment(now)
+            if fragment is not None:
+                # The next one is of another stream, if there is any.
+                self._transfers[stream] = self._transfers.pop(stream)
+                return msgspec.structs.replace(batch, fragment=fragment)
+        return None
+
+    def _in_fragments(self, batch: EventBatch) -> bool:
+        """Return whether a frame has to be sent in fragments; if so, start that."""
+        if len(batch.events) != 1 or not self._is_large(batch.events[0]):
+            return False
+        transfer = Transfer(
+            batch.events[0], fragment_bytes=self._fragment_bytes, retry_s=self._retry_s
+        )
+        self._transfers.setdefault(batch.stream, {})[batch.sequence] = batch, transfer
+        return True
+
+    def _is_large(self, event: EncodedEvent) -> bool:
+        return event.size > self._largest_whole_bytes or len(event.buffers) >= MAX_BUFFERS
+
+    def _transfer(self, stream: int, sequence: int) -> Transfer | None:
+        _, transfer = self._transfers.get(stream, {}).get(sequence, (None, None))
+        return transfer
+
+    def _end_transfer(self, stream: int, sequence: int) -> None:
+        transfers = self._transfers.get(stream, {})
+        transfers.pop(sequence, None)
+        if not transfers:
+            self._transfers.pop(stream, None)
+
+    def _drop_lossy_transfer(self) -> None:
+        self.counters.dropped += len(self._transfers.pop(LOSSY, ()))
+
     def _next_latest(self, now: float) -> EventBatch | None:
+        if LATEST in self._transfers:
+            return None
         pending = self._pending_latest
         if pending is not None:
             if self._latest_retry_at > now:
@@ -508,26 +619,30 @@ class OutgoingStreams:
         batch = EventBatch(LATEST, self._sequences[LATEST], events, is_retry)
         self._pending_latest = batch
         self._latest_retry_at = now + self._retry_s
-        return batch
+        return None if self._in_fragments(batch) else batch
 
     def _fitting(self, newest: dict[str, EncodedEvent]) -> tuple[EncodedEvent, ...]:
         """Return the first event and those after it that fit into the same frame."""
         size, count = 0, 0
         for event in newest.values():
             size += event.size
-            if count and size > self._batch_bytes:
+            if count and (size > self._batch_bytes or self._is_large(event)):
                 break
             count += 1
         return tuple(newest.values())[:count]
 
     def _next_reliable(self, stream: int, now: float) -> EventBatch | None:
-        frame = self._outboxes[stream].next_frame(now)
-        if frame is None:
-            return None
-        return EventBatch(stream, frame.sequence, frame.messages, is_retry=frame.attempts > 1)
+        outbox = self._outboxes[stream]
+        while (frame := outbox.next_frame(now)) is not None:
+            is_retry = frame.attempts > 1
+            batch = EventBatch(stream, frame.sequence, frame.messages, is_retry)
+            if not self._in_fragments(batch):
+                return batch
+            outbox.on_fragments(frame.sequence)
+        return None
 
     def _next_lossy(self) -> EventBatch | None:
-        if not self._lossy:
+        if not self._lossy or LOSSY in self._transfers:
             return None
         events = [self._lossy.popleft()]
         size = events[0].size
@@ -535,7 +650,8 @@ class OutgoingStreams:
             events.append(self._lossy.popleft())
             size += events[-1].size
         self._sequences[LOSSY] += 1
-        return EventBatch(LOSSY, self._sequences[LOSSY], tuple(events))
+        batch = EventBatch(LOSSY, self._sequences[LOSSY], tuple(events))
+        return None if self._in_fragments(batch) else batch
 
 
 class Verdict(enum.Enum):
@@ -606,12 +722,13 @@ class Inbox(Generic[T]):
         limit = self.max_unhandled
         return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
 
-    def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
-        """Process a frame.
+    @property
+    def waiting(self) -> Iterator[T]:
+        """The messages that are accepted and not yet taken, early ones included."""
+        return chain(self._ready, *self._early.values())
 
-        Returns:
-            ``BUSY`` frames have to be sent again. Others are acknowledged up to
-            :attr:`acknowledged`, and kept if they come after it.
+    def has(self, sequence: int) -> bool:
+        """Return whether a frame was accepted.
 
         Raises:
             FrameError: if no sender with this window can have sent this number.
@@ -622,7 +739,19 @@ class Inbox(Generic[T]):
                 f"{self.window}; the peer does not follow the protocol, check that all hosts have "
                 "the same version of dmiddleware"
             )
-        if sequence <= self._highest or sequence in self._early:
+        return sequence <= self._highest or sequence in self._early
+
+    def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
+        """Process a frame.
+
+        Returns:
+            ``BUSY`` frames have to be sent again. Others are acknowledged up to
+            :attr:`acknowledged`, and kept if they come after it.
+
+        Raises:
+            FrameError: if no sender with this window can have sent this number.
+        """
+        if self.has(sequence):
             self.counters.duplicates += 1
             return Verdict.DUPLICATE
         size = sum(message.size for message in messages)
@@ -730,6 +859,44 @@ class IncomingStreams:
         self._lossy: deque[EncodedEvent] = deque()
         self._max_lossy = max_lossy
         self._seen = {LATEST: 0, LOSSY: 0}
+        self._assemblies: dict[int, Assembly] = {}
+
+    @property
+    def large_bytes(self) -> int:
+        """Bytes of the large events that are arriving, or have arrived and were not yet taken."""
+        waiting = chain(
+            self.inbox.waiting, self.inbox_handled.waiting, self._latest.values(), self._lossy
+        )
+        arrived = sum(event.image.total for event in waiting if event.image is not None)
+        return arrived + sum(assembly.total for assembly in self._assemblies.values())
+
+    def assembly(self, stream: int, sequence: int) -> Assembly | None:
+        """Return the memory that was granted for a frame in fragments, or None."""
+        found = self._assemblies.get(stream)
+        return found if found is not None and found.sequence == sequence else None
+
+    def grant(self, assembly: Assembly) -> None:
+        """Receive a frame in fragments; an unfinished one of the same stream is dropped."""
+        self._assemblies[assembly.stream] = assembly
+
+    def drop_unfinished(self) -> None:
+        """Free the memory of frames that have not arrived in full; they can start over."""
+        self._assemblies.clear()
+
+    def has(self, stream: int, sequence: int) -> bool:
+        """Return whether a frame was accepted, or is older than one that was.
+
+        Raises:
+            FrameError: for an unknown stream, or a number that no peer can have sent.
+        """
+        if (inbox := self.inbox_of(stream)) is not None:
+            return inbox.has(sequence)
+        if stream not in self._seen:
+            raise FrameError(
+                f"got an event on unknown stream {stream}; install the same version of dmiddleware "
+                "on all hosts"
+            )
+        return sequence <= self._seen[stream]
 
     @property
     def has_events(self) -> bool:
@@ -748,14 +915,17 @@ class IncomingStreams:
         Raises:
             FrameError: for an unknown stream, or a number that no peer can have sent.
         """
+        verdict = self._on_events(stream, sequence, events)
+        if self._assemblies and verdict is Verdict.ACCEPTED:
+            assembly = self._assemblies.get(stream)
+            if assembly is not None and self.has(stream, assembly.sequence):
+                del self._assemblies[stream]
+        return verdict
+
+    def _on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> Verdict:
         if (inbox := self.inbox_of(stream)) is not None:
             return inbox.on_frame(sequence, events)
-        if stream not in self._seen:
-            raise FrameError(
-                f"got an event on unknown stream {stream}; install the same version of dmiddleware "
-                "on all hosts"
-            )
-        if sequence <= self._seen[stream]:
+        if self.has(stream, sequence):
             self.counters.duplicates += 1
             return Verdict.DUPLICATE
         self._seen[stream] = sequence

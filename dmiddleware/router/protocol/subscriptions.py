@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeAlias
 
@@ -17,9 +18,11 @@ from dmiddleware.router.wire.envelope import (
     SUBSCRIPTIONS_EVENT,
     EncodedEvent,
 )
-from dmiddleware.router.wire.frame import MAX_BUFFERS, read_metadata
+from dmiddleware.router.wire.frame import read_metadata
 
 __all__ = ["Subscriptions"]
+
+_logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _Pattern: TypeAlias = Annotated[str, Meta(max_length=MAX_EVENT_NAME)]
@@ -110,27 +113,21 @@ class Subscriptions:
             FrameTooLarge: if one of them does not; the error names it.
         """
         if self._smallest_limit is None:
-            limits = [peer.session.limits.max_frame_bytes for peer in self._peers.values()]
-            self._smallest_limit = min([self._options.max_frame_bytes, *limits]) - FRAME_OVERHEAD
-        if event.size <= self._smallest_limit and len(event.buffers) < MAX_BUFFERS:
+            limits = [peer.session.limits.max_event_bytes for peer in self._peers.values()]
+            self._smallest_limit = min([self._options.max_event_bytes, *limits]) - FRAME_OVERHEAD
+        if event.size <= self._smallest_limit:
             return
-        limit, strictest = self._options.max_frame_bytes, ""
+        limit, strictest = self._options.max_event_bytes, ""
         for node_id in targets:
             peer = self._peers.get(node_id)
-            if peer is not None and peer.session.limits.max_frame_bytes < limit:
-                limit, strictest = peer.session.limits.max_frame_bytes, node_id
+            if peer is not None and peer.session.limits.max_event_bytes < limit:
+                limit, strictest = peer.session.limits.max_event_bytes, node_id
         if event.size > limit - FRAME_OVERHEAD:
             name = f"node {strictest}" if strictest else f"this node ({self._node_id})"
             raise FrameTooLarge(
                 f"the event {event.event!r} has {event.size} bytes, but {name} accepts at most "
-                f"{limit - FRAME_OVERHEAD}; send it in smaller parts, or raise max_frame_bytes on "
-                "all nodes"
-            )
-        if len(event.buffers) >= MAX_BUFFERS:
-            raise FrameTooLarge(
-                f"the event {event.event!r} has {len(event.buffers)} arrays, but at most "
-                f"{MAX_BUFFERS - 1} fit into a frame; join them into fewer arrays, or send it in "
-                "smaller parts"
+                f"{limit - FRAME_OVERHEAD}; send it in smaller parts, or raise that limit with "
+                "ditask --max-event-bytes, or NodeOptions(max_event_bytes=...) of the Router"
             )
 
     def put_latest(self, event: EncodedEvent, to: Iterable[str] | None = None) -> None:
@@ -182,11 +179,20 @@ class Subscriptions:
     def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
             if name not in had and peer.subscribes_to(name):
-                if event.size + FRAME_OVERHEAD <= peer.session.limits.max_frame_bytes:
+                most = peer.session.limits.max_event_bytes - FRAME_OVERHEAD
+                if event.size <= most:
                     peer.outgoing.put_latest(event)
                     self._unsent[peer.node_id] = None
                 else:
                     peer.outgoing.counters.dropped += 1
+                    _logger.warning(
+                        "node %s does not get the event %r, which has %d bytes, because it accepts "
+                        "at most %d; raise its max_event_bytes",
+                        peer.node_id,
+                        name,
+                        event.size,
+                        most,
+                    )
 
 
 def _too_many(n_patterns: int, most: int) -> str:

@@ -21,7 +21,7 @@ from dmiddleware.router.protocol.session import PeerSession, Request
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.sender import SendAction
 from dmiddleware.router.transport import Channel
-from dmiddleware.router.wire.frame import FrameType, digest_if_large
+from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, FrameType, digest_if_large
 
 __all__ = ["Dialer", "REPLY_TIMEOUT_S"]
 
@@ -220,7 +220,7 @@ class _Connection:
             self._address,
             connect_timeout_s=_CONNECT_TIMEOUT_S,
             reply_timeout_s=REPLY_TIMEOUT_S,
-            max_frame_bytes=self._engine.node.options.max_frame_bytes,
+            max_frame_bytes=MAX_FRAME_BYTES,
         )
         stack.callback(channel.close)
         return channel

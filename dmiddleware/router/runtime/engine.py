@@ -102,9 +102,7 @@ class Engine:
                 self._note_unsubscribed(event)
         if not targets and (event.delivery != "latest" or to is not None):
             return
-        encoded = encode_event(
-            event.name, [list(args), kwargs], self._codec, self.transport.stage_arrays
-        )
+        encoded = encode_event(event.name, [list(args), kwargs], self._codec, self._stage_arrays)
         waiting: list[str] = []
         with self.lock:
             self.node.subscriptions.check_size(encoded, targets)
@@ -122,6 +120,12 @@ class Engine:
         send_all(sends)
         if waiting:
             self._wait_for_room(event, encoded, waiting, targets)
+
+    def _stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
+        # Events that are sent in fragments would fill the staging memory, and are copied anyway.
+        if sum(map(len, arrays)) > self.node.options.largest_whole_bytes:
+            return None
+        return self.transport.stage_arrays(arrays)
 
     def _named(
         self, event: Event, subscribers: tuple[str, ...], to: Collection[int]

@@ -13,7 +13,12 @@ from dmiddleware.router.protocol.handshake import MAX_HANDSHAKE_BYTES
 from dmiddleware.router.protocol.session import ParkedPoll
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport import Listener, ListenLimits, Reply
-from dmiddleware.router.wire.frame import HEADER_SIZE, OutgoingFrame, digest_if_large
+from dmiddleware.router.wire.frame import (
+    HEADER_SIZE,
+    MAX_FRAME_BYTES,
+    OutgoingFrame,
+    digest_if_large,
+)
 
 __all__ = ["NodeListener"]
 
@@ -52,7 +57,7 @@ class NodeListener:
             self._serve,
             on_disconnect=self._disconnected.append,
             limits=ListenLimits(
-                max_frame_bytes=engine.node.options.max_frame_bytes,
+                max_frame_bytes=MAX_FRAME_BYTES,
                 max_untrusted_frame_bytes=MAX_HANDSHAKE_BYTES + HEADER_SIZE,
             ),
         )

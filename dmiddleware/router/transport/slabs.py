@@ -174,7 +174,7 @@ class SlabPool:
             slab = self._find(end)
             if slab is None:
                 return None
-            staged = _Staged(slab, len(arrays))
+            staged = _Staged(slab, len(arrays), end - _ARRAYS)
             slab.staged = weakref.ref(staged)
         whole = view_with_owner(slab.memory, staged)
         offset = _ARRAYS
@@ -367,9 +367,10 @@ class SlabReader:
 class _Staged:
     """Arrays that are staged in a slab, which is reserved while one of them is alive."""
 
-    def __init__(self, slab: _Slab, n_arrays: int) -> None:
+    def __init__(self, slab: _Slab, n_arrays: int, n_bytes: int) -> None:
         self.slab = slab
         self.n_arrays = n_arrays
+        self.n_bytes = n_bytes
         self.is_used = False
 
 
@@ -386,7 +387,10 @@ def _staged_in(content: WireBytes) -> tuple[bytes, _Staged] | None:
     gaps = [piece for piece, inside in zip(content.pieces, is_staged, strict=True) if not inside]
     if sum(is_staged) != staged.n_arrays or any(any(gap) for gap in gaps[first:]):
         return None
-    return b"".join(gaps[:first]), staged
+    head = b"".join(gaps[:first])
+    if len(content) - len(head) != staged.n_bytes:  # parts of the arrays
+        return None
+    return head, staged
 
 
 def _staged_at(piece: bytes | memoryview) -> _Staged | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-__all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "write_into"]
+__all__ = ["ALIGNMENT", "BytePieces", "WireBytes", "copy_bytes", "new_memory", "write_into"]
 
 ALIGNMENT: Final = 64
 """The alignment of arrays in a frame, in bytes."""
@@ -55,7 +55,14 @@ def copy_bytes(view: memoryview) -> bytes | memoryview:
     return np.frombuffer(view, np.uint8).copy().data
 
 
-def write_into(target: memoryview, content: WireBytes) -> None:
+def new_memory(n_bytes: int) -> memoryview:
+    """Return writable memory, which takes up room only as it is written to."""
+    import numpy as np
+
+    return np.empty(n_bytes, np.uint8).data
+
+
+def write_into(target: memoryview, content: WireBytes | memoryview) -> None:
     """Copy content to the start of a target; releases the GIL."""
     import numpy as np
 

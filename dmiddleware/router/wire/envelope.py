@@ -17,14 +17,20 @@ from dmiddleware.router.wire.frame import (
     Frame,
     FrameContents,
     FrameFlag,
+    FrameType,
+    OutgoingFrame,
+    decode_frame,
     read_metadata,
 )
 
 __all__ = [
     "EncodedEvent",
+    "EventImage",
     "Acknowledgements",
     "encode_event",
+    "event_of_image",
     "frame_contents",
+    "image_of",
     "pack_events",
     "unpack_events",
     "FRAME_OVERHEAD",
@@ -53,6 +59,20 @@ FRAME_OVERHEAD: Final = 256
 """The most bytes that a frame has in addition to the sizes of its events."""
 
 
+class EventImage(msgspec.Struct, eq=False):
+    """The bytes of a frame with one event, of which fragments are sent.
+
+    Attributes:
+        pieces: the bytes, in order.
+        total: how many there are.
+        starts: where each piece starts, once that was computed.
+    """
+
+    pieces: Sequence[bytes | memoryview]
+    total: int
+    starts: list[int] = []
+
+
 class EncodedEvent(msgspec.Struct, eq=False):
     """An event, encoded once for all its subscribers.
 
@@ -62,6 +82,7 @@ class EncodedEvent(msgspec.Struct, eq=False):
         buffers: the arrays' bytes, owned by the event.
         size: number of bytes that count against bounds.
         contents: of a frame with this event only, once one was made.
+        image: what :func:`image_of` has returned for it.
     """
 
     event: str
@@ -69,6 +90,7 @@ class EncodedEvent(msgspec.Struct, eq=False):
     buffers: tuple[bytes | memoryview, ...]
     size: int
     contents: FrameContents | None = None
+    image: EventImage | None = None
 
 
 class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
@@ -79,11 +101,14 @@ class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
             with all before them.
         busy: ``(stream, sequence, delay in seconds)`` of frames to send again later.
         kept: ``(stream, sequence)`` of frames that have arrived and will be acknowledged later.
+        progress: ``(stream, sequence, offset)`` of frames in fragments, and from where on their
+            bytes are wanted.
     """
 
     acks: tuple[tuple[_Count, _Count, _Count], ...] = ()
     busy: tuple[tuple[_Count, _Count, Annotated[float, Meta(ge=0, le=3600)]], ...] = ()
     kept: tuple[tuple[_Count, _Count], ...] = ()
+    progress: tuple[tuple[_Count, _Count, _Count], ...] = ()
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -127,7 +152,7 @@ def encode_event(
         staged = None if stage_arrays is None else stage_arrays(views)
         buffers = tuple([copy_bytes(view) for view in views] if staged is None else staged)
     encoded = EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
-    if encoded.size > _SPILL_BYTES and len(buffers) < MAX_BUFFERS:
+    if encoded.size > _SPILL_BYTES:
         # It may take long, and this is the last chance without the router's lock.
         frame_contents((encoded,))
     return encoded
@@ -191,6 +216,31 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
             f"the frame has {len(frame.buffers) - offset} arrays that belong to no event"
         )
     return events
+
+
+def image_of(event: EncodedEvent) -> EventImage:
+    """Return the bytes of an unsigned frame with this event; its fragments are signed instead."""
+    if event.image is None:
+        contents = frame_contents((event,))
+        frame = OutgoingFrame(
+            FrameType.DATA, contents, None, max_size=contents.size, max_buffers=contents.n_buffers
+        )
+        event.image = EventImage(frame.pieces, len(frame))
+    return event.image
+
+
+def event_of_image(raw: memoryview) -> EncodedEvent:
+    """Return the event whose :func:`image_of` was received; it is a view of these bytes.
+
+    Raises:
+        FrameError: if the bytes are not a frame with one event.
+    """
+    # The length of the frame bounds its table.
+    events = unpack_events(decode_frame(raw, max_buffers=len(raw)))
+    if len(events) != 1:
+        raise FrameError(f"a frame in fragments has {len(events)} events instead of one")
+    events[0].image = EventImage((raw,), len(raw))
+    return events[0]
 
 
 def _size(event: str, skeleton: bytes, buffers: Sequence[bytes | memoryview]) -> int:

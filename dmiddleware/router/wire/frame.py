@@ -13,7 +13,7 @@
         28     4  metadata length  (at most 64 KiB)
         32     8  sequence         of the request in its session
         40     8  frame length     of the whole frame
-        48     4  buffers          how many (at most 8,192)
+        48     4  buffers          how many (at most 8,192 in a frame that is sent as a whole)
         52     8  data sequence    of the events in their stream
         60     4  zero
         64    32  MAC              keyed BLAKE2b (RFC 7693); zero without a key
@@ -56,6 +56,7 @@ __all__ = [
     "type_of",
     "read_metadata",
     "VERSION",
+    "MAX_FRAME_BYTES",
     "ALIGNMENT",
     "MAX_METADATA",
     "MAX_BUFFERS",
@@ -64,7 +65,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-VERSION: Final = 2
+VERSION: Final = 3
+MAX_FRAME_BYTES: Final = 32 << 20
+"""The longest frame that any node reads; larger events travel in fragments."""
+
 MAX_METADATA: Final = 64 * 1024
 MAX_BUFFERS: Final = 8192
 
@@ -90,6 +94,7 @@ class FrameType(enum.IntEnum):
     ACK = 17
     BUSY = 18
     POLL = 19
+    FRAGMENT = 20
     HEARTBEAT = 32
     BYE = 35
 
@@ -170,7 +175,7 @@ class FrameContents:
     """The metadata and buffers of a frame, laid out once for all peers that receive them.
 
     Args:
-        metadata: msgpack bytes, at most 64 KiB.
+        metadata: msgpack bytes.
         buffers: raw bytes.
         flags: how to read the frame.
 
@@ -179,9 +184,6 @@ class FrameContents:
         metadata_size: the metadata's length.
         n_buffers: how many buffers there are.
         size: the frame's length.
-
-    Raises:
-        FrameTooLarge: if there are too many bytes of metadata or too many buffers.
     """
 
     __slots__ = ("_body", "_body_digest", "_head", "flags", "metadata_size", "n_buffers", "size")
@@ -192,12 +194,6 @@ class FrameContents:
         buffers: Sequence[bytes | memoryview] = (),
         flags: FrameFlag = FrameFlag.NONE,
     ) -> None:
-        if len(metadata) > MAX_METADATA or len(buffers) > MAX_BUFFERS:
-            raise FrameTooLarge(
-                f"the frame has {len(metadata)} bytes of metadata and {len(buffers)} arrays, but "
-                f"at most {MAX_METADATA} and {MAX_BUFFERS} can be sent; send long lists and "
-                "strings as arrays"
-            )
         self.flags = flags
         self.metadata_size, self.n_buffers = len(metadata), len(buffers)
         self._head: bytes | memoryview = metadata
@@ -238,10 +234,12 @@ class OutgoingFrame(BytePieces):
         contents: its metadata and buffers.
         mac: signs the frame; None leaves it unsigned.
         max_size: the largest frame that the receiver accepts, in bytes.
+        max_buffers: the most buffers that it accepts.
         session: see :class:`Frame`, as for the arguments after it.
 
     Raises:
-        FrameTooLarge: if the frame exceeds ``max_size``.
+        FrameTooLarge: if the frame exceeds ``max_size``, or has too many bytes of metadata or too
+            many buffers.
     """
 
     __slots__ = ("_contents", "_mac", "_prefix")
@@ -253,6 +251,7 @@ class OutgoingFrame(BytePieces):
         mac: FrameMac | None,
         *,
         max_size: int,
+        max_buffers: int = MAX_BUFFERS,
         session: int = 0,
         incarnation: int = 0,
         stream: int = 0,
@@ -264,7 +263,13 @@ class OutgoingFrame(BytePieces):
         if self._size > max_size:
             raise FrameTooLarge(
                 f"the frame has {self._size} bytes, but the receiver accepts {max_size}; send "
-                "smaller parts, or raise max_frame_bytes on both ends"
+                "smaller parts"
+            )
+        if contents.metadata_size > MAX_METADATA or contents.n_buffers > max_buffers:
+            raise FrameTooLarge(
+                f"the frame has {contents.metadata_size} bytes of metadata and "
+                f"{contents.n_buffers} arrays, but at most {MAX_METADATA} and {max_buffers} can be "
+                "sent; send long lists and strings as arrays"
             )
         self._contents = contents
         self._mac = mac
@@ -340,6 +345,7 @@ def decode_frame(
     mac: FrameMac | None = None,
     *,
     body_digest: bytes | None = None,
+    max_buffers: int = MAX_BUFFERS,
 ) -> Frame:
     """Decode a frame; each length is checked before it is used.
 
@@ -348,6 +354,7 @@ def decode_frame(
         mac: checks the signature. None accepts unsigned frames only, so a signature is never
             ignored.
         body_digest: what :func:`digest_if_large` returned for these bytes; None: not called.
+        max_buffers: the most buffers that are accepted.
 
     Returns:
         The frame; its metadata and buffers are views of ``raw``.
@@ -372,10 +379,10 @@ def decode_frame(
         )
     if size != len(view):
         raise FrameError(f"the frame claims to have {size} bytes, but {len(view)} arrived")
-    if metadata_size > MAX_METADATA or n_buffers > MAX_BUFFERS:
+    if metadata_size > MAX_METADATA or n_buffers > max_buffers:
         raise FrameError(
             f"the frame claims {metadata_size} bytes of metadata and {n_buffers} arrays, but at "
-            f"most {MAX_METADATA} and {MAX_BUFFERS} are accepted"
+            f"most {MAX_METADATA} and {max_buffers} are accepted"
         )
     table = HEADER_SIZE + metadata_size
     head = table + _LENGTH.size * n_buffers

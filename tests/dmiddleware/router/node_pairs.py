@@ -51,7 +51,7 @@ def nothing(listener: NodeProtocol, parked: ParkedPoll) -> OutgoingFrame:
         FrameType.ACK,
         FrameContents(),
         listener.peers[parked.node_id].sign,
-        max_size=listener.options.max_frame_bytes,
+        max_size=1 << 20,
         session=parked.session,
         incarnation=listener.incarnation,
         sequence=parked.number,
@@ -86,5 +86,5 @@ def exchange(
     while (request := dialer.data_request(peer, now)) is not None:
         dialer.on_reply(peer, request, replied(listener, request.raw, now), now)
     kind = FrameType.DATA
-    while kind is FrameType.DATA:
+    while kind in (FrameType.DATA, FrameType.FRAGMENT):
         kind = asked(dialer, listener, peer, FrameType.POLL, now)

@@ -17,6 +17,12 @@ from tests.dmiddleware.testing.number_exchange import N_EVENTS, NumberExchange
 N_FAULTS = 8
 PAUSES_S = (0.0, 0.05, 1.0, 6.0)
 SMALL = NodeOptions(outbox_bytes=2000, inbox_bytes=2000, batch_bytes=500)
+FRAGMENTS = NodeOptions(fragment_bytes=19, batch_bytes=1)
+"""Each event is sent in fragments, one round trip each."""
+
+DELAYS_S = {False: (0.0, 0.05), True: (0.0, 0.005)}
+"""How long a frame takes, for events as a whole and in fragments."""
+
 SEEDS = [
     pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow, id=str(seed))
     for seed in range(60)
@@ -66,15 +72,19 @@ def kill(cluster: Cluster, chance: random.Random) -> None:
             cluster.start(victim)
 
 
+@pytest.mark.parametrize("in_fragments", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_faults_without_a_killed_node_lose_and_duplicate_nothing(seed: int) -> None:
+def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
+    seed: int, in_fragments: bool
+) -> None:
     exchange, chance = NumberExchange(), random.Random(seed)
+    small = SMALL if seed % 2 else None
     with Cluster(
         exchange.program,
         n=3,
         seed=seed,
-        delay_s=(0.0, 0.05),
-        options=SMALL if seed % 2 else None,
+        delay_s=DELAYS_S[in_fragments],
+        options=FRAGMENTS if in_fragments else small,
         find_missed=True,
     ) as cluster:
         cluster.start()
@@ -85,11 +95,19 @@ def test_faults_without_a_killed_node_lose_and_duplicate_nothing(seed: int) -> N
         exchange.check(3)
 
 
+@pytest.mark.parametrize("in_fragments", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(seed: int) -> None:
+def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(
+    seed: int, in_fragments: bool
+) -> None:
     exchange, chance = NumberExchange(), random.Random(seed)
     with Cluster(
-        exchange.program, n=3, seed=seed, delay_s=(0.0, 0.05), find_missed=True
+        exchange.program,
+        n=3,
+        seed=seed,
+        delay_s=DELAYS_S[in_fragments],
+        options=FRAGMENTS if in_fragments else None,
+        find_missed=True,
     ) as cluster:
         cluster.start()
         for _ in range(N_FAULTS):

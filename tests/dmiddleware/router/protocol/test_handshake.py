@@ -23,7 +23,7 @@ from dmiddleware.router.protocol.handshake import (
 )
 
 KEY = bytes(range(32))
-LIMITS = PeerLimits(max_frame_bytes=1 << 26, credit_bytes=1 << 28, window=8)
+LIMITS = PeerLimits(max_event_bytes=1 << 26, credit_bytes=1 << 28, window=8)
 
 
 class Known:
@@ -74,7 +74,7 @@ def dialer(
         key,
         incarnation=incarnation,
         nonce=nonce.to_bytes(32, "big"),
-        max_frame_bytes=1 << 20,
+        max_event_bytes=1 << 20,
         known=known or Known(),
     )
 
@@ -241,23 +241,23 @@ def test_the_dialer_too_may_refuse_the_other_side() -> None:
 def test_another_version_is_refused_with_both_versions() -> None:
     hello = msgspec.msgpack.decode(dialer().hello())
     hello["version"] = 99
-    with pytest.raises(HandshakeRefused, match="versions 99 and 2"):
+    with pytest.raises(HandshakeRefused, match="versions 99 and 3"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
 def test_another_version_is_refused_even_if_its_hello_differs() -> None:
     hello = {"version": 0, "who": "nobody yet known"}
-    with pytest.raises(HandshakeRefused, match="versions 0 and 2"):
+    with pytest.raises(HandshakeRefused, match="versions 0 and 3"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
-def test_each_side_learns_the_frame_size_limit_of_the_other() -> None:
+def test_each_side_learns_the_event_size_limit_of_the_other() -> None:
     ours, theirs = dialer(), listener()
     welcome, at_listener = theirs.on_auth(
         ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
     )
-    assert at_listener.limits.max_frame_bytes == 1 << 20
-    assert ours.on_welcome(welcome).limits.max_frame_bytes == LIMITS.max_frame_bytes
+    assert at_listener.limits.max_event_bytes == 1 << 20
+    assert ours.on_welcome(welcome).limits.max_event_bytes == LIMITS.max_event_bytes
 
 
 def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
@@ -344,9 +344,9 @@ def test_hkdf_matches_rfc_5869() -> None:
         ("incarnation", 2**63),
         ("incarnation", 1.0),
         ("nonce", bytes(31)),
-        ("max_frame_bytes", 0),
-        ("max_frame_bytes", 8191),
-        ("max_frame_bytes", 2**63),
+        ("max_event_bytes", 0),
+        ("max_event_bytes", 8191),
+        ("max_event_bytes", 2**63),
         ("keyed", 1),
         ("extra", 1),
     ],

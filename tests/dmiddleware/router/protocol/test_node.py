@@ -704,7 +704,7 @@ def test_large_events_stay_in_the_inbox_until_they_are_taken() -> None:
 def test_an_event_too_large_for_its_peer_is_refused_at_the_emitter(
     listener_is_small: bool,
 ) -> None:
-    small, large = (NodeOptions(max_frame_bytes=size) for size in (100_000, 200_000))
+    small, large = (NodeOptions(max_event_bytes=size) for size in (100_000, 200_000))
     listener = make_node("0", options=small if listener_is_small else large)
     dialer = make_node("1", options=large if listener_is_small else small)
     join(dialer, listener)
@@ -714,8 +714,8 @@ def test_an_event_too_large_for_its_peer_is_refused_at_the_emitter(
         sender.subscriptions.check_size(encode_event("e", bytes(150_000), CODEC), [to])
 
 
-def test_the_largest_allowed_event_fits_into_a_frame() -> None:
-    options = NodeOptions(max_frame_bytes=100_000)
+def test_the_largest_allowed_event_is_delivered() -> None:
+    options = NodeOptions(max_event_bytes=100_000)
     dialer, listener = make_node("1", options=options), make_node("0", options=options)
     peer = join(dialer, listener)
     listener.subscriptions.subscribe(["e"])
@@ -727,13 +727,6 @@ def test_the_largest_allowed_event_fits_into_a_frame() -> None:
         assert dialer.offer("0", event)
         exchange(dialer, listener, peer)
     assert [len(value) for _, _, value in taken(listener)] == [99_600, 1_100, 1_000]
-
-
-def test_more_arrays_than_fit_into_a_frame_are_refused() -> None:
-    node = make_node("0", options=NodeOptions())
-    node.subscriptions.check_size(encode_event("e", [np.zeros(1)] * 8_191, CODEC), [])
-    with pytest.raises(FrameTooLarge, match="8192 arrays, but at most 8191"):
-        node.subscriptions.check_size(encode_event("e", [np.zeros(1)] * 8_192, CODEC), [])
 
 
 def test_events_of_many_small_arrays_are_split_over_frames() -> None:
@@ -751,7 +744,7 @@ def test_events_of_many_small_arrays_are_split_over_frames() -> None:
 
 
 def test_large_latest_events_are_split_over_frames() -> None:
-    options = NodeOptions(max_frame_bytes=100_000)
+    options = NodeOptions(batch_bytes=100_000)
     dialer, listener = make_node("1", options=options), make_node("0", options=options)
     peer = join(dialer, listener)
     listener.subscriptions.subscribe(["*"])
@@ -765,7 +758,7 @@ def test_large_latest_events_are_split_over_frames() -> None:
 
 def test_a_latest_event_too_large_for_a_newcomer_is_dropped_and_counted() -> None:
     listener = make_node("0", options=NodeOptions())
-    dialer = make_node("1", options=NodeOptions(max_frame_bytes=100_000))
+    dialer = make_node("1", options=NodeOptions(max_event_bytes=100_000))
     listener.subscriptions.put_latest(encode_event("large", bytes(200_000), CODEC))
     listener.subscriptions.put_latest(encode_event("small", 1, CODEC))
     peer = join(dialer, listener)

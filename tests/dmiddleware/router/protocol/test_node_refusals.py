@@ -82,8 +82,8 @@ def test_another_protocol_version_is_named_in_the_reply() -> None:
     assert type_of(refusal) is FrameType.REFUSED and listener.n_refused == 1
     assert b"same version of dmiddleware" in refusal
     newer = bytearray(refusal)
-    newer[4:6] = (3).to_bytes(2, "little")
-    with pytest.raises(FrameError, match="protocol version 3, this side 2"):
+    newer[4:6] = (4).to_bytes(2, "little")
+    with pytest.raises(FrameError, match="protocol version 4, this side 3"):
         dialer.on_challenge(handshake, newer)
 
 
@@ -183,7 +183,7 @@ def test_impossible_events_are_refused_or_delivered(
     join(dialer, listener)
 
 
-@pytest.mark.parametrize("option", ["max_frame_bytes", "window", "max_peers", "max_event_names"])
+@pytest.mark.parametrize("option", ["max_event_bytes", "window", "max_peers", "max_event_names"])
 def test_an_option_that_leaves_no_room_is_an_error(option: str) -> None:
     with pytest.raises(ValueError, match=option):
         NodeOptions(**{option: 0})
