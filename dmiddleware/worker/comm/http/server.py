@@ -1,8 +1,14 @@
-"""An HTTP server in a thread that answers signed requests only."""
+"""An HTTP server in a thread that answers signed requests only.
+
+Until the head of a request has proved that its sender has the run's key, a connection costs a few
+KB and two seconds, and there is a bounded number of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import io
 import json
 import logging
 import secrets
@@ -23,22 +29,41 @@ from dmiddleware.worker.comm.http.signing import (
 )
 
 try:
-    from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
-    from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+    from werkzeug.exceptions import HTTPException
+    from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler, make_server
     from werkzeug.wrappers import Request, Response
 except ImportError:  # the extra [flask]
-    WSGIRequestHandler = object  # type: ignore[assignment, misc]
+    WSGIRequestHandler = ThreadedWSGIServer = object  # type: ignore[assignment, misc]
     make_server = None  # type: ignore[assignment]
 
-__all__ = ["MAX_BODY_BYTES", "Code", "HttpServer", "Refusal", "Route"]
+__all__ = [
+    "HEAD_S",
+    "MAX_BODY_BYTES",
+    "MAX_HEAD_BYTES",
+    "MAX_UNVERIFIED",
+    "Code",
+    "HttpServer",
+    "Refusal",
+    "Route",
+]
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 """The longest body that a server reads."""
 
-_READ_TIMEOUT_S: Final = 30.0
-"""How long a client may send nothing before its connection is closed."""
+MAX_HEAD_BYTES: Final = 8 * 1024
+"""The longest head of a request: all that is read before its signature is checked."""
+
+HEAD_S: Final = 2.0
+"""How long a client may take to send the head."""
+
+MAX_UNVERIFIED: Final = 64
+"""How many connections may be open without a verified request; one more closes the oldest."""
+
+_BODY_S: Final = 30.0
+"""How long a client with the key may take to send the body, and to read the reply."""
 
 _POLL_S: Final = 0.05
+_HANDLER: Final = "dmiddleware.handler"
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +173,7 @@ class HttpServer:
         self._replays = Replays(clock)
         self._is_open = is_open
         self._is_closed = False
-        self._server: BaseWSGIServer | None = None
+        self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -181,10 +206,9 @@ class HttpServer:
             ) from error
         with listening:
             # With a socket of ours, because werkzeug ends the process if the port is taken.
-            self._server = make_server(
-                self._host, self._port, self._answer, threaded=True,
-                request_handler=_Handler, fd=listening.fileno(),
-            )  # fmt: skip
+            self._server = _Server(
+                self._host, self._port, self._answer, handler=_Handler, fd=listening.fileno()
+            )
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="http-server", daemon=True
         )
@@ -199,7 +223,6 @@ class HttpServer:
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         request = Request(environ, populate_request=False)
-        request.max_content_length = MAX_BODY_BYTES
         nonce, key = "", self._key
         try:
             signed, key, route, body = self._verified(request)
@@ -211,6 +234,7 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 (logged, and answered with 500)
             _log.exception("the request %s %s has failed", request.method, request.path)
             status, content = 500, _content(Code.FAILED, f"{type(error).__name__}: {error}")
+        request.environ[_HANDLER].input.discard()
         response = Response(content, status, mimetype="application/json")
         if nonce:
             response.headers["Authentication-Info"] = reply_signature(key, nonce, status, content)
@@ -228,9 +252,10 @@ class HttpServer:
             raise Refusal(401, Code.NOT_SIGNED, str(error)) from error
         try:
             self._replays.check(signed)
-            body = _body(request)
-            signed.check(key, request.method, path, body, to=to)
+            signed.check_head(key, request.method, path, to=to)
             self._replays.add(signed)
+            body = _body(request)
+            signed.check_body(body)
         except AuthError as error:
             raise Refusal(401, Code.WRONG_SIGNATURE, str(error)) from error
         return signed, key, route, body
@@ -253,10 +278,125 @@ class HttpServer:
         return ", ".join(f"{method} {path}" for method, path in self._routes)
 
 
-class _Handler(WSGIRequestHandler):
-    """Logs to this module's logger, and does not wait forever for a client."""
+class _Server(ThreadedWSGIServer):
+    """Answers each connection on a thread, a bounded number of which may be unverified."""
 
-    timeout = _READ_TIMEOUT_S
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._lock = threading.Lock()
+        self._unverified: dict[socket.socket, None] = {}
+        super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._unverified[request] = None
+            if len(self._unverified) > MAX_UNVERIFIED:
+                # A client with the key needs a moment only, so the oldest one has none.
+                oldest = next(iter(self._unverified))
+                del self._unverified[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def note_verified(self, request: socket.socket) -> None:
+        """Count a connection no longer, because its client has the key or it is over."""
+        with self._lock:
+            self._unverified.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.note_verified(request)
+        super().shutdown_request(request)
+
+
+class _Input(io.RawIOBase):
+    """What a client sends, read only as far and as long as is allowed."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._read_ahead = memoryview(b"")
+        self._left, self._until = 0, 0.0
+        self._discards = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read_head(self) -> bool:
+        """Read to the end of the head; return False if it does not come, or is too long."""
+        head = bytearray()
+        self.allow(MAX_HEAD_BYTES, HEAD_S)
+        while b"\r\n\r\n" not in head:
+            piece = bytearray(4096)
+            n_read = self._receive(memoryview(piece))
+            if not n_read:
+                return False
+            head += piece[:n_read]
+        self._read_ahead = memoryview(bytes(head))
+        self.allow(0, 0.0)
+        return True
+
+    def allow(self, n_bytes: int, seconds: float) -> None:
+        """Allow to receive so many bytes for so long."""
+        self._left, self._until = n_bytes, time.monotonic() + seconds
+
+    def allow_body(self, n_bytes: int) -> None:
+        """Allow to receive the rest of a body."""
+        self.allow(max(0, n_bytes - len(self._read_ahead)), _BODY_S)
+
+    def discard(self) -> None:
+        """Receive the rest of a body that nobody wants, without keeping it.
+
+        Otherwise a client that is still sending would see a reset instead of the reply.
+        """
+        self._read_ahead, self._discards = memoryview(b""), True
+        self.allow(MAX_BODY_BYTES, HEAD_S)
+
+    def readinto(self, buffer: Any) -> int:
+        if self._discards:
+            with contextlib.suppress(OSError):
+                while self._receive(memoryview(bytearray(1 << 16))):
+                    pass
+            return 0
+        if self._read_ahead:
+            n_read = min(len(buffer), len(self._read_ahead))
+            buffer[:n_read] = self._read_ahead[:n_read]
+            self._read_ahead = self._read_ahead[n_read:]
+            return n_read
+        return self._receive(memoryview(buffer))
+
+    def _receive(self, buffer: memoryview) -> int:
+        buffer = buffer[: self._left]
+        if not buffer:
+            return 0
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the client took too long")
+        self._connection.settimeout(left_s)
+        try:
+            n_read = self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(_BODY_S)
+        self._left -= n_read
+        return n_read
+
+
+class _Handler(WSGIRequestHandler):
+    """Reads the head of a request within its limits, and logs to this module's logger."""
+
+    timeout = _BODY_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.input = _Input(self.connection)
+        self.rfile = io.BufferedReader(self.input, 4096)
+
+    def handle_one_request(self) -> None:
+        if not self.input.read_head():
+            self.close_connection = True
+            return
+        super().handle_one_request()
+
+    def make_environ(self) -> dict[str, Any]:
+        return {**super().make_environ(), _HANDLER: self}
 
     def log(self, type: str, message: str, *args: Any) -> None:
         _log.debug("%s %s", self.address_string(), message % args if args else message)
@@ -265,12 +405,16 @@ class _Handler(WSGIRequestHandler):
 def _body(request: Request) -> bytes:
     if "Transfer-Encoding" in request.headers:
         raise Refusal(411, Code.MALFORMED, "send the body at once, with its Content-Length")
-    try:
-        return request.get_data(cache=False)
-    except RequestEntityTooLarge:
+    length = request.content_length or 0
+    if length > MAX_BODY_BYTES:
         raise Refusal(
             413, Code.TOO_LARGE, f"the body is longer than {MAX_BODY_BYTES / 2**20:g} MiB"
-        ) from None
+        )
+    handler: _Handler = request.environ[_HANDLER]
+    handler.server.note_verified(handler.connection)  # type: ignore[attr-defined]
+    handler.input.allow_body(length)
+    try:
+        return request.get_data(cache=False)
     except (OSError, ValueError, HTTPException) as error:
         raise Refusal(400, Code.MALFORMED, f"the body cannot be read: {error}") from error
 

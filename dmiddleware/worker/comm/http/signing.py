@@ -1,8 +1,10 @@
 """Signed requests: a signature proves the sender, the receiver, the time and the content.
 
-Every request carries ``Authorization: HMAC <node> <nonce> <time> <mac>``. The HMAC-SHA256, with the
-run's key, covers these fields, the method, the path, the body, and the node for which the request
-is meant. Every reply to a signed request is signed in the same way. This module owns no socket
+Every request carries ``Authorization: HMAC <node> <nonce> <time> <signature>``. The signature is
+the SHA-256 of the body, followed by the HMAC-SHA256, with the run's key, of these fields, the
+method, the path, and the node for which the request is meant. So a server knows that the sender has
+the key before it reads the body.
+Every reply to a signed request is signed in the same way. This module owns no socket
 and no clock.
 """
 
@@ -45,7 +47,8 @@ WINDOW_S: Final = 60.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 _HEADER: Final = re.compile(
     r"HMAC (?P<node>[A-Za-z0-9_.-]{1,100}:[0-9]{1,9}:[A-Za-z0-9_.-]{1,100}) "
-    r"(?P<nonce>[0-9a-f]{32}) (?P<time>[0-9]{1,12}\.[0-9]{3}) (?P<mac>[0-9a-f]{64})",
+    r"(?P<nonce>[0-9a-f]{32}) (?P<time>[0-9]{1,12}\.[0-9]{3}) (?P<body_hash>[0-9a-f]{64})"
+    r"(?P<mac>[0-9a-f]{64})",
     re.ASCII,
 )
 
@@ -102,8 +105,9 @@ def sign(
         to: uid of the node for which the request is meant; empty if it is not known yet.
     """
     nonce, time = secrets.token_hex(16), f"{now:.3f}"
-    mac = _mac(key, "request", str(node), nonce, time, to, method, path, body=body)
-    return f"HMAC {node} {nonce} {time} {mac}"
+    body_hash = hashlib.sha256(body).hexdigest()
+    mac = _mac(key, "request", str(node), nonce, time, body_hash, to, method, path)
+    return f"HMAC {node} {nonce} {time} {body_hash}{mac}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +118,14 @@ class SignedRequest:
         node: the sender.
         nonce: a random number that no other request has.
         time: when the sender signed it, in seconds since the epoch, as text.
+        body_hash: the SHA-256 of the body, in hexadecimal digits.
         mac: the signature, in hexadecimal digits.
     """
 
     node: HttpNode
     nonce: str
     time: str
+    body_hash: str
     mac: str
 
     @classmethod
@@ -132,19 +138,41 @@ class SignedRequest:
         match = _HEADER.fullmatch(header)
         if match is None:
             raise AuthError(
-                "the request is not signed; send Authorization: HMAC <node> <nonce> <time> <mac>"
+                "the request is not signed; send Authorization: HMAC <node> <nonce> <time> "
+                "<signature>"
             )
-        return cls(HttpNode.parsed(match["node"]), match["nonce"], match["time"], match["mac"])
+        node = HttpNode.parsed(match["node"])
+        return cls(node, match["nonce"], match["time"], match["body_hash"], match["mac"])
 
     def check(self, key: bytes, method: str, path: str, body: bytes, *, to: str = "") -> None:
-        """Check the signature.
+        """Check the signature, and the body.
+
+        Raises:
+            AuthError: if the request was signed with another key or for another node, or has
+                changed.
+        """
+        self.check_head(key, method, path, to=to)
+        self.check_body(body)
+
+    def check_body(self, body: bytes) -> None:
+        """Check that the body is the one that was signed.
+
+        Raises:
+            AuthError: if it is another one.
+        """
+        if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), self.body_hash):
+            raise AuthError("the signature is that of another body; send the request again")
+
+    def check_head(self, key: bytes, method: str, path: str, *, to: str = "") -> None:
+        """Check the signature, which covers all but the body.
 
         Raises:
             AuthError: if the request was signed with another key or for another node, or has
                 changed.
         """
         expected = _mac(
-            key, "request", str(self.node), self.nonce, self.time, to, method, path, body=body
+            *(key, "request", str(self.node), self.nonce, self.time, self.body_hash),
+            *(to, method, path),
         )
         if not hmac.compare_digest(expected, self.mac):
             raise AuthError(
@@ -260,7 +288,7 @@ def check_address(host: str, key: bytes) -> None:
         )
 
 
-def _mac(key: bytes, *fields: str, body: bytes) -> str:
+def _mac(key: bytes, *fields: str, body: bytes = b"") -> str:
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for field in (*(field.encode() for field in fields), body):
         # With its length, so that no two lists of fields read the same.
