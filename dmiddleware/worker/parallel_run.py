@@ -17,6 +17,7 @@ from dmiddleware.worker.comm import (
     create_coordinator_link,
 )
 from dmiddleware.worker.comm.link import import_worker_entry_point
+from dmiddleware.worker.comm.received import named_modules
 from dmiddleware.worker.coordinator.coordinator import Coordinator
 from dmiddleware.worker.entry import compile_config
 from dmiddleware.worker.worker_process import WorkerProcess
@@ -87,7 +88,7 @@ def classic_run(
     if role is None:
         return _run_on_this_host(main, cfg, seed)
     create: Callable[..., Any] = create_comm_learner if role == "learner" else create_comm_collector
-    with create(_worker_cfg(cfg, role)) as worker:
+    with create(_worker_cfg(main, cfg, role)) as worker:
         worker.join()
     return None
 
@@ -122,7 +123,7 @@ def _run_on_this_host(main: Mapping[str, Any], cfg: Any, seed: int) -> bool:
         workers = []
         for role, n_workers in (("learner", cfg.learner_num), ("collector", cfg.collector_num)):
             for number in range(n_workers):
-                worker_cfg = {**_worker_cfg(cfg, role), "port": 0, "run_id": run_id}
+                worker_cfg = {**_worker_cfg(main, cfg, role), "port": 0, "run_id": run_id}
                 worker = WorkerProcess(role, worker_cfg)
                 stack.callback(worker.close)
                 workers.append((role, f"{role}{number}", worker))
@@ -146,14 +147,16 @@ def _coordinate(main: Mapping[str, Any], cfg: Any, seed: int, addresses: Mapping
         return bool(coordinator.system_shutdown_flag)
 
 
-def _worker_cfg(cfg: Any, role: str) -> dict[str, Any]:
-    """Return the config of a communicating worker."""
-    gpus = {"gpu_num": cfg.learner_gpu_num} if role == "learner" else {}
+def _worker_cfg(main: Mapping[str, Any], cfg: Any, role: str) -> dict[str, Any]:
+    """Return the config of a communicating worker, which may import what ``main`` names."""
+    common: dict[str, Any] = {"import_names": sorted({*filter(None, named_modules(main))})}
+    if role == "learner":
+        common["gpu_num"] = cfg.learner_gpu_num
     if cfg.communication == "router":
-        return {"type": "router", **gpus, **cfg[role]}
+        return {"type": "router", **common, **cfg[role]}
     return {
         "type": "flask_fs",
-        **gpus,
+        **common,
         "path_data": cfg.path_data,
         "path_policy": cfg.path_policy,
         "key_file": cfg.key_file,

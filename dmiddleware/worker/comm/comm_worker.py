@@ -18,6 +18,7 @@ from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.registry import Registry
 from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point
+from dmiddleware.worker.comm.received import check_imports
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import LearnData, Message
 from dmiddleware.worker.serial_worker import get_worker_cls
@@ -39,6 +40,12 @@ _hosts = Range(
 _ports = Range(
     "a port, from which each rank counts up, or a list with one for each rank",
     lambda value: _is_port(value) or (_is_list_of(int, value) and all(map(_is_port, value))),
+)
+
+
+_modules = Range(
+    "a list of names",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(v, str) for v in value),
 )
 
 
@@ -98,6 +105,7 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         "key_file": Option("", text, "file with the run's secret key (HTTP); empty: none"),
         "multi_gpu": Option(False, switch, "whether this is one rank of several"),
         "gpu_num": Option(1, at_least(0, whole=True), "number of GPUs"),
+        "import_names": Option([], _modules, "modules that tasks may import"),
         "queue_size": Option(8, count, "reports that may wait for the coordinator"),
         "timeout_s": Option(120.0, positive, "seconds to wait for the coordinator"),
     }
@@ -200,6 +208,8 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         """Ask the running work to end."""
 
     def _begin(self, job: J) -> dict[str, Any]:
+        # The only way in for the config of a task, over whichever transport it came.
+        check_imports(job.task_info, self._cfg.import_names)
         with self._changed:
             current = self._job
             if current is not None and not (current.closing and current.ended):
