@@ -268,7 +268,7 @@ class _Command(click.Command):
 def ditask(**options: Any) -> None:
     """Run a program in several processes: start them, watch them, and stop them together.
 
-    What follows -- are the arguments of the program, in sys.argv of every process.
+    All arguments after -- are for the program, in sys.argv of every process.
 
     \b
     On one host:

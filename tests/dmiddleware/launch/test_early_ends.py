@@ -13,7 +13,7 @@ from tests.dmiddleware.launch.ditask_process import start
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    import os, signal, sys, threading
+    import faulthandler, multiprocessing, os, signal, sys, threading, time
     from pathlib import Path
     from dmiddleware import Context, Role, Task, middleware
 
@@ -80,6 +80,27 @@ PROGRAM = """
                 task.stop("all done")
 
             task.use(work).run()
+
+    def handles_its_own_signals():
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+        faulthandler.register(signal.SIGUSR2)
+        ready, is_ready = os.pipe()
+        worker = os.fork()
+        if worker == 0:
+            os.write(is_ready, b"x")
+            time.sleep(30)
+            os._exit(1)
+        os.read(ready, 1)
+
+        def step(ctx):
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+
+        with Task(Context()) as task:
+            task.use(step).run(max_step=3)
+        os.kill(worker, signal.SIGTERM)
+        print("signals:", len(seen), "worker:", os.waitpid(worker, 0)[1], flush=True)
 
     def exit_everywhere():
         sys.exit(0)
@@ -161,6 +182,16 @@ def test_an_exit_of_one_node_before_its_task_is_early(
     code, text = ditask(tmp_path, "exit_before_the_task", "--on-failure", policy, *variables)
     assert code == expected, text
     assert "node 1 (collector) failed: it called sys.exit(0) before it built a task" in text
+
+
+def test_signals_that_the_program_handles_do_not_end_its_node(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    main = ("--main", "program.handles_its_own_signals")
+    with start(tmp_path, *main) as launcher:
+        text, _ = launcher.communicate(timeout=150)
+    assert launcher.returncode == 0, text
+    # A worker that was forked ends as usual.
+    assert f"signals: 3 worker: {int(signal.SIGTERM)}" in text
 
 
 def test_a_program_may_exit_in_all_nodes(tmp_path: Path) -> None:

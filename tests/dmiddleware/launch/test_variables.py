@@ -33,7 +33,7 @@ PLANS = [
         (["A=b:c=d,e f\ng"], [{"A": "b:c=d,e f\ng"}] * 4),
         (["learner:PATH=/a:/b"], [{"PATH": "/a:/b"}, {}, {}, {}]),
         (["A=1", "A=2"], [{"A": "2"}] * 4),
-        # What is for fewer nodes counts, whatever the order.
+        # The variable for fewer nodes counts, whatever the order.
         (["1:A=3", "collector:A=2", "A=1"], [{"A": "1"}, {"A": "3"}, {"A": "2"}, {"A": "1"}]),
         (["evaluator:A=2", "collector:A=1"], [{}, {"A": "1"}, {"A": "1"}, {}]),
     ],
