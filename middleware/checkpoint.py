@@ -11,7 +11,7 @@ from typing import Any
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint, save_checkpoint
-from dmiddleware.errors import CheckpointWriteError
+from dmiddleware.errors import CheckpointWriteError, RunFolderError
 from dmiddleware.pipeline import Role, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from middleware.run_folder import RunFolder, check_run_folder
@@ -130,16 +130,20 @@ class CkptSaver:
         if self._task is None:
             return
         task, self._task = self._task, None
-        if task.ctx.train_iter == self._begin_iter and self._path("final").exists():
-            return
+        # A failure that has already ended the run need not be raised twice.
         failed_before = self._disk_failed
         try:
-            self._write("final", task.ctx, self._mode.state_dict())
+            has_learned = task.ctx.train_iter != self._begin_iter
+            if has_learned or not self._path("final").exists():
+                self._write("final", task.ctx, self._mode.state_dict())
         except CheckpointWriteError as error:
             if not failed_before:
                 raise
-            # A failure to save has already ended the run; it need not be raised twice.
             _log.error("cannot save the final checkpoint either: %s", error)
+        except RunFolderError as error:
+            if task.stopped_ok:
+                raise
+            _log.error("cannot save the final checkpoint: %s", error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value of the best evaluation and the names of the periodic checkpoints."""

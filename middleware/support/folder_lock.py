@@ -84,7 +84,8 @@ class Holder:
     @property
     def is_this_process(self) -> bool:
         """Whether it is a task of this process."""
-        return self.is_here and self.pid == os.getpid() and self.started == _started(self.pid)
+        is_mine = self.pid == os.getpid() and self.started == (_started(self.pid) or "")
+        return self.is_here and is_mine
 
     def is_same(self, other: Holder) -> bool:
         """Return whether it is the same task of the same process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import random
@@ -34,6 +35,8 @@ from dmiddleware.testing import Cluster
 from dmiddleware.worker import BaseLearner
 from middleware import (
     CkptSaver,
+    ContextExchanger,
+    ModelExchanger,
     OffPolicyLearner,
     OnPolicyLearner,
     RunFolder,
@@ -45,6 +48,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
+from tests.middleware.nodes import run_nodes
 
 N_STEPS = 24
 
@@ -651,3 +655,49 @@ def test_middleware_in_another_order_are_restored_with_a_warning(
             snapshots.save(task)
     assert resumed and (first.n, second.n) == (2, 2)
     assert "then: First, Second; now: Second, First" in caplog.text
+
+
+def train_together(
+    task: Task[Any], folder: Path, *, max_train_iter: int, every_train_iter: int | None = None
+) -> tuple[bool, int, int]:
+    """Train as one of several nodes, or alone; return where it began and ended."""
+    policy = DQNPolicy(
+        {
+            "seed": 0,
+            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
+        }
+    )
+    buffer = TensorBuffer(500, seed=0)
+    snapshots = SnapshotSaver(folder, every_train_iter=every_train_iter)
+    task.use(ContextExchanger()).use(ModelExchanger(policy))
+    task.use(eps_greedy_handler(decay_steps=100))
+    task.use(StepCollector(policy, make_env_manager("CartPole-v1", env_num=2, seed=0), n_sample=8))
+    task.use(data_pusher(buffer))
+    task.use(OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2))
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=1)
+    task.use(interaction_evaluator(policy, envs, n_episode=2, every_train_iter=4)).use(snapshots)
+    task.use(termination_checker(max_train_iter=max_train_iter))
+    resumed = snapshots.resume(task)
+    begin = task.ctx.train_iter
+    task.run()
+    return resumed, begin, task.ctx.train_iter
+
+
+@pytest.mark.parametrize("n_collectors", [1, 2])
+def test_runs_of_one_and_of_several_processes_resume_each_other(
+    tmp_path: Path, n_collectors: int
+) -> None:
+    def together(limit: int, n: int) -> Any:
+        (tmp_path / f"{limit}").mkdir()
+        program = functools.partial(train_together, folder=tmp_path / "run", max_train_iter=limit)
+        roles = "learner", *["collector"] * n, "evaluator"
+        return run_nodes(tmp_path / f"{limit}", *((role, program) for role in roles))[0]
+
+    def alone(limit: int) -> Any:
+        with Task(seed=0) as task:
+            return train_together(task, tmp_path / "run", max_train_iter=limit)
+
+    assert together(8, n_collectors) == (False, 0, 8)
+    assert alone(16) == (True, 8, 16)
+    assert together(24, 3 - n_collectors) == (True, 16, 24)
+    assert together(32, n_collectors) == (True, 24, 32)
