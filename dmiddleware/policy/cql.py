@@ -158,9 +158,10 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         log_density = torch.cat([uniform, own_log_prob, following_log_prob])
         n = len(action)
         repeated = map_nested(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
-        q = self._critics(critic, repeated, action.flatten(0, 1)).unflatten(1, (n, -1))
-        integral = (q - log_density).logsumexp(1) - math.log(n)
-        gap = integral - self._critics(critic, obs, self._codec.to_raw(batch["action"]))
+        q: Any = self._critics(critic, repeated, action.flatten(0, 1))
+        integral = (q.unflatten(1, (n, -1)) - log_density).logsumexp(1) - math.log(n)
+        taken = self._critics(critic, obs, self._codec.to_raw(batch["action"]))
+        gap: torch.Tensor = integral - taken
         return gap.mean(-1)
 
     def _monitor_vars_learn(self) -> list[str]:

@@ -73,7 +73,7 @@ class VDNPolicy(AgentsPolicy, QLearningPolicy):
             parts["agent"] = Part(agent, acts=True)
         return parts
 
-    def _values_of(self, output: Any, rows: Sequence[int]) -> torch.Tensor:
+    def _values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         # One more dimension, that of the agents.
         return super()._values_of(output, rows if len(rows) == 2 else (*rows, "n_agent"))
 

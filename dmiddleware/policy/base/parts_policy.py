@@ -528,7 +528,7 @@ def _standard_columns(batch: Batch) -> Batch:
     Numbers are float32, and flags are bool, also in data that was made by hand or stored in other
     types. Observations are left to the networks, which convert them, and integers stay integers.
     """
-    columns: dict[str, Value] = dict(batch.items())
+    columns: dict[str, Any] = dict(batch.items())
     changed = {}
     for name, column in columns.items():
         if name in _SEEN or isinstance(column, list):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import math
@@ -1242,7 +1241,6 @@ def _forward_of(policy: Policy | type[Policy], field: str) -> str:
     return f"{_FORWARDS[field]}_batch" if is_batched else _FORWARDS[field]
 
 
-@functools.cache
 def _keywords_of(cls: type[Policy]) -> dict[str, frozenset[str]]:
     """Return the keyword arguments that a class declares, by mode.
 

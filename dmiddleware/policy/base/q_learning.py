@@ -227,7 +227,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         best = _best(judge, self._mask_of(next_obs, batch.get("next_action_mask")))
         return self._of_actions(output, best)
 
-    def _values_of(self, output: Any, rows: Sequence[int]) -> torch.Tensor:
+    def _values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
         if not isinstance(output, Mapping) or "logit" not in output:
             raise PolicyOutputError(

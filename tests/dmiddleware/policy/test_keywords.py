@@ -83,8 +83,10 @@ def test_drawing_actions_is_a_keyword_of_evaluating(cls: Any) -> None:
     policy = made(cls)
     with make_env_manager(lambda: env_for(cls), env_num=2, seed=0) as envs:
         evaluate_episodes(policy, envs, 2, policy_kwargs={"deterministic": False})
-        with pytest.raises(ConfigError, match=r"no keyword determinstic; did you mean determini"):
-            evaluate_episodes(policy, envs, 2, policy_kwargs={"determinstic": False})
+        with pytest.raises(
+            ConfigError, match=r"no keyword is_deterministic; did you mean determini"
+        ):
+            evaluate_episodes(policy, envs, 2, policy_kwargs={"is_deterministic": False})
 
 
 @pytest.mark.parametrize("collector", [StepCollector, EpisodeCollector])
