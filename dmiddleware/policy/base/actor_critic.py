@@ -84,15 +84,18 @@ class ActorCriticPolicy(ActorPolicy, CommandModePolicy):
         mask = self._mask_of(batch["obs"], batch.get("action_mask"))
         return self._codec.distribution(output, mask)
 
-    def _critic_output(self, obs: Any, n_lead: int = 1) -> torch.Tensor:
+    def _critic_output(self, obs: Any, n_lead: int | None = None) -> torch.Tensor:
         """Return the critic's output ``[…]``, without running the actor if possible.
 
         Args:
             obs: ``[…, *obs_shape]``.
-            n_lead: the number of its leading dimensions.
+            n_lead: the number of its leading dimensions; None: one, or as many as the output has.
         """
         critic = getattr(self._model, "compute_critic", None)
         value = self._model(obs)["value"] if critic is None else critic(obs)
+        if n_lead is None:
+            is_flat = value.dim() < 2 or value.shape[1:] == (1,)
+            n_lead = 1 if is_flat else value.dim() - int(value.shape[-1] == 1)
         return values_of_rows(value, self._lead_of(obs, n_lead))
 
     def _lead_of(self, obs: Any, n_lead: int) -> torch.Size:

@@ -131,8 +131,8 @@ class Policy(Configurable):
       ``_get_train_sample(transitions)``.
 
     The parameters of these methods after ``data`` or ``batch`` are the keyword arguments that the
-    mode's forward takes, such as ``eps`` in ``_forward_collect(self, data, *, eps=0.0)``. Any other
-    one is refused, also where the method has ``**kwargs``.
+    mode's forward takes, such as ``eps`` in ``_forward_collect(self, data, *, eps=0.0)``; any other
+    one is refused. With ``**kwargs`` it takes them all, but that of a BatchedPolicy does not.
 
     The batched methods are derived from these, so every collector runs every policy. Workers use a
     policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
@@ -957,23 +957,23 @@ class Policy(Configurable):
             raise self._not_enabled(field)
         if torch.get_default_dtype() is not torch.float32:
             check_default_dtype(type(self).__name__)
-        if kwargs and not kwargs.keys() <= self._keywords[field]:
-            self._check_keywords(field, kwargs)
+        known = self._keywords[field]
+        if kwargs and known is not None and not kwargs.keys() <= known:
+            self._check_keywords(field, kwargs, set(known))
 
-    def _check_keywords(self, field: str, kwargs: Mapping[str, Any]) -> None:
+    def _check_keywords(self, field: str, kwargs: Mapping[str, Any], known: set[str]) -> None:
         """Refuse keyword arguments of a mode's forward that the algorithm does not take."""
-        known = set(self._keywords[field])
         if field != "learn":
             known.update(name.partition(".")[0] for name in self.get_attribute("act_inputs"))
             if STATE in kwargs and self.initial_state(1) is not None:
-                known.add(STATE)
+                known |= ACT_KEYWORDS  # whoever holds its state may hold them all
         for name in kwargs:
             if name not in known:
                 raise ConfigError(self._unknown_keyword(field, name, known))
 
     def _unknown_keyword(self, field: str, name: str, known: Collection[str]) -> str:
         """Return the message for a keyword argument of a mode's forward that nothing declares."""
-        modes = [mode for mode, keywords in self._keywords.items() if name in keywords]
+        modes = [mode for mode, keywords in self._keywords.items() if name in (keywords or ())]
         hint = unknown_name(name, known, only_here=True)
         if modes:
             hint = f"it is one of {modes[0]}_mode.forward"
@@ -1241,13 +1241,25 @@ def _forward_of(policy: Policy | type[Policy], field: str) -> str:
     return f"{_FORWARDS[field]}_batch" if is_batched else _FORWARDS[field]
 
 
-def _keywords_of(cls: type[Policy]) -> dict[str, frozenset[str]]:
-    """Return the keyword arguments that a class declares, by mode.
+def _keywords_of(cls: type[Policy]) -> dict[str, frozenset[str] | None]:
+    """Return the keyword arguments that a class declares, by mode; None: it takes any.
 
     They are the parameters of the method that an algorithm writes, after the data. Where it takes
     others too (``**kwargs``), it passes them on, so those of the base class's method count as well.
+    A class that is written per environment, as in DI-engine, may read all of them itself.
     """
-    return {field: frozenset(_declared(cls, _forward_of(cls, field))) for field in _FORWARDS}
+    methods = {field: _forward_of(cls, field) for field in _FORWARDS}
+    return {
+        field: None
+        if not cls.batched and _takes_others(getattr(cls, method))
+        else frozenset(_declared(cls, method))
+        for field, method in methods.items()
+    }
+
+
+def _takes_others(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _declared(cls: type[Policy], method: str) -> Iterator[str]:
@@ -1255,13 +1267,11 @@ def _declared(cls: type[Policy], method: str) -> Iterator[str]:
     for base in cls.__mro__:
         if method not in vars(base):
             continue
-        takes_others = False
         parameters = inspect.signature(getattr(base, method)).parameters.values()
         for place, parameter in enumerate(parameters):
-            takes_others |= parameter.kind is parameter.VAR_KEYWORD
             if place >= n_given and parameter.kind in _NAMED:
                 yield parameter.name
-        if not takes_others:
+        if not _takes_others(getattr(base, method)):
             return
 
 
