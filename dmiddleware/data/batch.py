@@ -92,6 +92,8 @@ if TYPE_CHECKING:
 else:
     Batch = TreeTensor
 
+_batch_items: Callable[[Any], Iterable[tuple[Any, Any]]] = Batch.items  # looked up once
+
 Value: TypeAlias = torch.Tensor | Batch
 """A column of a batch: a tensor, or a batch if the column is nested."""
 
@@ -119,7 +121,7 @@ def as_tree(mapping: Mapping[str, Any], *, lists: Mapping[str, list[Any]] | None
     """
     columns = dict(items_of(mapping))
     try:
-        for key, item in items_of(mapping):
+        for key, item in columns.items():
             if type(item) is not torch.Tensor:
                 columns[key] = _as_value(item)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -161,7 +163,7 @@ def items_of(tree: Batch | Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
     An attribute of a tree is first of all the value of that name, so ``tree.items()`` calls a
     tensor where a part of an observation is called ``items``.
     """
-    return Batch.items(tree) if isinstance(tree, Batch) else tree.items()
+    return _batch_items(tree) if type(tree) is Batch else tree.items()
 
 
 @overload
@@ -177,12 +179,15 @@ def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(tree: Batch | Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
-    for key in sorted(map(str, tree)):
-        value = tree[key]
-        if isinstance(value, Batch | Mapping):
+    for key, value in sorted(items_of(tree), key=_name):
+        if type(value) is not torch.Tensor and isinstance(value, Batch | Mapping):
             yield from _leaves(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
+
+
+def _name(item: tuple[Any, Any]) -> str:
+    return str(item[0])
 
 
 def nest(flat: Mapping[str, Any]) -> Batch:
