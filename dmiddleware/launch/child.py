@@ -17,7 +17,7 @@ import msgspec
 
 from dmiddleware.launch.leftovers import marked_environment, new_mark
 from dmiddleware.launch.output import LogFile
-from dmiddleware.launch.plan import NodeConfig, NodePlan, RankPlan
+from dmiddleware.launch.plan import RANK_STORE, NodeConfig, NodePlan, RankPlan
 from dmiddleware.launch.program_lines import CrashReport
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.signals import ENDING_SIGNALS
@@ -183,9 +183,13 @@ class Child:
         """
         ranks = self.plan.ranks
         environment = marked_environment(run_mark, self.mark)
-        for name in RankPlan(0, 1, 0).environment():
+        for name in (RANK_STORE, *RankPlan(0, 1, 0).environment()):
             environment.pop(name, None)
-        environment |= {} if ranks is None else ranks.environment()
+        if ranks is not None:
+            environment |= ranks.environment()
+            if self.config.run_dir:
+                # Each start has a store of its own; all ranks are restarted together.
+                environment[RANK_STORE] = f"{self.config.run_dir}/ranks-{self.restarts}"
         return environment | self.config.variables
 
     def send(self, message: NodeConfig | str) -> None:

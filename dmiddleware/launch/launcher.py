@@ -132,6 +132,7 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                     stamp=stamp,
                     shared_memory="" if shared is None else str(shared.path),
                     variables=own,
+                    run_dir=str(run_dir),
                     max_event_bytes=options["max_event_bytes"],
                     n_threads=_n_threads({**env, **own}, len(plans)),
                 )

@@ -31,6 +31,7 @@ __all__ = [
     "MqType",
     "NodeConfig",
     "NodePlan",
+    "RANK_STORE",
     "RankPlan",
     "assign_roles",
     "count_hubs",
@@ -42,6 +43,9 @@ __all__ = [
 
 FailurePolicy = Literal["abort", "continue", "restart"]
 MqType = Literal["socket", "nng", "redis"]
+
+RANK_STORE: Final = "DITASK_RANK_STORE"
+"""The variable that names the folder in which the ranks of one host meet."""
 
 _THIS_HOST: Final = ("127.0.0.1", "localhost")
 
@@ -181,6 +185,8 @@ class NodeConfig(msgspec.Struct, kw_only=True):
             continue.
         stamp: shared by all nodes of one run, and different in every run.
         shared_memory: folder for arrays in shared memory; empty: none.
+        run_dir: the run's folder, which only this user can enter, and where learners that learn as
+            one meet; empty: at their port.
         max_event_bytes: the memory for large events of its peers; None: the router's default.
         kill_after_s: how long the node may take to end after its launcher has died.
         n_threads: torch's threads in the node, unless its program chooses; 0: torch chooses.
@@ -204,6 +210,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     attached: bool = False
     stamp: str = ""
     shared_memory: str = ""
+    run_dir: str = ""
     max_event_bytes: int | None = None
     kill_after_s: float = 20.0
     n_threads: int = 0

@@ -5,14 +5,21 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import (  # type: ignore[attr-defined]  # torch's stubs lack them
+    FileStore,
+    TCPStore,
+)
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
@@ -35,7 +42,12 @@ __all__ = [
 
 BEAT_S: Final = 0.5
 """Seconds between the signs of life of a rank."""
+STORE_VARIABLE: Final = "DITASK_RANK_STORE"
+"""The variable with the folder in which the ranks of one host meet."""
+
 _STORE_S: Final = 5.0
+_MAX_TEXT: Final = 300
+_ENDS: Final = ("has failed", "has ended")
 _BUCKET_BYTES: Final = 25 * 2**20
 
 
@@ -45,7 +57,11 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
 
     ``ditask --roles learner=2,…`` (in its learners), torchrun and other launchers describe it by
     the variables ``MASTER_ADDR``, ``MASTER_PORT``, ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``.
-    If ``WORLD_SIZE`` is not set, this process joins nothing, and is rank 0 of 1.
+    If ``WORLD_SIZE`` is not set, or 1, this process joins nothing, and is rank 0 of 1.
+
+    The ranks that one ``ditask`` has started meet in a folder that only this user can enter. Others
+    meet at a port of torch's, without a key: keep it, and the ports of the backend, behind a
+    firewall. Ranks of one host listen on loopback addresses only.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``. None: gloo for tensors on the CPU, and nccl for those on
@@ -63,14 +79,20 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
         yield 0
         return
     rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if size == 1:
+        yield 0
+        return
     local = _number("LOCAL_RANK", rank)
     has_own_gpu = torch.cuda.device_count() >= _number("LOCAL_WORLD_SIZE", size)
     if torch.cuda.is_available():
         torch.cuda.set_device(local % torch.cuda.device_count())
     default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and has_own_gpu else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
+    folder = os.environ.get(STORE_VARIABLE, "")
+    if folder or _is_loopback(os.environ.get("MASTER_ADDR", "")):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     try:
-        store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
+        store = _open_store(folder, rank, size, timeout)
         store.set_timeout(timeout)
         dist.init_process_group(
             backend or default,
@@ -85,7 +107,8 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
             f"rank {rank} could not join the group of {size} ranks at {address} within "
             f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
         ) from error
-    membership = _Membership.join(store, rank, size)
+    life = _FolderOfLife(Path(folder)) if folder else _StoreOfLife(store)
+    membership = _Membership.join(life, rank, size)
     try:
         yield rank
     except BaseException as error:
@@ -102,27 +125,24 @@ class _Membership:
     Like torch's default group, a process has at most one.
 
     Args:
-        store: the group's store.
+        life: where the signs are.
         rank: this process's rank.
         size: number of ranks.
     """
 
     current: _Membership | None = None
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        # A connection of its own: another thread may wait in the store.
-        own = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-        self._store = PrefixStore("life", own)
-        self._store.set_timeout(datetime.timedelta(seconds=_STORE_S))
+    def __init__(self, life: _FolderOfLife | _StoreOfLife, rank: int, size: int) -> None:
+        self._life = life
         self._rank = rank
         self._size = size
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
 
     @classmethod
-    def join(cls, store: Store, rank: int, size: int) -> _Membership:
+    def join(cls, life: _FolderOfLife | _StoreOfLife, rank: int, size: int) -> _Membership:
         """Start to give signs of life."""
-        cls.current = one = cls(store, rank, size)
+        cls.current = one = cls(life, rank, size)
         one._thread.start()
         return one
 
@@ -133,8 +153,8 @@ class _Membership:
         self._left.set()
         self._thread.join(_STORE_S)
         _Membership.current = None
-        with suppress(RuntimeError):
-            self._store.set(f"end/{self._rank}", how[:300])
+        with suppress(RuntimeError, OSError):
+            self._life.write(f"end-{self._rank}", _one_line(how))
 
     def describe_missing(self) -> str:
         """Return which ranks are missing, and why; it takes a few beats to find out."""
@@ -143,13 +163,13 @@ class _Membership:
             self._left.wait(3 * BEAT_S)
             after = self._beats()
             others = [rank for rank in range(self._size) if rank != self._rank]
-            ended = {rank: how for rank in others if (how := self._read(f"end/{rank}"))}
-        except RuntimeError:
+            ended = {rank: how for rank in others if (how := self._life.read(f"end-{rank}"))}
+        except (RuntimeError, OSError):
             return (
                 "rank 0, which stores the group's state, cannot be reached: it was probably killed"
             )
         silent = [r for r in others if r not in ended and before[r] == after[r]]
-        missing = [f"rank {rank} {how}" for rank, how in sorted(ended.items())]
+        missing = [f"rank {rank} {_one_line(how)}" for rank, how in sorted(ended.items())]
         missing += [f"rank {rank} gives no sign of life: it was killed or hangs" for rank in silent]
         return "; ".join(missing) or (
             "all ranks are alive, but not all took part within timeout_s; give data_parallel() a "
@@ -158,19 +178,66 @@ class _Membership:
 
     def _beat(self) -> None:
         number = 0
-        with suppress(RuntimeError):  # rank 0 has ended, and with it the store
+        with suppress(RuntimeError, OSError):  # rank 0 has ended, and with it the store
             while True:
-                self._store.set(f"beat/{self._rank}", str(number))
+                self._life.write(f"beat-{self._rank}", str(number))
                 number += 1
                 if self._left.wait(BEAT_S):
                     return
 
     def _beats(self) -> list[str]:
-        return [self._read(f"beat/{rank}") for rank in range(self._size)]
+        return [self._life.read(f"beat-{rank}") for rank in range(self._size)]
 
-    def _read(self, key: str) -> str:
+
+class _FolderOfLife:
+    """Signs of life in files of a folder that only this user can enter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, name: str, text: str) -> None:
+        unfinished = self._folder / f"{name}.unfinished"
+        unfinished.write_text(text, errors="replace")
+        unfinished.replace(self._folder / name)
+
+    def read(self, name: str) -> str:
+        """Return the text; empty if there is none."""
+        try:
+            with (self._folder / name).open("rb") as file:
+                return file.read(_MAX_TEXT).decode(errors="replace")
+        except FileNotFoundError:
+            if not self._folder.is_dir():
+                raise
+            return ""
+
+
+class _StoreOfLife:
+    """Signs of life in the group's store, to which strangers may write too.
+
+    They can claim that a rank has ended. So no text of theirs reaches an error, unless only this
+    host can connect.
+    """
+
+    def __init__(self, store: Store) -> None:
+        # A connection of its own: another thread may wait in the store.
+        own = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._store = PrefixStore("life", own)
+        self._store.set_timeout(datetime.timedelta(seconds=_STORE_S))
+        self._is_local = _is_loopback(os.environ.get("MASTER_ADDR", ""))
+
+    def write(self, name: str, text: str) -> None:
+        self._store.set(name, text if self._is_local else text.partition(":")[0])
+
+    def read(self, name: str) -> str:
+        """Return the text; empty if there is none."""
         # Reading a key that was never set would wait for it.
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        if not self._store.check([name]):
+            return ""
+        raw = self._store.get(name)
+        text = raw[:_MAX_TEXT].decode(errors="replace")
+        if self._is_local or text.isdecimal():
+            return text
+        return text if text in _ENDS else "is said to have ended"
 
 
 @contextmanager
@@ -200,12 +267,13 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def require_process_group() -> None:
-    """Reject ``multi_gpu=True`` outside of a process group.
+    """Reject ``multi_gpu=True`` outside of a process group, unless there is a single rank.
 
     Raises:
         ConfigError: saying how to start the processes.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    is_only_rank = os.environ.get("WORLD_SIZE") == "1"
+    if not is_only_rank and not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "multi_gpu is True, but this process is not in a torch.distributed process group; "
             "start the program with torchrun and wrap it in "
@@ -405,6 +473,38 @@ class GradientReducer:
                 assert work is not None
                 self._works.append(work)
         self._started = max(self._started, end)
+
+
+def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) -> Store:
+    """Return the store in which the ranks of the group find each other."""
+    if folder:
+        # torch would create the file for others to read.
+        Path(folder).mkdir(mode=0o700, exist_ok=True)
+        return FileStore(str(Path(folder) / "group"), size)
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if rank or not _is_loopback(address) or _has_agent_store() or not port.isdecimal():
+        found: Store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
+        return found
+    # With a socket of ours, because torch's own listens on all interfaces.
+    listening = socket.create_server((socket.gethostbyname(address), int(port)), backlog=128)
+    return TCPStore(
+        address, listening.getsockname()[1], size, True, timeout,
+        master_listen_fd=listening.detach(), use_libuv=False,
+    )  # fmt: skip
+
+
+def _has_agent_store() -> bool:
+    """Return whether torchrun has opened the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.")
+
+
+def _one_line(text: str) -> str:
+    """Return a text from a store without what could pass for other lines of an error."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
 
 
 def _number(name: str, default: int | None = None) -> int:

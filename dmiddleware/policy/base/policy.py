@@ -77,6 +77,7 @@ from dmiddleware.policy.base.data_parallel import (
     GradientReducer,
     all_agree,
     broadcast_model,
+    rank_and_world_size,
     require_process_group,
 )
 from dmiddleware.policy.base.finite_obs import check_finite
@@ -1189,7 +1190,7 @@ class Policy(Configurable):
             )
         if self._cfg.multi_gpu:
             require_process_group()
-            return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+            return torch.device("cuda", rank_and_world_size()[0] % torch.cuda.device_count())
         return torch.device("cuda", torch.cuda.current_device())
 
     def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
@@ -1213,6 +1214,8 @@ class Policy(Configurable):
     def _init_multi_gpu_setting(self, model: nn.Module, bp_update_sync: bool) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
+        if rank_and_world_size()[1] == 1:
+            return
         broadcast_model(model)
         self._reducer = GradientReducer(model, overlap=not bp_update_sync)
 

@@ -279,27 +279,34 @@ def test_an_unknown_type_is_refused_by_name():
 
 
 @pytest.mark.process
-def test_with_multi_gpu_the_learner_joins_the_process_group_and_leaves_it():
+@pytest.mark.parametrize("size", [1, 2])
+def test_with_multi_gpu_the_learner_joins_the_process_group_and_leaves_it(tmp_path, size):
     program = """
+import os
 import torch.distributed as dist
 from tests.dmiddleware.worker.comm.comm_workers import Learner
 
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 assert not dist.is_initialized()
 with Learner({"multi_gpu": True}) as worker:
-    assert dist.is_initialized() and (worker.rank, worker.world_size) == (0, 1)
+    # A single rank needs no group.
+    assert dist.is_initialized() == (size > 1)
+    assert (worker.rank, worker.world_size) == (rank, size)
 assert not dist.is_initialized()
 """
-    environment = {
-        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-    }  # fmt: skip
-    subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        timeout=100,
-        cwd=Path(__file__).parents[4],
-        env={**os.environ, **environment},
-    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[4],
+            env={
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+                "DITASK_RANK_STORE": str(tmp_path / "ranks"),
+            },
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
 
 
 @pytest.mark.parametrize("extra", [{}, {"policy_id": "p"}])
