@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 import torch
 from easydict import EasyDict
@@ -19,6 +19,11 @@ from dmiddleware.policy.sac import SACOptions, SACPolicy
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
 
 __all__ = ["TQCOptions", "TQCPolicy"]
+
+_NO_QUANTILES: Final = (
+    "TQC needs critics with quantiles, but the model's have none; set model.n_quantiles, for "
+    "example to 25, or return quantiles [C, …, N]"
+)
 
 
 class TQCOptions(SACOptions, total=False):
@@ -80,10 +85,7 @@ class TQCPolicy(SACPolicy):
     @staticmethod
     def _check_quantiles(cfg: EasyDict, n_quantiles: int | None) -> None:
         if n_quantiles is None:
-            raise ConfigError(
-                "TQC needs critics with quantiles, but the model's have none; set "
-                "model.n_quantiles, for example to 25, or return quantiles [C, …, N]"
-            )
+            raise ConfigError(_NO_QUANTILES)
         dropped = cfg.learn.n_dropped_quantiles
         check_value(
             dropped < n_quantiles,
@@ -117,5 +119,8 @@ class TQCPolicy(SACPolicy):
 
 def _quantiles(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
     """Return ``[n_critics, B, N]``, the quantiles of the values of actions ``[B, A]``."""
+    found = critic(obs, action)
+    if found.dim() == 2:
+        raise ConfigError(_NO_QUANTILES)
     wanted = ("n_critics", len(action), "n_quantiles")
-    return with_rows(critic(obs, action), wanted, what="of the critics")
+    return with_rows(found, wanted, what="of the critics")

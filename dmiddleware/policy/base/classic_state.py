@@ -47,7 +47,7 @@ def in_own_names(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[st
         state: the state.
         own: the state of the network.
     """
-    if state.keys() == own.keys():
+    if state.keys() <= own.keys():  # ours, maybe only of the parts that act
         return state
     theirs: dict[str, list[str]] = {}
     for name in state:
