@@ -243,7 +243,7 @@ class RedisChannel(Channel):
         if len(raw) > self._longest:
             return TransportError(
                 f"the request has {len(raw)} bytes, but {self._lists.address} accepts at most "
-                f"{self._longest}; send smaller parts, or raise max_frame_bytes on both ends"
+                f"{self._longest}; install the same version of dmiddleware on all hosts"
             )
         return None
 

@@ -334,7 +334,7 @@ class _Input(io.RawIOBase):
         return True
 
     def allow(self, n_bytes: int, seconds: float) -> None:
-        """Allow to receive so many bytes for so long."""
+        """Allow up to ``n_bytes`` more to be received, for up to ``seconds``."""
         self._left, self._until = n_bytes, time.monotonic() + seconds
 
     def allow_body(self, n_bytes: int) -> None:
