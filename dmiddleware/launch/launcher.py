@@ -129,6 +129,7 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                     mq_type=options["mq_type"],
                     tls=tls,
                     attached=request.joins,
+                    may_grow=not is_new_key or request.protocol != "ipc",
                     stamp=stamp,
                     shared_memory="" if shared is None else str(shared.path),
                     variables=own,

@@ -183,6 +183,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
         tls: certificates for ``tls+tcp``, or None.
         attached: whether it joined a run of another launcher. When it is stopped, the other nodes
             continue.
+        may_grow: whether processes of other launchers may join the run.
         stamp: shared by all nodes of one run, and different in every run.
         shared_memory: folder for arrays in shared memory; empty: none.
         run_dir: the run's folder, which only this user can enter, and where learners that learn as
@@ -208,6 +209,7 @@ class NodeConfig(msgspec.Struct, kw_only=True):
     mq_type: MqType = "socket"
     tls: TlsFiles | None = None
     attached: bool = False
+    may_grow: bool = False
     stamp: str = ""
     shared_memory: str = ""
     run_dir: str = ""

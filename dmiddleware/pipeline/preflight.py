@@ -21,7 +21,14 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.registry import nearest
 
-__all__ = ["ChainView", "check_chain"]
+__all__ = [
+    "ChainView",
+    "asks_for_roles",
+    "chain_error",
+    "check_chain",
+    "idle_part",
+    "parts_without_process",
+]
 
 # Which stock middleware writes a field.
 _WRITERS = {
@@ -106,11 +113,70 @@ def check_chain(
     """
     refuse_at_import("runs a task")
     problems = _Check(
-        items, ctx, roles, by_hand=by_hand, has_peers=has_peers, run_roles=run_roles
+        items,
+        ctx,
+        roles,
+        by_hand=by_hand,
+        has_peers=has_peers,
+        run_roles=run_roles,
     ).problems()
     if problems:
-        listed = "".join(f"\n  {n}. {problem}" for n, problem in enumerate(problems, start=1))
-        raise ChainError(f"the chain cannot run; {len(problems)} problem(s):{listed}")
+        raise chain_error(problems)
+
+
+def chain_error(problems: Collection[str]) -> ChainError:
+    """Return an error that lists all problems."""
+    listed = "".join(f"\n  {n}. {problem}" for n, problem in enumerate(problems, start=1))
+    return ChainError(f"the chain cannot run; {len(problems)} problem(s):{listed}")
+
+
+def parts_without_process(items: Iterable[PlanItem], run_roles: Collection[str]) -> list[PlanItem]:
+    """Return the middleware that no process of a run executes, one for each set of roles.
+
+    Args:
+        items: the plan, groups included.
+        run_roles: the roles of all processes.
+    """
+    idle: dict[frozenset[str], PlanItem] = {}
+    for item in _every(items):
+        roles = frozenset(map(str, item.entry.roles))
+        if roles and roles.isdisjoint(run_roles):
+            idle.setdefault(roles, item)
+    return list(idle.values())
+
+
+def asks_for_roles(own: Collection[str], run_roles: Collection[str]) -> bool:
+    """Return whether a process checks that each part of the chain has one: the learner, if any."""
+    return Role.LEARNER in own or Role.LEARNER not in run_roles
+
+
+def idle_part(item: PlanItem, run_roles: Collection[str], *, may_grow: bool = False) -> str:
+    """Say that no process executes a part of the chain, with the remedy.
+
+    Args:
+        item: the part.
+        run_roles: the roles of all processes.
+        may_grow: whether processes with further roles may join the run.
+    """
+    roles = sorted(map(str, item.entry.roles))
+    what = (
+        f"{item.label} is for the role {' or '.join(map(repr, roles))}, but no process of the run "
+        f"has it (the run's roles: {', '.join(sorted(run_roles))})"
+    )
+    if may_grow:
+        return (
+            f"{what}; it does nothing until one joins, as with ditask --attach-to ADDRESS --roles "
+            f"{roles[0]}=1"
+        )
+    return (
+        f"{what}, so it would never run; start a process with it, as in --roles "
+        f"{_launched(run_roles, roles[0])}, or remove the middleware"
+    )
+
+
+def _launched(run_roles: Collection[str], role: str) -> str:
+    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != Role.LEARNER, one))
+    return ",".join(f"{name}=1" for name in names)
 
 
 class _Check:
@@ -163,14 +229,8 @@ class _Check:
                 "of this role, or start no process with it, as in ditask --roles "
                 + ",".join(f"{part}=1" for part in sorted(parts))
             )
-        if self._run_roles is not None and Role.LEARNER not in self._run_roles:
-            learns = [item for item in self._all if set(item.entry.roles) == {Role.LEARNER}]
-            if learns:
-                self._problems.append(
-                    f"{learns[0].label} is for the learner, but the run has no learner (its roles: "
-                    f"{', '.join(self._run_roles)}); start the run with a learner, as in "
-                    "--roles learner=1,collector=2"
-                )
+        if self._run_roles is not None:
+            self._check_run_roles({*map(str, self._run_roles), *map(str, self._roles)})
         known = {*KNOWN_ROLES, *map(str, self._roles)}
         for item in _every(self._items):
             for role in item.entry.roles:
@@ -181,6 +241,22 @@ class _Check:
                         f"{item.label} is for the role {role!r}, which is unknown; did you mean "
                         f"{near!r}? Define a custom role as a member of a StrEnum."
                     )
+
+    def _check_run_roles(self, run_roles: set[str]) -> None:
+        """Check that each part of the chain has a process.
+
+        Peers can have been given further roles by the program, which only they know. A learner
+        decides how the launcher connects the processes, so it must be in its plan.
+        """
+        for item in parts_without_process((*self._items, *self._by_hand), run_roles):
+            if Role.LEARNER in item.entry.roles:
+                self._problems.append(
+                    f"{item.label} is for the learner, but the run has no learner (its roles: "
+                    f"{', '.join(sorted(run_roles))}); start the run with a learner, as in "
+                    f"--roles {_launched(run_roles, Role.LEARNER)}"
+                )
+            elif not self._has_peers and asks_for_roles(self._roles, run_roles):
+                self._problems.append(idle_part(item, run_roles))
 
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
         for item in items:

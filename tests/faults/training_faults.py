@@ -40,7 +40,7 @@ GROUP_S = 30.0
 FOLDER, SEED, ENV_STEPS = "FAULTS_FOLDER", "FAULTS_SEED", "FAULTS_ENV_STEPS"
 LEARNER, COLLECTORS = 0, (1, 2)
 ROLES = "learner=1,collector=2,evaluator=1"
-RANKS, RANK_ROLES = (0, 1), "learner=2,collector=2"
+RANKS, RANK_ROLES = (0, 1), "learner=2,collector=2,evaluator=1"
 _SEED = 19
 _RESTART_S = 60.0
 _WHOLE_RUN_S = 1200.0

@@ -25,6 +25,7 @@ PROGRAM = """
 
     def main(fail_in_step=-1):
         taken = []
+        enough = 50 if fail_in_step < 0 else 10**9
         with Task(Context()) as task:
 
             @middleware(roles=[Role.COLLECTOR])
@@ -33,7 +34,7 @@ PROGRAM = """
 
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
-                if len(taken) >= 50:
+                if len(taken) >= enough:
                     ctx.task.stop("got fifty numbers")
 
             @middleware(roles=[Role.EVALUATOR])
@@ -130,11 +131,11 @@ def test_processes_connect_whatever_the_order_the_topology_and_the_address(
 
 
 def test_a_failure_is_shown_with_its_node_and_ends_the_run(folder: Path) -> None:
-    roles = "learner=1,evaluator=1"
+    roles = "learner=1,collector=1,evaluator=1"
     code, text = run(folder, "--main", "program.fail", "--roles", roles)
     assert code == 1
-    assert "[node 1] ValueError: nothing to evaluate" in text
-    failure = "node 1 (evaluator) failed: ValueError: nothing to evaluate"
+    assert "[node 2] ValueError: nothing to evaluate" in text
+    failure = "node 2 (evaluator) failed: ValueError: nothing to evaluate"
     assert f"stopping the run: {failure}" in text
     assert f"[node 0] ended: {failure}" in text
     assert "--on-failure abort (the default) ends the run" in text

@@ -310,6 +310,67 @@ def test_a_chain_with_a_learner_part_needs_a_learner_in_the_run():
         assert all("--roles learner=1" in problem for problem in problems)
 
 
+COLLECT, LEARN, EVALUATE = (
+    part(role, roles=(role,)) for role in (Role.COLLECTOR, Role.LEARNER, Role.EVALUATOR)
+)
+
+
+@pytest.mark.parametrize(
+    ("missing", "part_roles", "run_roles"),
+    [
+        ("evaluator", ("evaluator",), ("learner", "collector")),
+        ("collector", ("collector",), ("learner", "evaluator")),
+        ("annotator", ("annotator",), ("learner", "collector", "evaluator")),
+        ("annotator' or 'critic", ("critic", "annotator"), ("learner", "collector")),
+        ("annotator", ("annotator",), ("learner",)),
+    ],
+)
+def test_a_part_whose_role_no_process_has_is_refused_by_the_learner(missing, part_roles, run_roles):
+    chain = (LEARN, part("special", roles=part_roles))
+    with running_as(CurrentNode(roles=("learner",), run_roles=run_roles)):
+        (problem,) = problems_of(*chain)
+    assert f"middleware 2 (special) is for the role '{missing}', but no process" in problem
+    names = ["learner", *sorted({*run_roles[1:], sorted(part_roles)[0]})]
+    assert "--roles " + ",".join(f"{name}=1" for name in names) in problem
+    for role in run_roles[1:]:
+        with running_as(CurrentNode(roles=(role,), run_roles=run_roles)):
+            assert not [p for p in problems_of(*chain, COLLECT, EVALUATE) if "special" in p]
+
+
+def test_a_role_that_use_gives_counts_also_in_groups():
+    with Task(OnlineRLContext(), roles=["learner"]) as task:
+        group = task.serial(task.parallel(EVALUATE, part()), part())
+    for roles, entry in ((("annotator",), part()), (None, group)):
+        node = CurrentNode(roles=("learner",), run_roles=("learner", "collector"))
+        with running_as(node), Task(OnlineRLContext()) as task:
+            task.use(LEARN).use(entry, roles=roles)
+            with pytest.raises(ChainError, match="but no process of the run has it"):
+                task.run(max_step=1)
+            assert task.ctx.total_step == 0
+
+
+def test_a_part_of_several_roles_needs_one_of_them_in_the_run():
+    several = part("several", roles=("annotator", "collector"))
+    with running_as(CurrentNode(roles=("learner",), run_roles=("learner", "collector"))):
+        assert problems_of(LEARN, several) == []
+
+
+def test_a_role_that_the_learner_s_task_has_itself_is_not_missing():
+    node = CurrentNode(roles=("learner",), run_roles=("learner", "collector"))
+    with running_as(node), Task(OnlineRLContext()) as task:
+        task.add_role("evaluator")
+        task.use(LEARN).use(EVALUATE).check()
+    with running_as(node):
+        assert problems_of(LEARN, EVALUATE, roles=("learner", "evaluator")) == []
+
+
+def test_a_run_without_learner_parts_needs_its_roles_too():
+    chain = (part("work", roles=("worker",)), part("annotate", roles=("annotator",)))
+    with running_as(CurrentNode(roles=("worker",), run_roles=("worker",))):
+        (problem,) = problems_of(*chain)
+    assert "--roles annotator=1,worker=1" in problem
+
+
 def test_an_unknown_role_is_refused_if_it_is_probably_a_typo():
     (problem,) = problems_of(part("learn", roles=("lerner",)))
     assert "is for the role 'lerner', which is unknown; did you mean 'learner'?" in problem
