@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmiddleware.pipeline import Context, Event, Task
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
-from middleware.support.exchange_base import Exchange
+from middleware.support.exchange_base import ENDED, Exchange
 
 __all__ = ["Barrier"]
 
@@ -27,7 +27,7 @@ class Barrier(Exchange):
 
     Args:
         name: the name of the barrier, if a chain has several.
-        timeout_s: how long to wait.
+        timeout_s: how long to wait while no missing node is reachable, or all of them wait too.
 
     Raises:
         ValueError: if ``timeout_s`` is not positive.
@@ -36,6 +36,7 @@ class Barrier(Exchange):
 
     reads = ()
     writes = ()
+    needs_learner = False
 
     def __init__(self, name: str = "barrier", *, timeout_s: float = 60.0) -> None:
         super().__init__(timeout_s=timeout_s)
@@ -49,12 +50,13 @@ class Barrier(Exchange):
         if arrivals is None or task is None or task.router is None:
             return
         # The events of the newest connections may not have been handled yet.
-        peers = task.router.peer_ids()
+        peers = task.participants()
         self._update(lambda: arrivals.arrive(peers))
         with self._changed:
             blocked_s = self._wait(
                 lambda: not self._missing(),
                 lambda: f"node(s) {', '.join(map(str, self._missing()))} at barrier {self._name!r}",
+                self._reachable,
             )
         ctx.log(f"exchange/{self._name}_blocked_s", blocked_s)
 
@@ -66,17 +68,19 @@ class Barrier(Exchange):
             if name == self._name:
                 self._update(lambda: arrivals.receive(sender, Arrival(*arrival)))
 
-        def on_left(node_id: int, reason: str) -> None:
+        def on_left(node_id: int, *_: Any, **__: Any) -> None:
             self._update(lambda: arrivals.disconnect(node_id))
 
         def on_joined(node_id: int, *, new_incarnation: bool = True, **_: Any) -> None:
-            self._update(lambda: arrivals.connect(node_id, is_new=new_incarnation))
+            if node_id in task.participants():
+                self._update(lambda: arrivals.connect(node_id, is_new=new_incarnation))
 
         task.on(REACHED, on_reached)
         task.on("node.left", on_left)
+        task.on(ENDED, on_left)
         task.on("node.joined", on_joined)
         task.on("node.rejoined", on_joined)
-        peers = task.router.peer_ids()
+        peers = task.participants()
         self._update(lambda: arrivals.announce(peers))
 
     def _update(self, change: Callable[[], ToSend]) -> None:
@@ -96,6 +100,13 @@ class Barrier(Exchange):
             lost = [one for one, why in self._left.items() if not why.startswith(SAID_GOODBYE)]
             return sorted(lost)
         return self._arrivals.missing()
+
+    def _reachable(self) -> list[int]:
+        """Return the missing nodes that are alive, or that a connected node knows."""
+        assert self._arrivals is not None and self._task is not None
+        missing, connected = self._missing(), self._arrivals.own.peers
+        alive = self._task.participants()
+        return [one for one in missing if one in alive or (connected and one not in connected)]
 
 
 class Arrival(NamedTuple):

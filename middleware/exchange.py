@@ -52,7 +52,7 @@ class ContextExchanger(Exchange):
 
     Each step of the learner takes one batch from one collector, so the learner makes exactly as
     many updates per environment step as in one process. No data is dropped during the run:
-    collectors that are ahead wait, and so does a learner without data, both up to ``timeout_s``.
+    collectors that are ahead wait, and so does a learner without data.
     An evaluator waits until the learner has made further updates.
 
     If several ranks learn (:func:`~dmiddleware.policy.data_parallel`), each batch goes to one of
@@ -72,7 +72,8 @@ class ContextExchanger(Exchange):
             collectors for the learner. It is for chains with a buffer: some steps have no new data,
             and some do not learn. None: each step has one batch and all updates of the chain.
         max_ahead: how many batches a collector may send before the learner has taken them.
-        timeout_s: how long to wait for other nodes.
+        timeout_s: how long to wait while no node can bring what is missing: they are lost, have
+            ended their part, or wait themselves. Nodes that are alive and work have no deadline.
 
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
@@ -120,6 +121,7 @@ class ContextExchanger(Exchange):
         self._learned: Counters | None = None
         self._waiting: dict[int, int] = {}
         self._gets_weights = False
+        self._has_evaluator: bool | None = None
         self._sent = 0
         self._consumed = 0
         self._last = (0, -1)
@@ -174,8 +176,7 @@ class ContextExchanger(Exchange):
             return len(self._evaluated)
 
     def close(self) -> None:
-        """Notify the others that a learner ends, and drop data in transit."""
-        self._announce_end()
+        """Drop data in transit."""
         if self._collected:
             _log.info(
                 "%d collected batches were in transit when the task ended", len(self._collected)
@@ -201,7 +202,8 @@ class ContextExchanger(Exchange):
             if not self._ranks.leads:
                 return
             if not task.has_role(Role.EVALUATOR):
-                task.on(EVALUATED, self._handler(self._evaluated.append))
+                task.on(EVALUATED, self._handler(self._on_evaluated))
+            task.on("node.left", self._on_evaluator_left)
             task.on(WAITING, self._on_waiting)
             # Nodes that connect later get the newest of these at once.
             task.on("node.joined", self._announce)
@@ -211,7 +213,29 @@ class ContextExchanger(Exchange):
             task.on(LEARNED, self._handler(self._on_learned))
             task.on(UPDATED, self._handler(self._on_updated))
             task.on(CONSUMED, self._handler(self._on_consumed))
-            self._watch_for_end(task)
+
+    def _on_evaluated(self, evaluation: dict[str, Any]) -> None:
+        self._evaluated.append(evaluation)
+        self._has_evaluator = True
+
+    def _on_evaluator_left(self, node_id: int, reason: str) -> None:
+        """Say if nobody evaluates any more, which a run without a limit may wait for forever."""
+        task = self._task
+        assert task is not None
+        planned = () if self._node is None else self._node.run_roles or ()
+        evaluates = task.has_role(Role.EVALUATOR) or bool(task.participants(Role.EVALUATOR))
+        if evaluates or task.finish or not (self._has_evaluator or Role.EVALUATOR in planned):
+            self._has_evaluator = evaluates
+            return
+        if self._has_evaluator is not False:
+            _log.warning(
+                "node %d has left (%s), and no process evaluates any more: what depends on "
+                "evaluations (stop_value, the best checkpoint) waits until one with the role "
+                "evaluator joins",
+                node_id,
+                reason,
+            )
+        self._has_evaluator = False
 
     def _as_rank(self, ctx: OnlineRLContext, task: Task[Any]) -> Iterator[None]:
         """Agree with the ranks that run the same chain, each with its own collector."""
@@ -263,6 +287,7 @@ class ContextExchanger(Exchange):
                 blocked_s = self._wait(
                     lambda: bool(self._collected) or task.held_stop is not None,
                     lambda: "collected data",
+                    lambda: task.participants(Role.COLLECTOR),
                 )
                 batch = self._collected.popleft() if self._collected else None
         agreed = self._agree(task, batch)
@@ -325,10 +350,11 @@ class ContextExchanger(Exchange):
         if not collects:
             self._ask_for_updates(task)
         with self._changed:
-            if collects:
-                blocked_s = self._wait(self._has_room, self._what_is_missing)
-            else:
-                blocked_s = self._wait(self._has_new_updates, lambda: "updates of the learner")
+            blocked_s = self._wait(
+                self._has_room if collects else self._has_new_updates,
+                self._what_is_missing if collects else lambda: "updates of the learner",
+                lambda: task.participants(Role.LEARNER),
+            )
             learned = self._learned
         assert learned is not None
         ctx.log("exchange/blocked_s", blocked_s)
@@ -437,7 +463,7 @@ class ModelExchanger(Exchange):
         max_policy_lag: how many updates the weights of a node may be behind the learner when it
             starts a step; with older ones it waits. It counts the updates that the learner has
             announced, at the latest when it has made more than half of this number. None: no limit.
-        timeout_s: how long a node waits for weights.
+        timeout_s: how long a node waits for weights while no learner can send them.
 
     Reads:
         ctx.train_iter: the version.
@@ -490,7 +516,7 @@ class ModelExchanger(Exchange):
         if task is None:
             return
         if not task.has_role(Role.LEARNER):
-            self._take(ctx)
+            self._take(ctx, task)
             return
         if not task.has_role(Role.COLLECTOR):
             self._observe(ctx)
@@ -504,10 +530,6 @@ class ModelExchanger(Exchange):
             # They arrive before weights that are large.
             self._announced = ctx.train_iter
             task.emit(LEARNED, self._counters(ctx), only_remote=True)
-
-    def close(self) -> None:
-        """Notify the others that a learner ends."""
-        self._announce_end()
 
     def _observe(self, ctx: OnlineRLContext) -> None:
         trajectories = getattr(ctx, "trajectories", None)
@@ -529,7 +551,6 @@ class ModelExchanger(Exchange):
         task.on(MODEL, self._on_model)
         task.on(LEARNED, self._handler(self._on_learned))
         task.on(CONSUMED, self._handler(lambda _, __, counters: self._on_learned(counters)))
-        self._watch_for_end(task)
 
     def _on_learned(self, counters: Counters) -> None:
         self._learned = merge_counters(self._learned, counters)
@@ -573,9 +594,13 @@ class ModelExchanger(Exchange):
                 self._published = {**counters, "epoch": epoch}, state
                 task.emit(MODEL, *self._published, only_remote=True)
 
-    def _take(self, ctx: OnlineRLContext) -> None:
+    def _take(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         with self._changed:
-            blocked_s = self._wait(self._is_new_enough, lambda: "recent weights of the learner")
+            blocked_s = self._wait(
+                self._is_new_enough,
+                lambda: "recent weights of the learner",
+                lambda: task.participants(Role.LEARNER),
+            )
             assert self._newest is not None
             version, state = self._newest
         if version != self._loaded:
@@ -591,7 +616,7 @@ class PeriodicalModelExchanger(ModelExchanger):
     Args:
         policy: the policy whose weights are sent.
         period: updates from one publication to the next.
-        timeout_s: how long a node waits for weights.
+        timeout_s: how long a node waits for weights while no learner can send them.
 
     Reads:
         ctx.train_iter: the version.

@@ -202,7 +202,7 @@ class _Command(click.Command):
     show_default=True,
     metavar="SECONDS",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="How long a process waits for its peers before its first step.",
+    help="How long a process waits for peers that are not connected before its first step.",
 )
 @click.option(
     "--on-failure",

@@ -34,6 +34,7 @@ from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
+from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport import Transport
 from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
@@ -80,6 +81,7 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s: %(message)s")
+    os.environ[NODE_VARIABLE] = f"{os.getpid()}:{config.plan.node_id}"
     sys.exit(_NodeProcess(config, launcher).run())
 
 
@@ -125,6 +127,7 @@ class _NodeProcess:
             clock=self._clock,
             stamp=config.stamp,
             run_roles=plan.run_roles,
+            may_grow=config.may_grow,
             role_index=plan.role_index,
             n_ranks=1 if plan.ranks is None else plan.ranks.size,
             on_failure=self._note_failure,
@@ -148,6 +151,8 @@ class _NodeProcess:
                     if not self._stop_reason:
                         self._phase = "running"
                         self._call(function)
+                        # The program may run its task in a thread.
+                        self._node.wait_until_idle()
                 except BaseException as error:
                     # Leaving the block can take long, and peers can fail meanwhile because of it.
                     self._end_as_failed(error)
@@ -159,7 +164,8 @@ class _NodeProcess:
                 self._error, self._where = signal_reason(self._signal), ""
                 return 128 + self._signal
             self._phase = "finished"
-            self._forget_failure()
+            if self._node.stopped_ok:
+                self._forget_failure()
             return 0 if self._node.stopped_ok else 1
         except BaseException as error:  # noqa: BLE001 (the launcher reports any kind of failure)
             if self._phase != "failed":

@@ -24,6 +24,7 @@ from dmiddleware.pipeline.middleware import (
     middleware_name,
 )
 from dmiddleware.pipeline.onion import SkipRest, around
+from dmiddleware.pipeline.patience import Patience
 from dmiddleware.pipeline.preflight import ChainView
 from dmiddleware.pipeline.task import Task
 from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
@@ -61,6 +62,7 @@ __all__ = [
     "Clock",
     "Running",
     "SystemClock",
+    "Patience",
     "StepTimer",
     "Timing",
     "TraceFile",

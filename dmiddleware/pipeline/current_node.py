@@ -1,28 +1,44 @@
 """The node that this process is in a run of several processes.
 
 A program that builds ``Task()`` runs alone. Within :func:`running_as`, which the launcher wraps
-around it, the same program gets the node's router, roles and labels.
+around it, the same program gets the node's router, roles and labels, in all of its threads. It may
+run several tasks, one after the other: the n-th task of a node belongs to the n-th of the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.event_bus import EventRouter
 from dmiddleware.pipeline.lifecycle import StopRequest
 
-__all__ = ["Progress", "CurrentNode", "running_as", "current_node"]
+__all__ = [
+    "NODE_VARIABLE",
+    "CurrentNode",
+    "Progress",
+    "current_node",
+    "refuse_to_run_alone",
+    "running_as",
+]
+
+NODE_VARIABLE: Final = "DITASK_NODE"
+"""Environment variable of a node's process and its children: its process id and its node id."""
 
 
 class _StoppableTask(Protocol):
+    name: str
+
     @property
     def ctx(self) -> Context: ...
 
@@ -41,6 +57,9 @@ class _StoppableTask(Protocol):
 
     @property
     def decided_end(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,7 @@ class CurrentNode:
         clock: measures time for its tasks; None: the clock of the machine.
         stamp: identifies the run: all its processes have the same one; empty: none.
         run_roles: the roles of all processes of the run; None: unknown.
+        may_grow: whether processes with further roles may join the run.
         role_index: its number among the processes with the same roles that its launcher has
             started; None: unknown.
         n_ranks: how many processes the launcher has started to learn as one.
@@ -87,6 +107,7 @@ class CurrentNode:
         clock: Clock | None = None,
         stamp: str = "",
         run_roles: tuple[str, ...] | None = None,
+        may_grow: bool = False,
         role_index: int | None = None,
         n_ranks: int = 1,
         on_failure: Callable[[BaseException], None] | None = None,
@@ -98,9 +119,11 @@ class CurrentNode:
         self.roles = roles
         self.labels = labels
         self.run_roles = run_roles
+        self.may_grow = may_grow
         self.role_index = role_index
         self.n_ranks = n_ranks
         self.clock: Clock = clock if clock is not None else SystemClock()
+        self._pid = os.getpid()
         self._stamp = stamp
         self._n_stamps = 0
         self._blocked_s = 0.0
@@ -108,8 +131,21 @@ class CurrentNode:
         # A signal handler may stop the node while this same thread registers a task.
         self._lock = threading.RLock()
         self._tasks: list[_StoppableTask] = []
+        self._n_tasks = 0
+        self._running: _StoppableTask | None = None
+        self._changed = threading.Condition(self._lock)
+        self._past_ok = True
         self._stop = StopRequest()
         self._interrupted = False
+
+    def check_process(self) -> None:
+        """Refuse a process that was forked from the node.
+
+        Raises:
+            TaskStateError: in a fork.
+        """
+        if os.getpid() != self._pid:
+            raise _child_error(str(self.node_id))
 
     @property
     def node_id(self) -> int:
@@ -159,13 +195,72 @@ class CurrentNode:
         if self._on_end is not None:
             self._on_end()
 
-    def register(self, task: _StoppableTask) -> None:
-        """Add a task of this process; if the process was already asked to stop, stop the task."""
+    def next_task_number(self) -> int:
+        """Return the number of a new task among those of this process, from 1.
+
+        Raises:
+            TaskStateError: if another task runs, from which the new one would take the peers.
+        """
         with self._lock:
+            self._refuse_second_task()
+            self._n_tasks += 1
+            return self._n_tasks
+
+    def register(self, task: _StoppableTask) -> None:
+        """Add a task of this process; if the process was already asked to stop, stop the task.
+
+        Earlier tasks that are closed are forgotten.
+        """
+        with self._lock:
+            for past in [one for one in self._tasks if one.closed]:
+                self._tasks.remove(past)
+                # An error that left its run without a stop has been handled by the program.
+                self._past_ok &= past.stopped_ok or past.stop_reason is None
             self._tasks.append(task)
         stop = self._stop
         if stop.reason is not None:
             task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
+
+    @contextlib.contextmanager
+    def running(self, task: _StoppableTask) -> Iterator[None]:
+        """Mark a block in which a task runs.
+
+        Raises:
+            TaskStateError: if a newer one was built, which has the peers now.
+        """
+        with self._lock:
+            if self.router is not None:
+                self._check_turn(task)
+                self._running = task
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running = None if self._running is task else self._running
+                self._changed.notify_all()
+
+    def _check_turn(self, task: _StoppableTask) -> None:
+        self._refuse_second_task()
+        newest = self._tasks[-1] if self._tasks else task
+        if newest is not task:
+            raise TaskStateError(
+                f"node {self.node_id} cannot run the task {task.name!r}: the task {newest.name!r} "
+                "was built after it, and the peers talk to that one; build each task when the one "
+                "before it has ended"
+            )
+
+    def _refuse_second_task(self) -> None:
+        if self._running is not None:
+            raise TaskStateError(
+                f"node {self.node_id} runs the task {self._running.name!r}, and its peers talk to "
+                "one task of a node at a time; run tasks one after the other, in one thread, or "
+                "start a run for each"
+            )
+
+    def wait_until_idle(self) -> None:
+        """Wait until no task runs, which another thread may have started."""
+        with self._changed:
+            self.clock.wait_for(self._changed, lambda: self._running is None, None)
 
     def stop(
         self,
@@ -203,11 +298,14 @@ class CurrentNode:
     @property
     def stopped_ok(self) -> bool:
         """Whether no task was stopped because something failed."""
-        return all(task.stopped_ok for task in self._tasks)
+        return self._past_ok and all(task.stopped_ok for task in list(self._tasks))
 
     @property
     def ends_run(self) -> bool:
-        """Whether a task was asked to stop together with the tasks of the peers."""
+        """Whether a task was asked to stop together with the tasks of the peers.
+
+        What ended earlier tasks, which are closed, has not ended the newest one.
+        """
         return any(task.ends_run for task in list(self._tasks))
 
     @property
@@ -216,7 +314,10 @@ class CurrentNode:
         return any(task.decided_end for task in list(self._tasks))
 
     def progress(self) -> Progress:
-        """Return the progress of the tasks; each counter is the highest among them."""
+        """Return the progress of the tasks; each counter is the highest among them.
+
+        Earlier tasks, which are closed, do not count once there is a newer one.
+        """
         contexts = [task.ctx for task in list(self._tasks)]
         return Progress(
             step=max((ctx.total_step for ctx in contexts), default=0),
@@ -227,18 +328,57 @@ class CurrentNode:
 
 
 _current: ContextVar[CurrentNode | None] = ContextVar("dmiddleware.current_node", default=None)
+# The nodes of this process: one in a launched process, several in a simulated cluster.
+_nodes: list[CurrentNode] = []
 
 
 def current_node() -> CurrentNode | None:
-    """Return the node that this program runs as, or None if it runs alone."""
-    return _current.get()
+    """Return the node that this program runs as, or None if it runs alone.
+
+    A thread that the program has started belongs to the node too, unless several nodes share the
+    process, as in a simulated cluster; there it needs the context of the thread that starts it.
+    """
+    node = _current.get()
+    if node is None and len(nodes := list(_nodes)) == 1:
+        return nodes[0]
+    return node
+
+
+def refuse_to_run_alone() -> None:
+    """Refuse a task that would silently train alone, although it belongs to a node.
+
+    That is one in a process that a node has started with ``multiprocessing``, or in a thread that
+    outlives the node's program.
+
+    Raises:
+        TaskStateError: with the node.
+    """
+    parent = multiprocessing.parent_process()
+    pid, _, node_id = os.environ.get(NODE_VARIABLE, "").partition(":")
+    if str(os.getpid()) == pid:
+        raise TaskStateError(
+            f"the program of node {node_id} has ended, so a task of it would train alone; let the "
+            "program join the thread that runs the task"
+        )
+    if parent is not None and str(parent.pid) == pid:
+        raise _child_error(node_id)
+
+
+def _child_error(node_id: str) -> TaskStateError:
+    return TaskStateError(
+        f"this process was started by node {node_id} with multiprocessing and is not a node of the "
+        "run, so its task would train alone; run the task in the node itself, or start more nodes "
+        "with ditask --roles"
+    )
 
 
 @contextlib.contextmanager
 def running_as(node: CurrentNode) -> Iterator[CurrentNode]:
     """Make tasks that are built in this block join the run as ``node``."""
     token = _current.set(node)
+    _nodes.append(node)
     try:
         yield node
     finally:
+        _nodes.remove(node)
         _current.reset(token)

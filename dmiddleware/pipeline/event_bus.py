@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from dmiddleware.errors import EventError, EventQueueFull, NoSubscriber, WaitTimeout
+from dmiddleware.event_names import base_name, scoped_name, task_number
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.event import (
     Emission,
@@ -20,9 +21,26 @@ from dmiddleware.pipeline.event import (
     QueuedEvent,
 )
 
-__all__ = ["EventBus", "EventRouter"]
+__all__ = ["EventBus", "EventRouter", "PeerTask"]
 
 _logger = logging.getLogger(__name__)
+
+_MEMBERSHIP: Final = frozenset(("node.joined", "node.left", "node.rejoined", "node.forgotten"))
+"""What the router itself tells every task."""
+
+
+class PeerTask(NamedTuple):
+    """In which task of its program a peer is.
+
+    Attributes:
+        roles: its roles.
+        number: the newest task for which it is ready; 0: for none yet.
+        takes_part: whether it takes part in a certain task.
+    """
+
+    roles: tuple[str, ...]
+    number: int
+    takes_part: bool
 
 
 class EventRouter(Protocol):
@@ -109,10 +127,23 @@ class EventRouter(Protocol):
         """Return counters of sent and received data, by event and by peer, for logging."""
         ...
 
-    def wait_until_ready(self, *, stopped: Callable[[], bool]) -> None:
-        """Wait until all expected peers are ready to receive events.
+    def wait_until_ready(self, *, stopped: Callable[[], bool], task: int = 1) -> bool:
+        """Wait until the peers are ready to receive the events of a task.
 
-        The wait ends early if ``stopped()`` returns True.
+        Args:
+            stopped: ends the wait early when it returns True.
+            task: the number of the task in its program.
+
+        Returns:
+            False if the task is over, because all peers have gone on to a later one.
+        """
+        ...
+
+    def peer_tasks(self, sign: str) -> Mapping[int, PeerTask]:
+        """Return in which of their tasks the connected peers are, by node id.
+
+        Args:
+            sign: the event that a peer subscribes to as long as it takes part in a certain task.
         """
         ...
 
@@ -123,10 +154,14 @@ class EventBus:
     A handler gets every emission between its registration and its removal once, in order. The
     thread starts with the first emission that has a handler.
 
+    The buses of a program that runs several tasks one after the other exchange their events under
+    different names, so that no event of one task reaches another one.
+
     Args:
         name: names the thread.
         clock: measures deadlines and starts the thread.
         router: carries events from and to other processes.
+        task: which task of its program the bus belongs to, from 1.
     """
 
     def __init__(
@@ -135,8 +170,11 @@ class EventBus:
         name: str = "events",
         clock: Clock | None = None,
         router: EventRouter | None = None,
+        task: int = 1,
     ) -> None:
         self._name = name
+        self._task = task
+        self._scoped: dict[str, Event] = {}
         self._clock = clock if clock is not None else SystemClock()
         self._router = router
         self._changed = threading.Condition()
@@ -240,7 +278,7 @@ class EventBus:
             )
         if self._router is not None and for_peers:
             try:
-                self._router.emit(declared, args, kwargs, to=peers)
+                self._router.emit(self._scope(declared), args, kwargs, to=peers)
             except NoSubscriber:
                 # Without named nodes, a handler in one process is enough.
                 if to is not None or not received:
@@ -309,6 +347,18 @@ class EventBus:
             f"the event {name!r} was not emitted within {timeout_s:g} s; check that it is emitted, "
             "and not before the wait starts"
         )
+
+    def subscribers(self, event: str | Event, *, timeout_s: float = 0.0) -> Collection[int]:
+        """Return the node ids of the peers that subscribe to an event of this task.
+
+        Args:
+            event: the event.
+            timeout_s: how long to wait for connected peers that have announced nothing yet.
+        """
+        if self._router is None:
+            return ()
+        name = scoped_name(self._resolve(event).name, self._task)
+        return self._router.subscribers(name, timeout_s=timeout_s)
 
     def wake(self) -> None:
         """Let every :meth:`wait_for` check for an interruption; signal handlers may call it."""
@@ -397,7 +447,18 @@ class EventBus:
         if self._router is not None:
             with self._routing:
                 wanted = bool(self._handlers.get(name)) and not self._closing
+                name = name if name in _MEMBERSHIP else scoped_name(name, self._task)
                 self._router.subscribe(name, active=wanted)
+
+    def _scope(self, event: Event) -> Event:
+        """Return the event under the name that its task uses."""
+        if self._task == 1:
+            return event
+        scoped = self._scoped.get(event.name)
+        if scoped is None:
+            name = scoped_name(event.name, self._task)
+            scoped = self._scoped[event.name] = dataclasses.replace(event, name=name)
+        return scoped
 
     def _resolve(self, event: str | Event) -> Event:
         """Return the event of a name; an :class:`Event` declares its contract."""
@@ -448,6 +509,15 @@ class EventBus:
         *,
         waits: bool,
     ) -> None:
+        if name not in _MEMBERSHIP:
+            number = task_number(name)
+            if number != self._task:
+                _logger.debug("event %r arrived in task %d", name, self._task)
+                if done is not None:
+                    # What is for a later task waits for it.
+                    done(number < self._task)
+                return
+            name = base_name(name) if number > 1 else name
         try:
             has_handler = self._accept(self._resolve(name), emission, done, waits=waits)
         except EventQueueFull:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar, cast, overload
 
 from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
+from dmiddleware.event_names import scoped_name
 from dmiddleware.pipeline.chain import (
     Branches,
     Compiler,
@@ -28,10 +30,10 @@ from dmiddleware.pipeline.chain import (
 )
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context, OnlineRLContext
-from dmiddleware.pipeline.current_node import current_node
+from dmiddleware.pipeline.current_node import current_node, refuse_to_run_alone
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
-from dmiddleware.pipeline.event_bus import EventBus, EventRouter
+from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
 from dmiddleware.pipeline.lifecycle import Lifecycle, StopRequest
 from dmiddleware.pipeline.middleware import (
     Middleware,
@@ -41,7 +43,13 @@ from dmiddleware.pipeline.middleware import (
     string_tuple,
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
-from dmiddleware.pipeline.preflight import check_chain
+from dmiddleware.pipeline.preflight import (
+    asks_for_roles,
+    chain_error,
+    check_chain,
+    idle_part,
+    parts_without_process,
+)
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
 
@@ -52,6 +60,9 @@ C = TypeVar("C", bound=Context)
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
+_ENDED = Event("task.ended", timeout_s=5.0)
+_HAS_ROLE = "task.role."
+"""Never emitted. A peer that subscribes to it has the role whose name follows."""
 # How long the end of a run waits for the subscriptions of peers that have just connected.
 _ANNOUNCED_S = 1.0
 
@@ -148,6 +159,10 @@ class Task(Generic[C]):
                 "or pass an instance of a subclass of Context"
             )
         node = current_node() if router is None else None
+        if node is not None:
+            node.check_process()
+        elif router is None:
+            refuse_to_run_alone()
         self._node = node
         self._run_roles = None if node is None else node.run_roles
         if node is not None:
@@ -158,7 +173,12 @@ class Task(Generic[C]):
         self.seed = seed
         self.name = name
         self.clock: Clock = clock if clock is not None else SystemClock()
-        self.events = EventBus(name=f"{name} events", clock=self.clock, router=router)
+        self._number = 1
+        if node is not None and router is not None:
+            self._number = node.next_task_number()
+        self.events = EventBus(
+            name=f"{name} events", clock=self.clock, router=router, task=self._number
+        )
         self._rank = rank
         self._roles = frozenset(string_tuple(roles))
         place = ("standalone",) if router is None else ("distributed", *router.labels)
@@ -179,6 +199,9 @@ class Task(Generic[C]):
         self._at_stop: list[Callable[[], object]] = [self.events.wake]
         self._stop = StopRequest()
         self._held_stop: StopRequest | None = None
+        self._failure = ""
+        self._announced_roles: set[str] = set()
+        self._ended_peers: dict[int, str] = {}
         self._relayed_stop: _PeerStop | None = None
         self._informed: set[int] = set()
         self._informing = threading.Lock()
@@ -191,6 +214,7 @@ class Task(Generic[C]):
         ctx.task = self
         if router is not None:
             self.on(_STOPPED, self._on_peer_stopped)
+            self.on(_ENDED, self._on_peer_ended)
             self.on("node.left", self._on_peer_left)
             self.on("node.rejoined", self._on_peer_rejoined)
         if node is not None:
@@ -208,7 +232,7 @@ class Task(Generic[C]):
         if error is None:
             self.close()
             return
-        self._stop.ok = False
+        self._note_failure(error)
         closing = OnError(lambda error: merge_errors(error, self._close_all(), what="the task"))
         closing.__exit__(kind, error, traceback)
 
@@ -228,9 +252,55 @@ class Task(Generic[C]):
         return self._rank
 
     @property
+    def number(self) -> int:
+        """Which task of the program this is, from 1: the n-th tasks of all processes are one.
+
+        It counts the tasks that were built in a node of a run; elsewhere it is 1.
+        """
+        return self._number
+
+    @property
     def running(self) -> bool:
         """Whether :meth:`run` is running."""
         return self._is_running
+
+    @property
+    def closed(self) -> bool:
+        """Whether the task was closed."""
+        return self._closed
+
+    def participants(self, *roles: str) -> list[int]:
+        """Return the node ids of the connected peers that this task can wait for.
+
+        These are the peers that take part in it or have not come to it yet, but not those whose
+        part has ended.
+
+        Args:
+            roles: only peers that have one of these roles; none: all.
+        """
+        return [
+            node_id
+            for node_id, peer in self._peer_tasks(roles).items()
+            if node_id not in self._ended_peers
+            and (peer.number < self._number or (peer.takes_part and peer.number == self._number))
+        ]
+
+    @property
+    def ended_peers(self) -> Mapping[int, str]:
+        """The nodes whose part of this task has ended, with the error if it has failed."""
+        return self._ended_peers
+
+    def later_tasks(self, *roles: str) -> dict[int, int]:
+        """Return the connected peers that have gone on to a later task, and to which.
+
+        Args:
+            roles: only peers that have one of these roles; none: all.
+        """
+        return {
+            node_id: peer.number
+            for node_id, peer in self._peer_tasks(roles).items()
+            if peer.number > self._number
+        }
 
     @property
     def finish(self) -> bool:
@@ -489,7 +559,7 @@ class Task(Generic[C]):
             self._plan(),
             self.ctx,
             self._roles,
-            by_hand=make_plan(self._by_hand, self._roles, rank=self._rank, by_hand=True),
+            by_hand=self._plan_by_hand(),
             has_peers=self.router is not None,
             run_roles=self._run_roles,
         )
@@ -504,10 +574,11 @@ class Task(Generic[C]):
 
         First the chain is checked and compiled, and the middleware are set up, unless they were
         before. A further run continues where the last one ended. At the end, all emitted events are
-        handled. With a router, the first step waits until all expected peers are ready. When the
-        task is stopped, the data that peers had sent before is still delivered, in further steps of
-        only those middleware that declare ``last_step``, and the tasks of the peers are stopped
-        with the same reason.
+        handled. With a router, the first step waits until all expected peers are ready; if all of
+        them have gone on to a later task of the program, as for a process that was restarted, this
+        one runs no step. When the task is stopped, the data that peers had sent before is still
+        delivered, in further steps of only those middleware that declare ``last_step``, and the
+        tasks of the peers are stopped with the same reason.
 
         In the main thread, a first SIGINT (Ctrl-C) or SIGTERM stops the task after the current
         step, and the middleware can still save their state. A second one interrupts it at once.
@@ -518,7 +589,7 @@ class Task(Generic[C]):
 
         Raises:
             ChainError: before the first step, if the chain cannot run.
-            TaskStateError: if the task is running or closed.
+            TaskStateError: if the task is running or closed, or if another task of this node runs.
             KeyboardInterrupt: after a SIGINT, once the run has ended.
             SystemExit: after a SIGTERM, with exit code 143.
             BaseException: the error of a middleware or an event handler; notes name the middleware,
@@ -527,13 +598,14 @@ class Task(Generic[C]):
         if max_step is not None and max_step < 0:
             raise ValueError(f"max_step must not be negative, got {max_step}")
         self._change("run", keep_chain=True)
-        with HeldSignals(self._on_signal, only_default=True):
+        turn = contextlib.nullcontext() if self._node is None else self._node.running(self)
+        with turn, HeldSignals(self._on_signal, only_default=True):
             self._is_running = True
             try:
                 self._run(max_step)
             except BaseException as error:
                 # Whether the peers continue without this one is for the launcher to decide.
-                self._stop.ok = False
+                self._note_failure(error)
                 if self._node is not None:
                     self._node.note_failure(error)
                 raise
@@ -666,7 +738,9 @@ class Task(Generic[C]):
     def _run(self, max_step: int | None) -> None:
         chain = self._prepare()
         if self.router is not None:
-            self.router.wait_until_ready(stopped=lambda: self._request().reason is not None)
+            self._announce_roles()
+            self._wait_until_ready(self.router)
+            self._check_roles_of_run(self.router)
         n_steps = 0
         while self._stop.reason is None and n_steps != max_step:
             if self._step_done:
@@ -681,6 +755,97 @@ class Task(Generic[C]):
             self._stop_peers()
         self.sync()
 
+    def _peer_tasks(self, roles: Collection[str]) -> dict[int, PeerTask]:
+        if self.router is None:
+            return {}
+        found = self.router.peer_tasks(scoped_name(_STOPPED.name, self._number))
+        return {
+            node_id: peer
+            for node_id, peer in found.items()
+            # A peer without roles has them all.
+            if not (roles and peer.roles) or not {*roles}.isdisjoint(peer.roles)
+        }
+
+    def _wait_until_ready(self, router: EventRouter) -> None:
+        def stopped() -> bool:
+            return self._request().reason is not None
+
+        if self._number == 1:
+            takes_part = router.wait_until_ready(stopped=stopped)
+        else:
+            takes_part = router.wait_until_ready(stopped=stopped, task=self._number)
+        if takes_part is False and not stopped():
+            later = min(self.later_tasks().values(), default=self._number + 1)
+            _logger.warning(
+                "task %d of this run is over: the peers are in task %d, so node %d runs no step of "
+                "it; only a snapshot can restore what this task had trained",
+                self._number,
+                later,
+                router.node_id,
+            )
+            self._stop.make(f"the peers have gone on to task {later}", only_local=True, final=False)
+            self._wake()
+
+    def _announce_roles(self) -> None:
+        """Let the peers know the roles that only the program has given to this task."""
+        known = () if self._node is None else self._node.roles
+        for role in self._roles.difference(known, self._announced_roles):
+            self._announced_roles.add(role)
+            self.on(f"{_HAS_ROLE}{role}", lambda: None)
+
+    def _check_roles_of_run(self, router: EventRouter) -> None:
+        """Check that each part of the chain has a process, now that the peers are known.
+
+        Raises:
+            ChainError: if one has none, and none can join.
+        """
+        if not self._roles or self._stop.reason is not None:
+            return
+        peers = router.peer_tasks(_STOPPED.name).values()
+        if not all(peer.roles for peer in peers):
+            return  # a peer without roles has them all
+        run_roles = {*map(str, self._roles), *map(str, self._run_roles or ())}
+        run_roles.update(role for peer in peers for role in peer.roles)
+        idle = [
+            item
+            for item in parts_without_process((*self._plan(), *self._plan_by_hand()), run_roles)
+            if not any(self.events.subscribers(f"{_HAS_ROLE}{role}") for role in item.entry.roles)
+        ]
+        if not idle or not asks_for_roles(self._roles, run_roles):
+            return
+        # Without a launcher's plan, nobody knows who may still come.
+        may_grow = self._run_roles is None or (self._node is not None and self._node.may_grow)
+        problems = [idle_part(item, run_roles, may_grow=may_grow) for item in idle]
+        if not may_grow:
+            raise chain_error(problems)
+        for problem in problems:
+            _logger.warning("%s", problem)
+
+    def _note_failure(self, error: BaseException | None) -> None:
+        self._stop.ok = False
+        if error is not None and not self._failure:
+            # Of a list, the first item too.
+            text = " ".join(str(error).split("\n", 2)[:2])
+            self._failure = f"{type(error).__name__}: {text}"[:300]
+
+    def _announce_end(self) -> None:
+        """Notify the peers that this task has ended here, although its process lives on.
+
+        An interrupted process does not: the one that replaces it continues.
+        """
+        router = self.router
+        if router is None or (self._node is not None and self._node.interrupted):
+            return
+        how = self._failure or ("" if self._stop.ok else "it was stopped as failed")
+        # After a stop, the peers know the reason already.
+        is_over = self._stop.reason is None and not how and self._rank == 0
+        try:
+            if peers := self.events.subscribers(_ENDED):
+                roles = sorted(map(str, self._roles))
+                self.emit(_ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
+        except DMiddlewareError as error:
+            _logger.info("failed to notify the peers that the task has ended: %s", error)
+
     def _on_signal(self, reason: str) -> None:
         self.stop(reason, final=False)
         _logger.warning("%s: stopping after this step; send it again to stop now", reason)
@@ -694,7 +859,7 @@ class Task(Generic[C]):
         if self._node is not None:
             self._node.note_end()
         node_id = self.router.node_id if stop.origin is None else stop.origin
-        subscribers = self.router.subscribers(_STOPPED.name, timeout_s=_ANNOUNCED_S)
+        subscribers = self.events.subscribers(_STOPPED, timeout_s=_ANNOUNCED_S)
         self._send_stop(_PeerStop(node_id, stop.reason, stop.ok, stop.final), subscribers)
 
     def _send_stop(self, stop: _PeerStop, subscribers: Collection[int]) -> None:
@@ -736,8 +901,12 @@ class Task(Generic[C]):
         if stop is not None and stop.node_id == node_id:
             self._accept_stop(stop, node_id)
 
+    def _on_peer_ended(self, node_id: int, roles: list[str], how: str, is_over: bool) -> None:
+        self._ended_peers[node_id] = how
+
     def _on_peer_rejoined(self, node_id: int, new_incarnation: bool) -> None:
         if new_incarnation:
+            self._ended_peers.pop(node_id, None)
             with self._informing:
                 self._informed.discard(node_id)
 
@@ -750,7 +919,7 @@ class Task(Generic[C]):
             self._wake()
         with self._informing:
             self._informed.add(sender)
-        self._send_stop(stop, self.router.subscribers(_STOPPED.name))
+        self._send_stop(stop, self.events.subscribers(_STOPPED))
 
     def _request(self) -> StopRequest:
         """Return what a stop changes: the request that waits, if stops are held."""
@@ -815,6 +984,9 @@ class Task(Generic[C]):
 
     def _plan(self) -> tuple[PlanItem, ...]:
         return make_plan(self._entries, self._roles, rank=self._rank)
+
+    def _plan_by_hand(self) -> tuple[PlanItem, ...]:
+        return make_plan(self._by_hand, self._roles, rank=self._rank, by_hand=True)
 
     def _prepare(self) -> Chain:
         """Check the chain, and compile and set up whatever is new."""
@@ -907,6 +1079,7 @@ class Task(Generic[C]):
         errors += _call_all(reversed(self._at_close))
         if self._has_stopped_peers:
             errors += _call_all([self._stop_peers])
+        errors += _call_all([self._announce_end])
         in_order = self._stop.ok and not (self._node is not None and self._node.interrupted)
         close_events = functools.partial(self.events.close, in_order=in_order)
         errors += _call_all([*(branches.close for branches in self._branches), close_events])

@@ -20,11 +20,14 @@ from dmiddleware.errors import (
     TopologyError,
     WaitTimeout,
 )
-from dmiddleware.pipeline import Clock, Event, Running, SystemClock
+from dmiddleware.event_names import base_name, scoped_name, task_number
+from dmiddleware.pipeline import Clock, Event, Patience, Running, SystemClock
+from dmiddleware.pipeline.event_bus import PeerTask
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import READY_EVENT, PeerSession
 from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.dialer import Dialer
 from dmiddleware.router.runtime.engine import Engine
@@ -73,8 +76,8 @@ class Router:
         adapters: for types beyond the built-in ones.
         pickle: ``(dumps, loads)`` for values that nothing else can encode; both ends must opt in.
         expected_peers: how many peers must be ready before the task's first step.
-        start_timeout_s: how long the first step waits for them, and how long a peer may refuse
-            this node before the router fails.
+        start_timeout_s: how long the first step waits for peers that are not connected, and how
+            long a peer may refuse this node before the router fails.
 
     Raises:
         TopologyError: if an address is not valid, or is reachable from other hosts without a key;
@@ -144,6 +147,7 @@ class Router:
         self._pid = os.getpid()
         self._subscribed: dict[str, bool] = {}
         self._hold_until: float | None = math.inf
+        self._task = self._newest_task = 1
         self._node.hold(self._is_early)
         self._listener: NodeListener | None = None
         self._dialers: list[Dialer] = []
@@ -335,7 +339,7 @@ class Router:
     def subscribe(self, name: str, *, active: bool) -> None:
         """Start, or stop, receiving an event from the peers."""
         with self._engine.lock:
-            self._subscribed[name] = active
+            self._note_subscription(name, active)
             if self._node.accepting:
                 self._node.subscriptions.subscribe(
                     name for name, wanted in self._subscribed.items() if wanted
@@ -422,28 +426,32 @@ class Router:
         state = f"subscribed to {', '.join(events)}" if events else "became ready"
         return self._wait_for(count, announced, timeout_s, state=state)
 
-    def wait_until_ready(self, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until all expected peers are ready to receive events.
+    def wait_until_ready(
+        self, *, stopped: Callable[[], bool] = lambda: False, task: int = 1
+    ) -> bool:
+        """Wait until the peers are ready to receive the events of a task.
+
+        Before the first task, these are all expected peers; before a later one, those that are
+        connected. Peers that are connected but not ready are waited for without a deadline: they
+        may take long to start, or to end the task before.
 
         Args:
             stopped: called a few times a second; True ends the wait.
+            task: the number of the task in this program.
+
+        Returns:
+            False if the task is over, because all peers have gone on to a later one.
 
         Raises:
-            WaitTimeout: if they are not in time; the error names the connected peers.
+            WaitTimeout: if expected peers do not connect in time; the error names those that do.
             RouterError: if a peer refused this node.
         """
-        with self._engine.lock:
-            self._node.subscriptions.announce_ready()
+        self._announce_ready(task)
         self._hold_until = 0.0
         self._check_held()
         self._engine.flush()
         try:
-            self._wait_for(
-                self._expected_peers,
-                lambda: self._node.subscriptions.ready,
-                self._start_timeout_s,
-                stopped,
-            )
+            self._wait_for_task(task, stopped)
         except WaitTimeout:
             with self._engine.lock:
                 refusals = list(self._engine.refusals.values())
@@ -451,6 +459,23 @@ class Router:
                 raise
             self._engine.fail(refusals[0])
             raise refusals[0] from None
+        with self._engine.lock:
+            known = [peer for peer in self._connected() if peer.has_announced]
+            return not known or any(peer.ready_for <= task for peer in known)
+
+    def peer_tasks(self, sign: str) -> dict[int, PeerTask]:
+        """Return in which of their tasks the connected peers are, by node id.
+
+        Args:
+            sign: the event that a peer subscribes to as long as it takes part in a certain task.
+        """
+        with self._engine.lock:
+            return {
+                int(peer.node_id): PeerTask(
+                    peer.session.identity.roles, peer.ready_for, peer.subscribes_to(sign)
+                )
+                for peer in self._connected()
+            }
 
     def traffic(self) -> dict[str, EventTraffic]:
         """Return the counters of each event."""
@@ -484,9 +509,90 @@ class Router:
             for name, value in asdict(one).items()
         }
 
+    def _note_subscription(self, name: str, active: bool) -> None:
+        """Note a subscription; a newer task of the program has replaced those of earlier ones."""
+        number = task_number(name)
+        if number > self._newest_task:
+            self._newest_task = number
+            self._subscribed = {
+                other: wanted
+                for other, wanted in self._subscribed.items()
+                if base_name(other) == READY_EVENT
+            }
+        if number < self._newest_task and not active:
+            self._subscribed.pop(name, None)
+        else:
+            self._subscribed[name] = active
+
+    def _connected(self) -> list[PeerSession]:
+        return [self._node.peers[one.node_id] for one in self._node.connected_peers()]
+
     def _have_peers_announced(self) -> bool:
-        node = self._node
-        return all(node.peers[peer.node_id].has_announced for peer in node.connected_peers())
+        return all(peer.has_announced for peer in self._connected())
+
+    def _announce_ready(self, task: int) -> None:
+        with self._engine.lock:
+            self._node.subscriptions.announce_ready()
+            self._task = max(self._task, task)
+            for name in [name for name in self._subscribed if base_name(name) == READY_EVENT]:
+                del self._subscribed[name]
+        if task > 1:
+            self.subscribe(scoped_name(READY_EVENT, task), active=True)
+
+    def _wait_for_task(self, task: int, stopped: Callable[[], bool]) -> None:
+        """Wait until the peers are ready for a task."""
+        engine = self._engine
+
+        def done() -> bool:
+            return engine.fatal is not None or not (self._n_missing(task) or self._late(task))
+
+        with engine.lock:
+            patience = Patience(self._start_timeout_s, engine.clock.now())
+            while not stopped():
+                left_s = min(CHECK_S, patience.next_look_s(engine.clock.now()))
+                if engine.clock.wait_for(engine.members, done, left_s):
+                    break
+                now = engine.clock.now()
+                if patience.is_over(now, hope=not self._n_missing(task)):
+                    raise self._not_in_time(
+                        self._expected_peers, self._node.subscriptions.ready, self._start_timeout_s
+                    )
+                if patience.should_say(now):
+                    _logger.warning("%s", self._describe_start(task, patience.waited_s(now)))
+            if engine.fatal is not None:
+                raise engine.fatal
+
+    def _n_missing(self, task: int) -> int:
+        """Return how many expected peers have not connected yet."""
+        if task > 1:
+            return 0
+        here = {peer.node_id for peer in self._connected()} | self._node.subscriptions.ready
+        return max(0, self._expected_peers - len(here))
+
+    def _late(self, task: int) -> list[PeerSession]:
+        """Return the connected peers that are not ready for a task, as far as they count."""
+        ready = self._node.subscriptions.ready
+        if task > 1:
+            return [peer for peer in self._connected() if peer.ready_for < task]
+        if len(ready) >= self._expected_peers:
+            return []
+        return [peer for peer in self._connected() if peer.node_id not in ready]
+
+    def _describe_start(self, task: int, waited_s: float) -> str:
+        late = [
+            f"node {peer.node_id} ({'+'.join(peer.session.identity.roles) or 'all roles'}) "
+            + (f"is still in task {peer.ready_for}" if peer.ready_for else "is not ready yet")
+            for peer in self._late(task)
+        ]
+        if n_missing := self._n_missing(task):
+            late.append(
+                f"{n_missing} of {self._expected_peers} peers have not connected yet, for which it "
+                f"waits {self._start_timeout_s:g} s (start_timeout_s)"
+            )
+        return (
+            f"node {self._node_id} has waited for {waited_s:.0f} s to begin its task {task}: "
+            + "; ".join(late)
+        )
 
     def _check_held(self) -> None:
         """Keep events that arrive before the program has subscribed to them.
@@ -497,7 +603,7 @@ class Router:
             if self._hold_until is not None:
                 if self._engine.clock.now() >= self._hold_until:
                     self._hold_until = None
-                self._node.hold(None if self._hold_until is None else self._is_early)
+                self._node.hold(self._is_later if self._hold_until is None else self._is_early)
         self._engine.receiver.deliver_ready()
 
     def _is_early(self, event: EncodedEvent) -> bool:
@@ -505,6 +611,11 @@ class Router:
         return name != SUBSCRIPTIONS_EVENT and not (
             self._engine.receiver.attached and name in self._subscribed
         )
+
+    def _is_later(self, event: EncodedEvent) -> bool:
+        """Return whether an event is for a later task, in which this node's predecessor was."""
+        name = event.event
+        return name[-1:] == ")" and task_number(name) > self._task and name not in self._subscribed
 
     def _start_dialer(self, address: str) -> None:
         with self._engine.lock:
@@ -543,7 +654,6 @@ class Router:
         count: int,
         found: Callable[[], set[str]],
         timeout_s: float,
-        stopped: Callable[[], bool] = lambda: False,
         state: str = "became ready",
     ) -> list[Identity]:
         engine = self._engine
@@ -551,21 +661,21 @@ class Router:
         def done() -> bool:
             return engine.fatal is not None or len(found()) >= count
 
-        left_s = timeout_s
         with engine.lock:
-            # A signal handler may stop the task, and cannot notify the condition.
-            while not engine.clock.wait_for(engine.members, done, min(left_s, CHECK_S)):
-                left_s -= CHECK_S
-                if stopped() or left_s <= 0:
-                    break
+            engine.clock.wait_for(engine.members, done, timeout_s)
             if engine.fatal is not None:
                 raise engine.fatal
-            if stopped() or done():
+            if done():
                 return self._node.connected_peers()
-            connected = sorted(int(identity.node_id) for identity in self._node.connected_peers())
-            ready = sorted(map(int, found()))
-            refusals = [f"; {address}: {error}" for address, error in engine.refusals.items()]
-        raise WaitTimeout(
+            raise self._not_in_time(count, found(), timeout_s, state)
+
+    def _not_in_time(
+        self, count: int, found: Collection[str], timeout_s: float, state: str = "became ready"
+    ) -> WaitTimeout:
+        connected = sorted(int(identity.node_id) for identity in self._node.connected_peers())
+        ready = sorted(map(int, found))
+        refusals = [f"; {address}: {error}" for address, error in self._engine.refusals.items()]
+        return WaitTimeout(
             f"expected {count} peers within {timeout_s:g} s, but only {len(connected)} connected "
             f"(nodes {connected}) and {len(ready)} {state} (nodes {ready}); check that the others "
             "are running, have the same key, and can reach "

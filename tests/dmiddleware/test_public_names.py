@@ -24,7 +24,8 @@ PIPELINE = [
     "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainView",
     "ChainTable", "ChainRow",
     "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock", "Running",
-    "SystemClock", "StepTimer", "Timing", "TraceFile", "merge_traces", "CurrentNode", "Progress",
+    "SystemClock", "Patience", "StepTimer", "Timing", "TraceFile", "merge_traces", "CurrentNode",
+    "Progress",
     "running_as", "current_node",
 ]  # fmt: skip
 

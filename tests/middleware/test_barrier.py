@@ -47,26 +47,6 @@ def test_no_node_passes_before_all_have_arrived(tmp_path: Path) -> None:
     assert max(apart) <= 1
 
 
-def test_missing_nodes_are_named(tmp_path: Path) -> None:
-    def run_learner(task: Task[Any]) -> None:
-        task.use(Barrier("epoch", timeout_s=0.5)).use(work)
-        with pytest.raises(WaitTimeout, match=r"node\(s\) 1 at barrier 'epoch' did not arrive"):
-            task.run(max_step=1)
-        task.emit("go on")
-
-    def run_other(task: Task[Any]) -> None:
-        told = threading.Event()
-        task.on("go on", told.set)
-
-        @middleware(roles=[Role.COLLECTOR])
-        def wait(ctx: OnlineRLContext) -> None:
-            assert told.wait(DEADLINE_S)
-
-        task.use(wait).run(max_step=1)
-
-    run_nodes(tmp_path, (Role.LEARNER, run_learner), (Role.COLLECTOR, run_other))
-
-
 def test_nodes_that_have_left_are_not_waited_for(tmp_path: Path) -> None:
     def run_learner(task: Task[Any]) -> int:
         task.use(Barrier(timeout_s=DEADLINE_S)).use(work).run(max_step=5)
@@ -135,13 +115,49 @@ def test_a_node_waits_for_those_that_it_is_not_connected_to(topology: TopologyNa
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_each_node_names_all_missing_nodes_at_the_deadline(topology: TopologyName) -> None:
-    visits = Visits({0: 0.0, 1: 0.0, 2: 90.0, 3: 95.0}, timeout_s=30.0)
+def test_nodes_that_work_are_waited_for_and_named_once_per_deadline(
+    topology: TopologyName, caplog: pytest.LogCaptureFixture
+) -> None:
+    visits = Visits({0: 0.0, 1: 0.0, 2: 80.0, 3: 85.0}, timeout_s=30.0)
     with Cluster(visits, n=4, topology=topology) as cluster:
-        cluster.start()
-        cluster.join(0, 1)
-    missing = "node(s) 2, 3 at barrier 'barrier' did not arrive within 30 s"
-    assert visits.errors == {0: missing, 1: missing}
+        cluster.run()
+    assert visits.errors == {}
+    assert all(times == pytest.approx([85.0], abs=0.3) for times in visits.passed.values())
+    for node_id in (0, 1):
+        said = [text for text in caplog.messages if text.startswith(f"node {node_id} has waited")]
+        assert len(said) == 3  # after 5, 30 and 60 seconds
+        assert all("node(s) 2, 3 at barrier 'barrier'" in text for text in said)
+        assert all("timeout_s=30" in text and "since" in text for text in said)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_nodes_that_wait_for_each_other_name_all_missing_nodes_at_the_deadline(
+    topology: TopologyName,
+) -> None:
+    errors: dict[int, str] = {}
+
+    def program() -> None:
+        with Task(OnlineRLContext()) as task:
+            assert task.router is not None
+            node_id = task.router.node_id
+            name = "odd" if node_id % 2 else "even"
+            try:
+                task.use(Barrier(name, timeout_s=30.0)).run(max_step=1)
+            except WaitTimeout as error:
+                errors[node_id] = f"{task.clock.now():.0f} s: {error}"
+                waiting = threading.Condition()
+                with waiting:  # the others are to notice by themselves
+                    task.clock.wait_for(waiting, lambda: False, 60.0)
+
+    with Cluster(program, n=4, topology=topology) as cluster:
+        cluster.run()
+    # In a star, only the hub hears what all of them wait for.
+    assert errors.keys() == ({0, 1, 2, 3} if topology == "mesh" else {0})
+    for node_id, error in errors.items():
+        others = ", ".join(str(other) for other in range(4) if other % 2 != node_id % 2)
+        name = "odd" if node_id % 2 else "even"
+        assert f"node(s) {others} at barrier '{name}' did not arrive within 30 s" in error
+        assert 30 <= int(error.split()[0]) < 45
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
+from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.session import PeerSession
 
 __all__ = ["EventTraffic", "PeerTraffic", "TrafficCounters"]
@@ -99,7 +100,8 @@ class TrafficCounters:
         self._by_event: dict[str, EventTraffic] = {}
 
     def of(self, event: str) -> EventTraffic:
-        """Return the counters of an event, to be increased by the caller."""
+        """Return the counters of an event, whichever task sends it, to be increased."""
+        event = base_name(event)
         traffic = self._by_event.get(event)
         if traffic is None:
             traffic = self._by_event.setdefault(event, EventTraffic())

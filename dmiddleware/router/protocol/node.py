@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
+from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.fragments import Assembly, Fragment, fragment_contents
 from dmiddleware.router.protocol.handshake import (
     MAX_HANDSHAKE_BYTES,
@@ -77,6 +78,10 @@ _NO_CONTENTS: Final = FrameContents()
 _WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
 
 _acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
+
+
+def _is_announcement(event: EncodedEvent) -> bool:
+    return event.event == SUBSCRIPTIONS_EVENT
 
 
 class NodeProtocol:
@@ -207,6 +212,9 @@ class NodeProtocol:
             if not peer.incoming.has_events:
                 del self._with_events[peer.node_id]
             elif not events:
+                # Held events may wait until the subscriptions behind them are known.
+                for event in peer.incoming.inbox.take_out(_is_announcement):
+                    self._on_announcement(peer, event)
                 self._held[peer.node_id] = self._with_events.pop(peer.node_id)
         return taken
 
@@ -734,7 +742,7 @@ class NodeProtocol:
         return assembly
 
     def _check_names(self, peer: PeerSession, events: list[EncodedEvent]) -> None:
-        names = {event.event for event in events}
+        names = {base_name(name) for name in {event.event for event in events}}
         if names <= peer.event_names:
             return
         most = self.options.max_event_names

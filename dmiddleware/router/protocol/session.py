@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from dmiddleware.event_names import base_name, task_number
 from dmiddleware.router.protocol.handshake import Session, hkdf
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.streams import (
@@ -20,7 +21,18 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES, Acknowledgements
 from dmiddleware.router.wire.frame import FrameMac, FrameType
 
-__all__ = ["ParkedPoll", "PeerCounters", "PeerSession", "ReplayWindow", "Request", "Response"]
+__all__ = [
+    "READY_EVENT",
+    "ParkedPoll",
+    "PeerCounters",
+    "PeerSession",
+    "ReplayWindow",
+    "Request",
+    "Response",
+]
+
+READY_EVENT: Final = "task.ready"
+"""Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
 
 HOLD_BYTES: Final = 1 << 14
 """While a frame is unacknowledged, fewer bytes of events than this are held back."""
@@ -131,7 +143,8 @@ class PeerSession:
         check: checks frames from the peer; None without a key.
         patterns: events that the peer subscribes to, as globs.
         inherited: events that the peer's predecessor subscribed to; it receives them too until it
-            is ready.
+            is ready for the task that they belong to.
+        ready_for: number of the newest task that the peer is ready for; 0: of none yet.
         event_names: names of the events that the peer has sent.
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         acks: ``(stream, sequence, credit)`` to send with the next frame.
@@ -157,6 +170,7 @@ class PeerSession:
     check: FrameMac | None = None
     patterns: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
+    ready_for: int = 0
     event_names: set[str] = field(default_factory=set)
     has_announced: bool = False
     acks: list[tuple[int, int, int]] = field(default_factory=list)
@@ -226,8 +240,10 @@ class PeerSession:
             ready: whether they include all initial ones.
         """
         self.patterns, self.has_announced = patterns, True
+        later = (task_number(name) for name in patterns if base_name(name) == READY_EVENT)
+        self.ready_for = max(later, default=int(ready))
         if ready:
-            self.inherited = ()
+            self.inherited = tuple(n for n in self.inherited if task_number(n) > self.ready_for)
         self._matches.clear()
 
     def next_number(self) -> int:

@@ -31,6 +31,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from dmiddleware.errors import FrameError
+from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.fragments import Assembly, Fragment, Transfer
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
 from dmiddleware.router.wire.frame import MAX_BUFFERS
@@ -796,6 +797,18 @@ class Inbox(Generic[T]):
         self.counters.delivered += len(taken)
         return taken
 
+    def take_out(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove and return messages that need not wait for those before them.
+
+        Not for an inbox whose messages are acknowledged when handled.
+        """
+        taken = [message for message in self._ready if matches(message)]
+        if taken:
+            self._ready = deque(message for message in self._ready if not matches(message))
+            self._bytes -= sum(message.size for message in taken)
+            self.counters.delivered += len(taken)
+        return taken
+
     def on_handled(self) -> bool:
         """Note that the oldest message that was taken has been handled.
 
@@ -931,8 +944,10 @@ class IncomingStreams:
         self._seen[stream] = sequence
         if stream == LATEST:
             for event in events:
-                self.counters.superseded += event.event in self._latest
-                self._latest[event.event] = event
+                # A later task of the peer's program supersedes what an earlier one has sent.
+                name = base_name(event.event)
+                self.counters.superseded += name in self._latest
+                self._latest[name] = event
         else:
             self._lossy.extend(events)
             while len(self._lossy) > self._max_lossy:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from dmiddleware.errors import FrameError, FrameTooLarge
+from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import PeerSession
 from dmiddleware.router.wire.envelope import (
@@ -138,7 +139,8 @@ class Subscriptions:
             to: the peers that receive it; None: all subscribers, later ones included.
         """
         if to is None:
-            self._latest[event.event] = event
+            # Of one name, only the newest task's is kept.
+            self._latest[base_name(event.event)] = event
             to = self.subscribers(event.event)
         for node_id in to:
             if (peer := self._peers.get(node_id)) is not None:
@@ -155,7 +157,7 @@ class Subscriptions:
         )
         if len(patterns) > self._options.max_event_names:
             raise FrameError(_too_many(len(patterns), self._options.max_event_names))
-        had = {name for name in self._latest if peer.has_announced_event(name)}
+        had = {n for n, event in self._latest.items() if peer.has_announced_event(event.event)}
         peer.set_patterns(patterns, ready=ready)
         self.n_announcements += 1
         self.on_peers_changed()
@@ -178,7 +180,7 @@ class Subscriptions:
 
     def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
-            if name not in had and peer.subscribes_to(name):
+            if name not in had and peer.subscribes_to(event.event):
                 most = peer.session.limits.max_event_bytes - FRAME_OVERHEAD
                 if event.size <= most:
                     peer.outgoing.put_latest(event)

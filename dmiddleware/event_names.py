@@ -1,0 +1,30 @@
+"""Names under which the tasks of a program exchange events with their peers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["base_name", "scoped_name", "task_number"]
+
+_SCOPE: Final = " (task "
+
+
+def scoped_name(name: str, number: int) -> str:
+    """Return the name under which the n-th task of a program exchanges an event with its peers.
+
+    The first task uses the event's own name.
+    """
+    return name if number == 1 else f"{name}{_SCOPE}{number})"
+
+
+def base_name(name: str) -> str:
+    """Return the event's own name, whichever task exchanges it."""
+    return name.partition(_SCOPE)[0] if name[-1:] == ")" else name
+
+
+def task_number(name: str) -> int:
+    """Return the number of the task that exchanges an event under a name."""
+    if name[-1:] != ")":
+        return 1
+    _, scope, number = name.rpartition(_SCOPE)
+    return int(number[:-1]) if scope and number[:-1].isdecimal() else 1
