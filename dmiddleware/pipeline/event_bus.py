@@ -514,7 +514,7 @@ class EventBus:
             if number != self._task:
                 _logger.debug("event %r arrived in task %d", name, self._task)
                 if done is not None:
-                    # What is for a later task waits for it.
+                    # An event of a later task waits for that task.
                     done(number < self._task)
                 return
             name = base_name(name) if number > 1 else name

@@ -17,13 +17,13 @@ _ROUNDING_S: Final = 1e-4
 
 
 class Patience:
-    """The deadline of a wait for other processes, which counts only while there is no hope.
+    """The deadline of a wait for other processes, which counts only while none of them works.
 
-    A process that is alive and works may need any time. So the deadline counts from the moment at
-    which none of the processes that are waited for does.
+    A process that is alive and works may take any time. So the deadline counts from the moment at
+    which none of the processes that are waited for works any more.
 
     Args:
-        timeout_s: how many seconds to wait without hope.
+        timeout_s: how many seconds to wait while none of them works.
         now: the time in seconds.
     """
 

@@ -397,7 +397,8 @@ class Policy(Configurable):
         """
         if not isinstance(cfg, Mapping):
             return super().merged_config(cfg)
-        own, others = cfg, {}
+        own: Mapping[str, Any] = cfg
+        others: dict[str, Any] = {}
         if cls.config_strict:
             own, others = split_classic(cfg, cls._merged_entries(), cls.__name__)
         if isinstance(own.get("model"), Mapping):
@@ -967,7 +968,7 @@ class Policy(Configurable):
         if field != "learn":
             known.update(name.partition(".")[0] for name in self.get_attribute("act_inputs"))
             if STATE in kwargs and self.initial_state(1) is not None:
-                known |= ACT_KEYWORDS  # whoever holds its state may hold them all
+                known |= ACT_KEYWORDS  # the caller that holds its state may pass them all
         for name in kwargs:
             if name not in known:
                 raise ConfigError(self._unknown_keyword(field, name, known))
