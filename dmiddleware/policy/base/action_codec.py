@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import gymnasium as gym
 import numpy as np
@@ -37,6 +37,10 @@ __all__ = ["ActionBounding", "ActionCodec"]
 
 ActionBounding = Literal["rescale", "clip", "tanh"]
 Numbers = Sequence[Any] | torch.Tensor
+
+
+_ROUNDING: Final = 1e-4
+"""How far an action may leave the bounds of a Box, as a part of half its width."""
 
 
 class ActionCodec:
@@ -197,6 +201,31 @@ class ActionCodec:
             return self._only.to_raw(action)
         return self._mapped("to_raw", action)
 
+    def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:
+        """Reject actions of the environment outside of its space, as in a data set of others.
+
+        Args:
+            action: ``[…]``.
+            mask: ``[…]`` bool, True where a row counts; None: all do.
+
+        Raises:
+            StructureError: with the first such action and what is allowed.
+        """
+        by_path = {"": action} if self._only is not None else dict(leaves(action))
+        for path, part in self._parts.items():
+            outside = part.outside(by_path[path])
+            if mask is not None:
+                outside = outside & mask
+            if outside.any():
+                row = outside.nonzero()[0].tolist()
+                name = f"the part {path!r} of the action" if path else "the action"
+                raise StructureError(
+                    f"{name} in row {', '.join(map(str, row))} is "
+                    f"{by_path[path][tuple(row)].tolist()}, outside of {part.describe()}; clip or "
+                    "correct the actions of the data set, or build the policy for the space that "
+                    "they come from"
+                )
+
     def features(self, action: Any) -> torch.Tensor:
         """Return actions as the input of a network, ``[…, n_outputs]`` float32.
 
@@ -340,6 +369,14 @@ class _Part(ABC):
         """Return ``[…]`` bool, whether a mask ``[…, n_logits]`` allows raw actions."""
         raise NotImplementedError
 
+    @abstractmethod
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[…]`` bool, which of the environment's actions are not in its space."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Name the space, for a message."""
+
     def features(self, raw: torch.Tensor) -> torch.Tensor:
         """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
         return raw
@@ -384,6 +421,14 @@ class _Discrete(_Part):
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
 
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return (raw < 0) | (raw >= self.n_logits)
+
+    def describe(self) -> str:
+        first = self._start or 0
+        return f"the choices {first} to {first + self.n_logits - 1}"
+
     def features(self, raw: torch.Tensor) -> torch.Tensor:
         return F.one_hot(raw, self.n_logits)
 
@@ -423,6 +468,14 @@ class _MultiDiscrete(_Part):
         ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
         first = ends - ends.new_tensor(self.sizes)
         return mask.gather(-1, raw + first).all(-1)
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return ((raw < 0) | (raw >= torch.tensor(self.sizes, device=raw.device))).any(-1)
+
+    def describe(self) -> str:
+        first = "" if self._start is None else f", counted from {self._start}"
+        return f"the numbers of choices {[*self.sizes]}{first}"
 
     def features(self, raw: torch.Tensor) -> torch.Tensor:
         choices = zip(raw.unbind(-1), self.sizes, strict=True)
@@ -470,6 +523,13 @@ class _MultiBinary(_Part):
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return ((raw == 0) | mask).all(-1)
 
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return ((raw != 0) & (raw != 1)).any(-1)
+
+    def describe(self) -> str:
+        return "the values 0 and 1"
+
 
 class _Box(_Part):
     kind = "continuous"
@@ -507,6 +567,20 @@ class _Box(_Part):
         _, _, center, half = self._scale(action.device)
         # Where both bounds are equal, the only action is that of any raw one, such as 0.
         return (action - center) / half.masked_fill(half == 0, 1.0)
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        action = super().to_raw(action)
+        if self._bounds is None:
+            return torch.zeros(action.shape[:-1], dtype=torch.bool, device=action.device)
+        low, high, _, half = self._scale(action.device)
+        margin = _ROUNDING * half
+        return ((action < low - margin) | (action > high + margin)).any(-1)
+
+    def describe(self) -> str:
+        if self._bounds is None:
+            return "a Box without bounds"
+        low, high = (bound.tolist() for bound in self._bounds)
+        return f"the bounds {low} and {high}"
 
     def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Return the bounds, centers and half widths on a device."""

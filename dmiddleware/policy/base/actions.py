@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dmiddleware.config import Option, Range, one_of, optional
-from dmiddleware.data.batch import Nested, Value
+from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import action_kind_of
 from dmiddleware.model.action_mask import action_mask_of, as_mask
@@ -41,6 +41,12 @@ class CodecPolicy(PartsPolicy):
     def _init_common(self) -> None:
         super()._init_common()
         self._codec = self._make_codec()
+
+    def _check_columns(self, columns: Batch | Mapping[str, Any]) -> None:
+        super()._check_columns(columns)
+        # Rows that a collector made have actions of an env; those of other data may be anything.
+        if "collect_iter" not in columns and "action" in columns:
+            self._codec.check(columns["action"], mask=columns.get("mask"))
 
     def _make_codec(self) -> ActionCodec:
         return ActionCodec(self._model_action())
