@@ -81,7 +81,10 @@ def in_own_names(options: Mapping[str, Any], parameters: Collection[str]) -> dic
 
 
 def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a network, with those of base classes that ``**options`` go to."""
+    """Return the parameters of a network, with those that ``**options`` go to.
+
+    They go to the base class, or to the part of the network that ``options_of`` names.
+    """
     found: dict[str, inspect.Parameter] = {}
     for cls in build.__mro__:
         if "__init__" not in vars(cls):
@@ -93,6 +96,8 @@ def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
         rest = [one for one in own if one.kind is one.VAR_KEYWORD]
         if not rest:
             return found
+        if "options_of" in vars(cls):
+            return {**parameters_of(vars(cls)["options_of"]), **found}
         if cls.__mro__[1] is nn.Module:
             return {**found, rest[0].name: rest[0]}
     return found

@@ -206,6 +206,9 @@ class VDNNetwork(TeamNetwork):
         ValueError: if another option is.
     """
 
+    options_of: ClassVar[type[nn.Module]] = QNetwork
+    """The part that takes further options."""
+
     def __init__(
         self, obs_shape: Mapping[str, ObsShape], action_shape: int, *, n_agent: int, **options: Any
     ) -> None:

@@ -120,7 +120,7 @@ class TQCPolicy(SACPolicy):
 def _quantiles(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
     """Return ``[n_critics, B, N]``, the quantiles of the values of actions ``[B, A]``."""
     found = critic(obs, action)
-    if found.dim() == 2:
+    if found.shape[1:] == (len(action),):  # a value for each critic and row
         raise ConfigError(_NO_QUANTILES)
     wanted = ("n_critics", len(action), "n_quantiles")
     return with_rows(found, wanted, what="of the critics")

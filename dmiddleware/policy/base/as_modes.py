@@ -116,8 +116,9 @@ def _as_mode(policy: Any, kind: type[M], name: str, user: str) -> M:
             f"pass the policy itself, for example {user}(policy, ...)"
         )
     owner = getattr(getattr(mode, "forward", None), "__self__", None)
-    if isinstance(owner, Policy):
-        built = owner.as_mode(kind, _functions_of(mode, kind))
+    functions = _functions_of(mode, kind)
+    if isinstance(owner, Policy) and functions.keys() >= _required(kind):
+        built = owner.as_mode(kind, functions)
         return mode if isinstance(mode, kind) and mode == built else built
     return mode if isinstance(mode, kind) else _ADOPT[kind](mode)
 
@@ -134,6 +135,10 @@ def _is_foreign(mode: object, kind: type) -> bool:
 
 def _has(mode: object, functions: tuple[str, ...]) -> bool:
     return all(callable(getattr(mode, function, None)) for function in functions)
+
+
+def _required(kind: Any) -> set[str]:
+    return set(kind._fields) - set(getattr(kind, "_field_defaults", {}))
 
 
 def _functions_of(mode: object, kind: Any) -> dict[str, Any]:

@@ -72,9 +72,9 @@ LATER = """
     task.check()
 
     def main():
-        import training
         task.use(lambda ctx: print("step", flush=True)).run(max_step=2)
         task.close()
+        import training
 """
 MADE_BY_NAME = """
     from parts import *

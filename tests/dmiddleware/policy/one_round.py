@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -126,8 +128,13 @@ def one_round(
     Returns:
         The policy.
     """
-    env = Drawn(observation_space, action_space_of(cls) if action_space is None else action_space)
-    with make_env_manager(lambda: env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
+    actions = action_space_of(cls) if action_space is None else action_space
+
+    def make_env() -> Drawn:
+        # Spaces hold random generators, so each env has its own.
+        return Drawn(*copy.deepcopy((observation_space, actions)))
+
+    with make_env_manager(make_env, env_num=1, seed=0, mode=mode, max_retry=0) as envs:
         if cls is R2D2Policy:
             options = {"burn_in": 2, **options}
         policy = cls.for_env(envs, seed=0, **options)
@@ -141,16 +148,16 @@ def one_round(
             save_checkpoint(folder / "policy.ckpt", policy.learn_mode.state_dict())
             again = cls(plain_values(policy.cfg))
             again.learn_mode.load_state_dict(load_checkpoint(folder / "policy.ckpt"))
-            check_same_actions(policy, again, env)
+            check_same_actions(policy, again, make_env)
         evaluate_episodes(policy, envs, 2)
     return policy
 
 
-def check_same_actions(one: Any, other: Any, env: gym.Env[Any, Any]) -> None:
+def check_same_actions(one: Any, other: Any, make_env: Callable[[], gym.Env[Any, Any]]) -> None:
     """Require that two policies act alike from the same seed of an env on."""
     answers = []
     for policy in (one, other):
-        with make_env_manager(lambda: env, env_num=1, seed=1, max_retry=0) as envs:
+        with make_env_manager(make_env, env_num=1, seed=1, max_retry=0) as envs:
             rows = RolloutCollector(policy, envs).collect(12)
         answers.append(dict(leaves(as_tree({name: rows[name] for name in ("obs", "action")}))))
     assert answers[0].keys() == answers[1].keys()

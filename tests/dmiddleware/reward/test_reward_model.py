@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.data import Batch, as_tree
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData, NonFiniteLoss
 from dmiddleware.policy import Part, adam
 from dmiddleware.reward import RewardModel
 from dmiddleware.rl import RunningMeanStd
@@ -88,10 +88,24 @@ def test_the_state_of_another_model_is_refused() -> None:
         Predictor().load_state_dict(Predictor(name="other").state_dict())
 
 
+class Undefined(Predictor):
+    """Its loss is NaN."""
+
+    def _reward(self, batch: Batch) -> torch.Tensor:
+        return super()._reward(batch) * float("nan")
+
+
 def test_a_loss_that_is_not_finite_is_rejected_and_changes_no_weight() -> None:
+    model = Undefined()
+    with pytest.raises(NonFiniteLoss, match="Undefined was NaN"):
+        model.update(rows(8))
+    assert model.net.weight.isfinite().all()
+
+
+def test_an_observation_that_is_not_finite_is_rejected_and_changes_no_weight() -> None:
     model, batch = Predictor(), rows(8)
     batch["obs"][2, 0] = float("nan")
-    with pytest.raises(NonFiniteLoss, match="Predictor was NaN"):
+    with pytest.raises(NonFiniteData, match="nan at"):
         model.update(batch)
     assert model.net.weight.isfinite().all()
 
