@@ -357,7 +357,13 @@ class OpaqueStep:
                 other.copy_(own.detach())
 
 
-@torch.library.custom_op("dmiddleware::step", mutates_args=("parameters",))
+@torch.library.custom_op(
+    "dmiddleware::step",
+    mutates_args=("parameters",),
+    # Versions of torch before 2.7 cannot infer it from these annotations.
+    schema="(Tensor(a!)[] parameters, Tensor[] gradients, bool[] used, Tensor found_inf, "
+    "int number) -> ()",
+)
 def _step(
     parameters: list[torch.Tensor],
     gradients: list[torch.Tensor],

@@ -107,7 +107,7 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
             f"rank {rank} could not join the group of {size} ranks at {address} within "
             f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
         ) from error
-    life = _FolderOfLife(Path(folder)) if folder else _StoreOfLife(store)
+    life = _FolderOfLife(Path(folder)) if folder else _StoreOfLife(_connect_again(timeout))
     membership = _Membership.join(life, rank, size)
     try:
         yield rank
@@ -219,9 +219,7 @@ class _StoreOfLife:
     """
 
     def __init__(self, store: Store) -> None:
-        # A connection of its own: another thread may wait in the store.
-        own = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-        self._store = PrefixStore("life", own)
+        self._store = PrefixStore("life", store)
         self._store.set_timeout(datetime.timedelta(seconds=_STORE_S))
         self._is_local = _is_loopback(os.environ.get("MASTER_ADDR", ""))
 
@@ -491,6 +489,14 @@ def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) 
         address, listening.getsockname()[1], size, True, timeout,
         master_listen_fd=listening.detach(), use_libuv=False,
     )  # fmt: skip
+
+
+def _connect_again(timeout: datetime.timedelta) -> Store:
+    """Return another connection to the group's store: another thread may wait in the first."""
+    address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    store = TCPStore(address, port, is_master=False, timeout=timeout)
+    # torchrun keeps its store when it restarts the ranks.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _has_agent_store() -> bool:

@@ -23,8 +23,12 @@ FRAGMENTS = NodeOptions(fragment_bytes=19, batch_bytes=1)
 DELAYS_S = {False: (0.0, 0.05), True: (0.0, 0.005)}
 """How long a frame takes, for events as a whole and in fragments."""
 
-SEEDS = [
-    pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow, id=str(seed))
+N_QUICK = {False: 5, True: 1}
+"""How many seeds `make test` tries; the others are slow."""
+
+CASES = [
+    pytest.param(seed, in_fragments, marks=[] if seed < n_quick else pytest.mark.slow)
+    for in_fragments, n_quick in N_QUICK.items()
     for seed in range(60)
 ]
 
@@ -72,8 +76,7 @@ def kill(cluster: Cluster, chance: random.Random) -> None:
             cluster.start(victim)
 
 
-@pytest.mark.parametrize("in_fragments", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "in_fragments"), CASES)
 def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
     seed: int, in_fragments: bool
 ) -> None:
@@ -95,8 +98,7 @@ def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
         exchange.check(3)
 
 
-@pytest.mark.parametrize("in_fragments", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "in_fragments"), CASES)
 def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(
     seed: int, in_fragments: bool
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_resumed_run_continues_bit_for_bit(optimizer: str, tmp_path: Path) -> 
         assert same(policy.learn_mode.state_dict(), whole.learn_mode.state_dict())
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("optimizer", ["AdamW", "own"])
 def test_a_compiled_update_makes_the_steps_of_any_optimizer(optimizer: str) -> None:
     rate = {"type": "linear", "start": 0.01, "end": 0.001, "decay": 6, "by": "update"}
