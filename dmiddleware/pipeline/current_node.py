@@ -202,9 +202,11 @@ class CurrentNode:
             TaskStateError: if another task runs, from which the new one would take the peers.
         """
         with self._lock:
-            self._refuse_second_task()
-            self._n_tasks += 1
-            return self._n_tasks
+            running = self._running
+            if running is None:
+                self._n_tasks += 1
+                return self._n_tasks
+        raise self._two_at_once(running)
 
     def register(self, task: _StoppableTask) -> None:
         """Add a task of this process; if the process was already asked to stop, stop the task.
@@ -229,9 +231,12 @@ class CurrentNode:
             TaskStateError: if a newer one was built, which has the peers now.
         """
         with self._lock:
-            if self.router is not None:
-                self._check_turn(task)
+            other = self._running or (self._tasks[-1] if self._tasks else task)
+            is_its_turn = self.router is None or other is task
+            if is_its_turn and self.router is not None:
                 self._running = task
+        if not is_its_turn:
+            raise self._two_at_once(other)
         try:
             yield
         finally:
@@ -239,23 +244,15 @@ class CurrentNode:
                 self._running = None if self._running is task else self._running
                 self._changed.notify_all()
 
-    def _check_turn(self, task: _StoppableTask) -> None:
-        self._refuse_second_task()
-        newest = self._tasks[-1] if self._tasks else task
-        if newest is not task:
-            raise TaskStateError(
-                f"node {self.node_id} cannot run the task {task.name!r}: the task {newest.name!r} "
-                "was built after it, and the peers talk to that one; build each task when the one "
-                "before it has ended"
-            )
-
-    def _refuse_second_task(self) -> None:
-        if self._running is not None:
-            raise TaskStateError(
-                f"node {self.node_id} runs the task {self._running.name!r}, and its peers talk to "
-                "one task of a node at a time; run tasks one after the other, in one thread, or "
-                "start a run for each"
-            )
+    def _two_at_once(self, other: _StoppableTask) -> TaskStateError:
+        """Stop the other task too, which may wait for peers forever, and return the error."""
+        reason = (
+            f"node {self.node_id} has the task {other.name!r}, and its peers talk to one task of a "
+            "node at a time; build and run each task when the one before it has ended, or start a "
+            "run for each"
+        )
+        other.stop(reason, ok=False)
+        return TaskStateError(reason)
 
     def wait_until_idle(self) -> None:
         """Wait until no task runs, which another thread may have started."""

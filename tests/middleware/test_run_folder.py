@@ -207,6 +207,8 @@ def test_threads_of_several_runs_agree(tmp_path: Path) -> None:
                 return number, RunFolder.create("a", root=root).path
             return number % 2, create_as(root, role="learner", stamp=f"{number % 2}").path
 
-        with ThreadPoolExecutor(6) as pool:
+        # With two nodes in this process, threads without a node of their own run alone.
+        others = [running_as(CurrentNode(roles=("learner",))) for _ in range(2)]
+        with others[0], others[1], ThreadPoolExecutor(6) as pool:
             found = set(pool.map(create, range(6)))
         assert len(found) == len({path for _, path in found}) == 4

@@ -52,7 +52,7 @@ def mixed_rows(n_episodes: int = 500, seed: int = 0) -> Batch:
     obs = torch.rand(n_episodes, LENGTH + 1, 2, generator=generator) * 2 - 1
     is_good = torch.arange(n_episodes) % 2 == 0
     raw = torch.where(is_good[:, None], 1.0, -1.0) * best_action(obs[:, :-1])
-    raw = raw + 0.2 * torch.randn(raw.shape, generator=generator)
+    raw = (raw + 0.2 * torch.randn(raw.shape, generator=generator)).clamp(-1.0, 1.0)
     last = torch.zeros(n_episodes, LENGTH, dtype=torch.bool)
     last[:, -1] = True
     episode_id = torch.arange(n_episodes)[:, None].expand(-1, LENGTH)
