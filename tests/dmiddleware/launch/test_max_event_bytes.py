@@ -25,10 +25,11 @@ PROGRAM = """
 
             @middleware(roles=[Role.LEARNER])
             def learn(ctx):
-                array = ctx.task.wait_for("array", timeout_s=60)
-                print("arrived", flush=True)
-                ctx.task.stop("done")
+                ctx.task.wait_for("enough", timeout_s=60)
 
+            if task.has_role(Role.LEARNER):
+                # Before the run, or the event may be sent while nobody wants it.
+                task.on("array", lambda array: task.stop("it has arrived"))
             task.use(collect).use(learn).run()
 """
 
