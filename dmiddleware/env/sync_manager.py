@@ -288,7 +288,7 @@ class SyncEnvManager(BaseEnvManager):
         if seed is not None:
             env.action_space.seed(seed)
         obs, info = check_first(result, env_id)
-        return obs, own_copy(info)
+        return obs, own_copy(info) if info else {}
 
     def _batch_resets(
         self, ids: Sequence[int], firsts: list[tuple[Any, Any]]

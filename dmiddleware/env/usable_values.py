@@ -19,11 +19,10 @@ ValueCheck: TypeAlias = Callable[[NestedArrays], bool]
 
 def is_finite(array: Any) -> bool:
     """Return whether no value of an array or tensor is NaN or infinite."""
-    if is_tensor(array):
+    if type(array) is not np.ndarray and is_tensor(array):
         return bool(array.isfinite().all())
     # Much faster for few values. The sum of squares may overflow; vdot does not warn about it.
-    flat = array.ravel("K")
-    return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def make_value_check(space: spaces.Space[Any]) -> ValueCheck | None:

@@ -28,6 +28,8 @@ from dmiddleware.rollout.acting_memory import (
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
 
+_FLOATS: Final = frozenset((float, np.float32, np.float64))
+
 _SOURCE_BITS: Final = 35
 _COUNTER_BITS: Final = 28
 _NO_IDS: Final[IdArray] = np.zeros(0, np.int64)
@@ -407,6 +409,8 @@ def _checked_return(value: Any, env_id: int) -> float:
     Raises:
         EnvProtocolError: if it is not a finite number.
     """
+    if type(value) in _FLOATS and math.isfinite(value):
+        return float(value)
     array = np.asarray(value)
     if array.ndim == 0 and array.dtype.kind in "iufb" and math.isfinite(array):
         return float(value)

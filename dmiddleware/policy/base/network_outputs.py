@@ -61,8 +61,10 @@ def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.T
         PolicyOutputError: for another shape.
     """
     if isinstance(output, torch.Tensor) and output.dim() == len(wanted):
-        pairs = zip(output.shape, wanted, strict=True)
-        if all(isinstance(one, str) or size == one for size, one in pairs):
+        for size, one in zip(output.shape, wanted, strict=True):
+            if size != one and type(one) is not str:
+                break
+        else:
             return output
     raise _unfit(output, what, _shape(wanted))
 

@@ -917,7 +917,8 @@ class Policy(Configurable):
         self, field: str, data: Nested, env_id: npt.ArrayLike | None, kwargs: dict[str, Any]
     ) -> dict[Any, Any]:
         self._check_call(field, kwargs)
-        check_finite(data, user=type(self).__name__)
+        if env_id is None:  # else, an env manager has checked them
+            check_finite(data, user=type(self).__name__)
         if self._model.training:
             self._model.eval()
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time

@@ -229,7 +229,7 @@ class QLearningPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
 
     def _values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
-        if not isinstance(output, Mapping) or "logit" not in output:
+        if (type(output) is not dict and not isinstance(output, Mapping)) or "logit" not in output:
             raise PolicyOutputError(
                 f"the model returned {output!r:.100}; it must return a dictionary with the key "
                 '"logit", the values of all actions'
