@@ -552,7 +552,7 @@ class _Box(_Part):
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         if self._bounds is not None:
-            low, high, center, half = self._scale(raw.device)
+            low, high, center, half, _ = self._scale(raw.device)
             if self._bounding != "clip":
                 raw = center + raw * half
             raw = raw.clamp(low, high)
@@ -564,15 +564,14 @@ class _Box(_Part):
             action = action.float()
         if self._bounds is None or self._bounding == "clip":
             return action
-        _, _, center, half = self._scale(action.device)
-        # Where both bounds are equal, the only action is that of any raw one, such as 0.
-        return (action - center) / half.masked_fill(half == 0, 1.0)
+        _, _, center, _, divisor = self._scale(action.device)
+        return (action - center) / divisor
 
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         action = super().to_raw(action)
         if self._bounds is None:
             return torch.zeros(action.shape[:-1], dtype=torch.bool, device=action.device)
-        low, high, _, half = self._scale(action.device)
+        low, high, _, half, _ = self._scale(action.device)
         margin = _ROUNDING * half
         return ((action < low - margin) | (action > high + margin)).any(-1)
 
@@ -583,7 +582,7 @@ class _Box(_Part):
         return f"the bounds {low} and {high}"
 
     def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return the bounds, centers and half widths on a device."""
+        """Return the bounds, centers, half widths, and what maps actions back, on a device."""
         scale = self._scales.get(device)
         if scale is None:
             assert self._bounds is not None
@@ -591,7 +590,9 @@ class _Box(_Part):
             bounded = low.isfinite() & high.isfinite()
             center = torch.where(bounded, high / 2 + low / 2, 0.0)
             half = torch.where(bounded, high / 2 - low / 2, 1.0)
-            scale = tuple(each.to(device) for each in (low, high, center, half))
+            # Where both bounds are equal, the only action is that of any raw one, such as 0.
+            divisor = half.masked_fill(half == 0, 1.0)
+            scale = tuple(each.to(device) for each in (low, high, center, half, divisor))
             self._scales[device] = scale
         return scale
 

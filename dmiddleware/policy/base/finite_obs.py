@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data.batch import Batch, leaves
+from dmiddleware.env.usable_values import is_finite
 from dmiddleware.errors import StructureError
 
 __all__ = ["check_finite"]
@@ -57,10 +57,8 @@ def _is_finite(leaf: Any) -> bool:
         if not leaf.is_floating_point():
             return True
         if leaf.device.type != "cpu" or leaf.dtype is torch.bfloat16:
-            return bool(leaf.isfinite().all())
+            return is_finite(leaf)
         leaf = leaf.detach().numpy()
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f":
         return True
-    # Much faster than torch for few values. The sum of squares may overflow.
-    flat = leaf.ravel("K")
-    return math.isfinite(np.vdot(flat, flat)) or bool(np.isfinite(flat).all())
+    return is_finite(leaf)
