@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from dmiddleware.errors import LaunchError
 from dmiddleware.pipeline import ChainView, Event, OnlineRLContext, Role, SkipRest, Task
 from dmiddleware.policy import Policy
 from middleware.support.checks import check_instance, check_positive
@@ -138,20 +137,10 @@ class ContextExchanger(Exchange):
             )
 
     def setup(self, task: Task[Any]) -> None:
-        """Subscribe to the events of the other nodes, and let several ranks decide on stops.
-
-        Raises:
-            LaunchError: if the launcher started several ranks, but the program does not join them.
-        """
+        """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
         super().setup(task)
         if self._ranks.size > 1:
             task.hold_stops()
-        elif self._node is not None and self._node.n_ranks > 1:
-            raise LaunchError(
-                f"the run has {self._node.n_ranks} learners, but this program does not call "
-                "data_parallel(), so each would learn alone; see dmiddleware.policy.data_parallel, "
-                "or use learner=1 in --roles"
-            )
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""

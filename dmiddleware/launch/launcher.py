@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import socket
-import stat
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from dmiddleware.launch.descriptor_limit import descriptors_needed, raise_descri
 from dmiddleware.launch.display import choose_display
 from dmiddleware.launch.guard import guard
 from dmiddleware.launch.leftovers import new_mark
-from dmiddleware.launch.main_function import check_data_parallel, check_main
+from dmiddleware.launch.main_function import check_main
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.owned_folder import owned_folder
 from dmiddleware.launch.plan import (
@@ -39,7 +38,6 @@ from dmiddleware.launch.plan import (
 )
 from dmiddleware.launch.platforms import (
     DEFAULT_PORT,
-    KEY_VARIABLE,
     Placement,
     count_copies,
     place,
@@ -49,11 +47,11 @@ from dmiddleware.launch.variables import node_variables
 from dmiddleware.pipeline import Role
 from dmiddleware.router.protocol.topology import Scheme, count_listening
 from dmiddleware.router.transport.tls import TlsFiles
+from dmiddleware.run_key import KEY_VARIABLE, check_key, make_key, read_key, write_key
 
 __all__ = ["launch"]
 
 _THIS_HOST: Final = "127.0.0.1"
-_MIN_KEY_LENGTH: Final = 32
 _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
@@ -96,9 +94,6 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
         variables = node_variables(options["env"], plans, elsewhere=elsewhere)
         raise_descriptor_limit(descriptors_needed(plans))
         check_main(options["main"], Path(options["package"]))
-        if count_hubs(request) > 1 and Role.COORDINATOR not in chain.from_iterable(request.roles):
-            n_learners = count_hubs(request)
-            check_data_parallel(options["main"], Path(options["package"]), n_learners=n_learners)
         is_alone = not request.joins and placement.count == 1
         key, is_new_key = _key(options, secret[KEY_VARIABLE], plans, is_alone=is_alone)
         tls, stamp = _tls(options), _stamp(placement, env)
@@ -145,7 +140,8 @@ def launch(options: Mapping[str, Any], env: MutableMapping[str, str]) -> int:
                         if plan.listen and request.protocol != "ipc":
                             display.note(f"node {plan.node_id} listens on {_where(plan)}")
                     if is_new_key and request.protocol != "ipc":
-                        key_file = _write_key(run_dir, key)
+                        key_file = run_dir / "key"
+                        write_key(key_file, key)
                         display.note(f"to join it from this host: --key-file {key_file}")
                     if options["platform"] == "local" and (n_copies := count_copies(env)) > 1:
                         display.note(
@@ -409,35 +405,21 @@ def _key(
     It comes from a file or the environment; for a run on a single host it is generated.
     """
     file = options["key_file"]
-    text = from_env.encode() if file is None else _read_key(file)
-    if text or file is not None:
-        if len(text) < _MIN_KEY_LENGTH:
-            raise LaunchError(
-                f"the key in {file or KEY_VARIABLE} has {len(text)} characters, but needs at least "
-                f"{_MIN_KEY_LENGTH}; make one with: openssl rand -hex 32"
-            )
-        return text, False
+    if file is not None:
+        return read_key(file), False
+    if from_env:
+        return check_key(from_env.encode(), source=KEY_VARIABLE), False
     if needs_key(plans):
         raise LaunchError(
             f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or pass "
             "--key-file on every host (make a key with: openssl rand -hex 32)"
         )
     if is_alone:
-        return secrets.token_hex(32).encode(), True
+        return make_key(), True
     raise LaunchError(
         "joining a run requires its key; start both sides with the same --key-file, or with "
         f"{KEY_VARIABLE} set to the same value"
     )
-
-
-def _read_key(file: Path) -> bytes:
-    mode = stat.S_IMODE(file.stat().st_mode)
-    if mode & 0o077:
-        raise LaunchError(
-            f"other users can read --key-file {file} (mode {mode:04o}), and could join the run; "
-            f"run: chmod 600 {file}"
-        )
-    return file.read_bytes().strip()
 
 
 def _shared(options: Mapping[str, Any], plans: list[NodePlan]) -> Path | None:
@@ -588,14 +570,6 @@ def _probe(host: str, port: int, *, reuse: bool) -> None:
         if reuse:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
-
-
-def _write_key(run_dir: Path, key: bytes) -> Path:
-    """Write the key to a file that only this user can read, for joining from this host."""
-    file = run_dir / "key"
-    file.touch(mode=0o600)
-    file.write_bytes(key + b"\n")
-    return file
 
 
 def _words(text: str) -> tuple[str, ...]:

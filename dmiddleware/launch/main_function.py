@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import sys
-import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
@@ -15,10 +14,7 @@ from typing import Any
 
 from dmiddleware.errors import LaunchError
 
-__all__ = ["call_main", "check_data_parallel", "check_main", "import_main"]
-
-_JOINS_RANKS = frozenset({"data_parallel", "init_process_group", "import_module", "__import__"})
-"""Names that a program uses if it joins its ranks, or may import a module that does."""
+__all__ = ["call_main", "check_main", "import_main"]
 
 _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
@@ -69,49 +65,6 @@ def check_main(main: str, package: Path) -> None:
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 where = f" ({file.name}:{node.lineno})"
                 raise LaunchError(_GENERATOR.format(main=main, where=where))
-
-
-def check_data_parallel(main: str, package: Path, *, n_learners: int) -> None:
-    """Refuse several learners of a program that never joins them, without importing it.
-
-    This reads the module of the function, and every module that it imports, except those of the
-    standard library, of installed packages and of this project. A module that cannot be found or
-    parsed is left to the nodes, which check again.
-
-    Args:
-        main: ``package.module.function``.
-        package: the folder to put first on the import path.
-        n_learners: the number of learners.
-
-    Raises:
-        LaunchError: if none of them uses ``data_parallel``, or imports modules by their names.
-    """
-    path = [str(package.resolve()), *sys.path]
-    waiting, seen = [main.rpartition(".")[0]], set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        is_first = len(seen) == 1
-        file = _find_source(name, path)
-        if file is None and is_first:
-            return
-        if file is None or not (is_first or _is_program(name, file)):
-            continue
-        try:
-            with tokenize.open(file) as source:
-                tree = ast.parse(source.read())
-        except (OSError, SyntaxError, ValueError):
-            return  # the nodes report it when they import the module
-        if not _names(tree).isdisjoint(_JOINS_RANKS):
-            return
-        waiting += _imports(tree, name, is_package=file.stem == "__init__")
-    raise LaunchError(
-        f"the run would have {n_learners} learners, but --main {main} does not call "
-        "data_parallel(), so each would learn alone; wrap the program in `with data_parallel() as "
-        "rank:`, give its Task rank=rank and its policy multi_gpu=True, or use learner=1 in --roles"
-    )
 
 
 def import_main(main: str, package: str) -> Callable[[], object]:
@@ -218,42 +171,6 @@ def _missing(function: Callable[..., object]) -> list[str]:
         return []  # it is not written in Python
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
-
-
-def _is_program(name: str, file: Path) -> bool:
-    """Return whether a module is part of a user's program."""
-    if name.partition(".")[0] in ("dmiddleware", "middleware"):
-        return False
-    paths = sysconfig.get_paths()
-    installed = (paths[one] for one in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return not any(file.is_relative_to(folder) for folder in installed)
-
-
-def _names(tree: ast.Module) -> set[str]:
-    """Return the names that a module uses or imports."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.alias):
-            found.add(node.name.rpartition(".")[2])
-    return found
-
-
-def _imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[str]:
-    """Yield the modules that a module imports, and what may be one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = module.split(".")
-            up = node.level - is_package
-            base = parents[: len(parents) - up] if node.level else []
-            name = ".".join([*base, *([node.module] if node.module else [])])
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in node.names if name)
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:

@@ -5,6 +5,7 @@ Pure: nothing here starts a process or opens a socket.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -359,6 +360,8 @@ def _rank_plan(request: LaunchRequest, index: int) -> RankPlan | None:
     hubs = _hubs(request.roles)
     if Role.LEARNER not in request.roles[index]:
         return None
+    if Role.COORDINATOR in itertools.chain.from_iterable((*request.roles, *request.elsewhere)):
+        return None  # each learner then learns for itself
     return RankPlan(hubs.index(index), len(hubs), request.rendezvous_port)
 
 

@@ -16,7 +16,6 @@ from dmiddleware.router.protocol.topology import socket_address
 
 __all__ = [
     "DEFAULT_PORT",
-    "KEY_VARIABLE",
     "PlatformName",
     "Placement",
     "count_copies",
@@ -25,9 +24,6 @@ __all__ = [
 ]
 
 PlatformName = Literal["local", "slurm", "k8s"]
-
-KEY_VARIABLE: Final = "DITASK_KEY"
-"""The environment variable with the run's key."""
 
 DEFAULT_PORT: Final = 25515
 """The default port: not registered for any service, and below the range that systems use for

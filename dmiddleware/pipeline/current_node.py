@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dmiddleware.errors import TaskStateError
+from dmiddleware.errors import LaunchError, TaskStateError
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.event_bus import EventRouter
@@ -146,6 +146,20 @@ class CurrentNode:
         """
         if os.getpid() != self._pid:
             raise _child_error(str(self.node_id))
+
+    def check_rank(self, rank: int | None) -> None:
+        """Refuse a task without a rank in a process that is to learn as one with others.
+
+        Raises:
+            LaunchError: if the launcher has started such processes.
+        """
+        if rank is None and self.n_ranks > 1:
+            raise LaunchError(
+                f"the run has {self.n_ranks} learners, but this program does not join them with "
+                "data_parallel(), so each would learn alone; wrap the program in `with "
+                "data_parallel() as rank:`, give its Task rank=rank and its policy multi_gpu=True, "
+                "or use learner=1 in --roles"
+            )
 
     @property
     def node_id(self) -> int:

@@ -94,8 +94,8 @@ class Task(Generic[C]):
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names by which this process can be selected, in addition to the router's.
         rank: this process's number among those that run this task as one, with the same seed; see
-            ``dmiddleware.policy.data_parallel``. Only rank 0 runs the middleware that declare
-            ``lead_only = True``: those that evaluate, log and save.
+            ``dmiddleware.policy.data_parallel``; None: it runs alone. Only rank 0 runs the
+            middleware that declare ``lead_only = True``: those that evaluate, log and save.
         name: the task's name in messages.
         clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
@@ -117,7 +117,7 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
-        rank: int = 0,
+        rank: int | None = None,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
@@ -131,7 +131,7 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
-        rank: int = 0,
+        rank: int | None = None,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
@@ -144,12 +144,12 @@ class Task(Generic[C]):
         roles: Iterable[str] = (),
         seed: int = 0,
         labels: Iterable[str] = (),
-        rank: int = 0,
+        rank: int | None = None,
         name: str = "task",
         clock: Clock | None = None,
         lock_timeout_s: float = 600.0,
     ) -> None:
-        if rank < 0:
+        if rank is not None and rank < 0:
             raise ValueError(f"rank must not be negative, got {rank}")
         if ctx is _NOT_GIVEN:
             ctx = OnlineRLContext()
@@ -161,6 +161,7 @@ class Task(Generic[C]):
         node = current_node() if router is None else None
         if node is not None:
             node.check_process()
+            node.check_rank(rank)
         elif router is None:
             refuse_to_run_alone()
         self._node = node
@@ -179,7 +180,7 @@ class Task(Generic[C]):
         self.events = EventBus(
             name=f"{name} events", clock=self.clock, router=router, task=self._number
         )
-        self._rank = rank
+        self._rank = rank or 0
         self._roles = frozenset(string_tuple(roles))
         place = ("standalone",) if router is None else ("distributed", *router.labels)
         self._labels = frozenset((*place, *string_tuple(labels)))

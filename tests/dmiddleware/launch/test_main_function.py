@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.launch.main_function import call_main, check_data_parallel, check_main
+from dmiddleware.launch.main_function import call_main, check_main
 from tests.dmiddleware.launch.ditask_process import start
 
 PROGRAM = """
@@ -110,56 +110,6 @@ def test_a_hidden_async_function_fails_in_the_node(folder: Path) -> None:
         text, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert "async function" in text and "never awaited" not in text
-
-
-JOINING = {
-    "itself": {"train": "from dmiddleware.policy import data_parallel\ndef main(): ..."},
-    "by attribute": {"train": "import dmiddleware.policy as p\nwith p.data_parallel(): ..."},
-    "by torch": {"train": "import torch.distributed as dist\ndist.init_process_group()"},
-    "import": {"train": "import os, helper", "helper": "data_parallel()"},
-    "import from": {"train": "from helper import *", "helper": "data_parallel()"},
-    "relative": {
-        "a/__init__": "",
-        "a/train": "from . import common",
-        "a/common": "from .deep import f",
-        "a/deep": "data_parallel()",
-    },
-    "by name": {"train": "import importlib; importlib.import_module('x')"},
-    "not found": {},
-    "broken": {"train": "def"},
-}
-
-
-@pytest.mark.parametrize("name", JOINING)
-def test_several_learners_of_a_program_that_may_join_them_are_accepted(
-    tmp_path: Path, name: str
-) -> None:
-    write_modules(tmp_path, JOINING[name])
-    main = "a.train.main" if name == "relative" else "train.main"
-    check_data_parallel(main, tmp_path, n_learners=2)
-
-
-@pytest.mark.parametrize(
-    "modules",
-    [
-        {"train": "def main(): ..."},
-        {"train": "import os, json, dmiddleware.policy, middleware, helper", "helper": "x = 1"},
-        {"train": "import train, helper\n'data_parallel'", "helper": "import train"},
-    ],
-)
-def test_several_learners_of_a_program_that_never_joins_them_are_refused(
-    tmp_path: Path, modules: dict[str, str]
-) -> None:
-    write_modules(tmp_path, modules)
-    with pytest.raises(LaunchError, match=r"3 learners, but --main train.main.*data_parallel\(\)"):
-        check_data_parallel("train.main", tmp_path, n_learners=3)
-
-
-def write_modules(folder: Path, modules: dict[str, str]) -> None:
-    for module, source in modules.items():
-        file = folder / f"{module}.py"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(source)
 
 
 def test_options_have_the_short_forms_of_di_engine():

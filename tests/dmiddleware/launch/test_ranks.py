@@ -19,9 +19,8 @@ PROGRAM = """
     from dmiddleware import Context, Role, Task, middleware
     from dmiddleware.pipeline import current_node
 
-    JOINS = "data_parallel"  # these programs need no torch
-    if "--never" in sys.argv:
-        init_process_group()
+    # The rank that data_parallel() would yield: these programs need no torch.
+    RANK = int(os.environ["RANK"]) if "RANK" in os.environ else None
 
     NAMES = ["MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
 
@@ -38,7 +37,7 @@ PROGRAM = """
         n_starts = len(start.read_text())
         both = threading.Event()
         left = []
-        with Task(Context()) as task:
+        with Task(Context(), rank=RANK) as task:
             task.on("node.left", lambda node_id, reason: left.append(node_id))
             task.on("started", lambda n: both.set() if n == n_starts else None)
 

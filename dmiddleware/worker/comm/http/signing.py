@@ -16,17 +16,15 @@ import hmac
 import ipaddress
 import re
 import secrets
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
+from dmiddleware import run_key
 from dmiddleware.errors import AuthError, ConfigError
 
 __all__ = [
-    "MIN_KEY_LENGTH",
     "WINDOW_S",
     "HttpNode",
     "Replays",
@@ -37,9 +35,6 @@ __all__ = [
     "reply_signature",
     "sign",
 ]
-
-MIN_KEY_LENGTH: Final = 32
-"""The fewest characters that a key may have."""
 
 WINDOW_S: Final = 60.0
 """How far the time of a request may be from the receiver's, in seconds."""
@@ -245,26 +240,9 @@ def read_key(file: str) -> bytes:
     """Return the run's key from a file; of no file (an empty name), the empty key.
 
     Raises:
-        ConfigError: if the file is missing, too short, or readable by other users.
+        ConfigError: as :func:`dmiddleware.run_key.read_key`.
     """
-    if not file:
-        return b""
-    try:
-        mode = stat.S_IMODE(Path(file).stat().st_mode)
-        key = Path(file).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"key_file cannot be read: {error}") from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"other users can read key_file {file} (mode {mode:04o}), and could join the run; "
-            f"run: chmod 600 {file}"
-        )
-    if len(key) < MIN_KEY_LENGTH:
-        raise ConfigError(
-            f"key_file {file} has {len(key)} characters, but a key needs at least "
-            f"{MIN_KEY_LENGTH}; make one with: openssl rand -hex 32"
-        )
-    return key
+    return run_key.read_key(file, option="key_file") if file else b""
 
 
 def is_loopback(host: str) -> bool:
