@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -213,6 +214,8 @@ class ActionCodec:
         """
         by_path = {"": action} if self._only is not None else dict(leaves(action))
         for path, part in self._parts.items():
+            if part.fits(by_path[path]):
+                continue
             outside = part.outside(by_path[path])
             if mask is not None:
                 outside = outside & mask
@@ -373,6 +376,13 @@ class _Part(ABC):
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         """Return ``[…]`` bool, which of the environment's actions are not in its space."""
 
+    def fits(self, action: torch.Tensor) -> bool:
+        """Return whether all actions are known to be in the space, found at little cost.
+
+        It is called in every update from data without a collector's stamp.
+        """
+        return False
+
     @abstractmethod
     def describe(self) -> str:
         """Name the space, for a message."""
@@ -424,6 +434,12 @@ class _Discrete(_Part):
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         raw = self.to_raw(action)
         return (raw < 0) | (raw >= self.n_logits)
+
+    def fits(self, action: torch.Tensor) -> bool:
+        if action.device.type != "cpu" or action.numel() == 0 or action.is_floating_point():
+            return False
+        values, first = action.numpy(), self._start or 0
+        return bool(values.min() >= first and values.max() < first + self.n_logits)
 
     def describe(self) -> str:
         first = self._start or 0
@@ -540,6 +556,7 @@ class _Box(_Part):
         self._shape = sizes
         self._bounding = bounding
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._limits: tuple[npt.NDArray[Any], npt.NDArray[Any]]
         self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def distribution(
@@ -574,6 +591,15 @@ class _Box(_Part):
         low, high, _, half, _ = self._scale(action.device)
         margin = _ROUNDING * half
         return ((action < low - margin) | (action > high + margin)).any(-1)
+
+    def fits(self, action: torch.Tensor) -> bool:
+        if self._bounds is None:
+            return True
+        low, high = self._limits
+        if action.dtype != torch.float32 or action.shape[-1:] != low.shape or not action.is_cpu:
+            return False
+        values = action.detach().numpy()
+        return bool((values >= low).all() and (values <= high).all())
 
     def describe(self) -> str:
         if self._bounds is None:
@@ -615,6 +641,7 @@ class _Box(_Part):
                 "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
             )
         self._bounds = low, high
+        self._limits = low.numpy(), high.numpy()
         self._scales = {}
 
     def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
