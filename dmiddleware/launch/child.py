@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from dmiddleware.launch.leftovers import marked_environment, new_mark
 from dmiddleware.launch.output import LogFile
-from dmiddleware.launch.plan import RANK_STORE, NodeConfig, NodePlan, RankPlan
+from dmiddleware.launch.plan import NodeConfig, NodePlan
 from dmiddleware.launch.program_lines import CrashReport
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.signals import ENDING_SIGNALS
@@ -26,8 +19,6 @@ __all__ = ["Child", "Failure"]
 
 _N_LAST_LINES: Final = 10
 _WIDTH: Final = 300
-# Not with -m: programs would show the name of that module in their help.
-_START: Final = "from dmiddleware.launch.node_process import main; main()"
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGILL)
 
 
@@ -53,8 +44,9 @@ class Child:
     Attributes:
         config: the node's configuration.
         log: the file with its whole output; None: there is none.
-        process: the operating system's process; None before the start.
-        mark: the mark of the process and its children.
+        is_started: whether it was started.
+        where: its process, as its host names it; empty until it runs.
+        why: what its host knows about its end.
         status: the node's last status.
         started_at: when it was started.
         heard_at: when that status arrived; later if the launcher was suspended since.
@@ -73,8 +65,9 @@ class Child:
 
     config: NodeConfig
     log: LogFile | None = None
-    process: subprocess.Popen[bytes] | None = None
-    mark: str = ""
+    is_started: bool = False
+    where: str = ""
+    why: str = ""
     status: NodeStatus = field(default_factory=lambda: NodeStatus(phase="starting"))
     started_at: float = 0.0
     heard_at: float = 0.0
@@ -102,8 +95,8 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.exit_code is None
+        """Whether the process runs, or is about to."""
+        return self.is_started and self.exit_code is None
 
     @property
     def log_path(self) -> Path | None:
@@ -130,88 +123,22 @@ class Child:
         number = -code if code < 0 else code - 128
         return number if number in ENDING_SIGNALS else 0
 
-    def start(self, run_mark: str) -> int:
-        """Start the process, and return the descriptor from which its status can be read.
-
-        Args:
-            run_mark: the mark of all processes of the run.
-
-        Raises:
-            OSError: if the system cannot start it.
-        """
+    def expect_start(self) -> None:
+        """Forget the process that ran before."""
         self.exit_code, self.restart_at, self.failure = None, None, None
-        self.hung_s, self.is_killed, self.mark = 0.0, False, new_mark()
+        self.hung_s, self.is_killed, self.why, self.where = 0.0, False, "", ""
+        self.is_started = True
         self.status = NodeStatus(phase="starting")
         self.last_lines.clear()
         self.crash = CrashReport()
-        read_end, write_end = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _START, *self.config.arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[write_end],
-                env=self._environment(run_mark),
-                # Only the launcher receives Ctrl-C; it then stops the nodes in order.
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        self._mark_start_in_log()
-        log = "" if self.log_path is None else str(self.log_path.absolute())
-        self.send(
-            msgspec.structs.replace(
-                self.config,
-                status_fd=write_end,
-                mark=self.mark,
-                log=log,
-                arguments=(),
-                variables={},
-            )
-        )
-        return read_end
 
-    def _environment(self, run_mark: str) -> dict[str, str]:
-        """Return the process's environment, with the variables of a learner's process group.
-
-        Those that the launcher has itself, because torchrun has started it for example, are for
-        another group.
-        """
-        ranks = self.plan.ranks
-        environment = marked_environment(run_mark, self.mark)
-        for name in (RANK_STORE, *RankPlan(0, 1, 0).environment()):
-            environment.pop(name, None)
-        if ranks is not None:
-            environment |= ranks.environment()
-            if self.config.run_dir:
-                # Each start has a store of its own; all ranks are restarted together.
-                environment[RANK_STORE] = f"{self.config.run_dir}/ranks-{self.restarts}"
-        return environment | self.config.variables
-
-    def send(self, message: NodeConfig | str) -> None:
-        """Send a line of JSON: first the node's configuration, then a reason to stop."""
-        data = msgspec.json.encode(message) + b"\n"
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError, ValueError):
-                self.process.stdin.write(data)
-                self.process.stdin.flush()
-
-    def kill(self) -> None:
-        """Kill the process and the others of its session."""
-        if self.alive and self.process is not None:
-            self.is_killed = True
-            with contextlib.suppress(ProcessLookupError):
-                # The whole session: env workers must not outlive their node.
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def dump_stacks(self) -> None:
-        """Make the process print what its threads are doing."""
-        if self.alive and self.process is not None:
-            self.process.send_signal(signal.SIGQUIT)
+    def note_start(self, where: str) -> None:
+        """Note that its process runs, in the log too."""
+        self.where = where
+        if self.log is not None:
+            at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            what = f"restart {self.restarts}" if self.restarts else "start"
+            self.log.write(f"=== ditask: {what} of {self.name}, {at}, {where} ===\n".encode())
 
     def remember(self, line: str) -> None:
         """Keep a line that it has printed."""
@@ -219,12 +146,8 @@ class Child:
             return  # the report names the line of the program
         self.last_lines.append(line if len(line) <= _WIDTH else line[:_WIDTH] + "…")
 
-    def describe_failure(self, hint: str = "") -> str:
-        """Return the node and its error, in one sentence.
-
-        Args:
-            hint: more about a signal that killed it.
-        """
+    def describe_failure(self) -> str:
+        """Return the node and its error, in one sentence."""
         status, code = self.status, self.exit_code
         where = f" ({status.where})" if status.where else ""
         if self.hung_s:
@@ -232,20 +155,12 @@ class Child:
         if status.error:
             return f"{self.name} failed: {status.error}{where}"
         if code is not None and code < 0:
-            if -code in _CRASHES:
-                hint = self.crash.where
+            hint = self.crash.where if -code in _CRASHES else self.why
             hint = f" ({hint})" if hint else ""
             return f"{self.name} was killed by {_signal_name(-code)}{hint}"
         if status.phase == "finished":
             return f"{self.name} was stopped as failed: {status.reason}"
-        return f"{self.name} failed: exit code {code}"
-
-    def _mark_start_in_log(self) -> None:
-        if self.log is not None and self.process is not None:
-            at = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            what = f"restart {self.restarts}" if self.restarts else "start"
-            line = f"=== ditask: {what} of {self.name}, {at}, process {self.process.pid} ===\n"
-            self.log.write(line.encode())
+        return f"{self.name} failed: {self.why or f'exit code {code}'}"
 
 
 def _signal_name(number: int) -> str:

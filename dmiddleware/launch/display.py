@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import Final, Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +15,14 @@ from rich.text import Text
 from dmiddleware.launch.child import Child
 from dmiddleware.launch.output import SteadyStream
 
-__all__ = ["LiveDisplay", "PlainDisplay", "choose_display", "make_table"]
+__all__ = [
+    "BothDisplays",
+    "Display",
+    "LiveDisplay",
+    "PlainDisplay",
+    "choose_display",
+    "make_table",
+]
 
 _PLAIN_EVERY_S: Final = 10.0
 _LIVE_EVERY_S: Final = 0.25
@@ -25,6 +32,22 @@ _PHASE_STYLE: Final = {
     "finished": "dim",
     "failed": "bold red",
 }
+
+
+class Display(Protocol):
+    """Shows the progress of the run."""
+
+    def line(self, child: Child, text: str) -> None:
+        """Show a line that a node printed."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a message of the launcher."""
+        ...
+
+    def update(self, children: Sequence[Child]) -> None:
+        """Show the status of the nodes."""
+        ...
 
 
 def choose_display(stream: SteadyStream) -> LiveDisplay | PlainDisplay:
@@ -152,6 +175,33 @@ class LiveDisplay:
 
     def _draw(self) -> None:
         self._live.update(make_table(self._children, self._rates.of), refresh=True)
+
+
+class BothDisplays:
+    """Shows a run twice.
+
+    Args:
+        first: one display.
+        second: the other.
+    """
+
+    def __init__(self, first: Display, second: Display) -> None:
+        self._displays = first, second
+
+    def line(self, child: Child, text: str) -> None:
+        """Show a line that a node printed."""
+        for display in self._displays:
+            display.line(child, text)
+
+    def note(self, text: str) -> None:
+        """Show a message of the launcher."""
+        for display in self._displays:
+            display.note(text)
+
+    def update(self, children: Sequence[Child]) -> None:
+        """Show the status of the nodes."""
+        for display in self._displays:
+            display.update(children)
 
 
 def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:

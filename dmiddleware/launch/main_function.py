@@ -100,8 +100,8 @@ def import_main(main: str, package: str) -> Callable[[], object]:
     return function  # type: ignore[no-any-return]
 
 
-def call_main(function: Callable[[], object], main: str) -> None:
-    """Call the function.
+def call_main(function: Callable[[], Any], main: str) -> Any:
+    """Call the function, and return what it returns.
 
     Raises:
         LaunchError: if it returns something that still has to be run.
@@ -115,6 +115,7 @@ def call_main(function: Callable[[], object], main: str) -> None:
             f"--main {main} returned a {type(result).__name__}, which nothing runs; name a "
             "function that does its work when it is called"
         )
+    return result
 
 
 def _find_source(module_name: str, path: list[str]) -> Path | None:

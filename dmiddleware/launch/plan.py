@@ -7,43 +7,45 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
+from dmiddleware.launch.options import MqType
 from dmiddleware.pipeline import Role
 from dmiddleware.pipeline.middleware import KNOWN_ROLES, misspelled_role
 from dmiddleware.router.protocol.topology import (
     NodeAddresses,
     Scheme,
     TopologyName,
+    check_address,
     is_loopback,
     plan,
 )
 from dmiddleware.router.transport.tls import TlsFiles
+from dmiddleware.run_key import check_key, make_key
 
 __all__ = [
-    "FailurePolicy",
     "LaunchRequest",
-    "MqType",
     "NodeConfig",
     "NodePlan",
     "RANK_STORE",
     "RankPlan",
+    "RunPlan",
     "assign_roles",
     "count_hubs",
     "hub_index",
+    "listening_nodes",
     "needs_key",
-    "parse_roles",
+    "plan_at",
     "plan_nodes",
+    "plan_run",
 ]
-
-FailurePolicy = Literal["abort", "continue", "restart"]
-MqType = Literal["socket", "nng", "redis"]
 
 RANK_STORE: Final = "DITASK_RANK_STORE"
 """The variable that names the folder in which the ranks of one host meet."""
@@ -106,17 +108,19 @@ class RankPlan:
     Attributes:
         rank: its number among them.
         size: how many there are.
-        port: the port at which they meet, on the host that they share.
+        port: the port at which they meet.
+        host: the address of the host of the first one, where they meet.
     """
 
     rank: int
     size: int
     port: int
+    host: str = "127.0.0.1"
 
     def environment(self) -> dict[str, str]:
         """Return the variables that describe it to ``torch.distributed``."""
         return {
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.rank),
@@ -164,84 +168,109 @@ class NodePlan:
         return f"node {self.node_id} ({'+'.join(self.roles) or 'all roles'})"
 
 
+class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
+    """What the nodes of one launcher have in common, and the part of each.
+
+    It holds the run's key: send it only through channels that nobody else can read.
+
+    Attributes:
+        nodes: the part of each node.
+        run_id: names the run.
+        stamp: shared by all nodes of one run, and different in every run.
+        key_hex: the run's key; empty: none.
+        start_timeout_s: how long to wait for peers.
+        mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
+        redis_username: the user for the redis server; None: the default one.
+        redis_password: the password for it; None: it needs none.
+        tls: certificates for ``tls+tcp``, or None.
+        attached: whether the nodes joined a run of another launcher. When they are stopped, the
+            other nodes continue.
+        may_grow: whether processes of other launchers may join the run.
+        shared_memory: folder for arrays in shared memory; empty: none.
+        max_event_bytes: the memory for large events of its peers; None: the router's default.
+        n_threads: torch's threads in each node, unless its program chooses; 0: torch chooses.
+    """
+
+    nodes: tuple[NodePlan, ...]
+    run_id: str = "run"
+    stamp: str = ""
+    key_hex: str = ""
+    start_timeout_s: float = 60.0
+    mq_type: MqType = "socket"
+    redis_username: str | None = None
+    redis_password: str | None = None
+    tls: TlsFiles | None = None
+    attached: bool = False
+    may_grow: bool = False
+    shared_memory: str = ""
+    max_event_bytes: int | None = None
+    n_threads: int = 0
+
+    def __repr__(self) -> str:
+        """Return a text without secrets, which tracebacks and logs may show."""
+        return f"RunPlan(nodes={self.nodes!r}, run_id={self.run_id!r})"
+
+    def node(self, node_id: int) -> NodePlan:
+        """Return the part of a node.
+
+        Raises:
+            LaunchError: if the plan has no such node.
+        """
+        for one in self.nodes:
+            if one.node_id == node_id:
+                return one
+        known = ", ".join(str(one.node_id) for one in self.nodes)
+        raise LaunchError(f"the plan has no node {node_id!r}; it has the nodes {known}")
+
+    def only(self, node_id: int) -> RunPlan:
+        """Return the plan without the parts of other nodes."""
+        return msgspec.structs.replace(self, nodes=(self.node(node_id),))
+
+
 class NodeConfig(msgspec.Struct, kw_only=True):
-    """Everything a node's process needs to know; the launcher sends it as one line of JSON.
+    """What a node's process needs to know; the launcher sends it as one line of JSON.
 
     The arguments and variables are not sent: the process is started with them.
 
     Attributes:
-        plan: its part in the run.
-        main: ``package.module.function``.
+        run: the plan of the run, with this node only.
+        main: the program: ``package.module.function``.
+        pickled_program: the program itself, as cloudpickle has saved it; empty: it is imported.
+        result_file: the file for what the program returns, as cloudpickle saves it; empty: none.
         package: folder to put first on the import path.
+        directory: the working directory, if its host has it; empty: that of its process.
         arguments: the arguments of the program.
         variables: environment variables of the program.
-        run_id: names the run.
-        start_timeout_s: how long to wait for peers.
-        key_hex: the run's key; empty: none.
-        redis_username: the user for the redis server; None: the default one.
-        redis_password: the password for it; None: it needs none.
-        mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
-        tls: certificates for ``tls+tcp``, or None.
-        attached: whether it joined a run of another launcher. When it is stopped, the other nodes
-            continue.
-        may_grow: whether processes of other launchers may join the run.
-        stamp: shared by all nodes of one run, and different in every run.
-        shared_memory: folder for arrays in shared memory; empty: none.
         run_dir: the run's folder, which only this user can enter, and where learners that learn as
             one meet; empty: at their port.
-        max_event_bytes: the memory for large events of its peers; None: the router's default.
         kill_after_s: how long the node may take to end after its launcher has died.
-        n_threads: torch's threads in the node, unless its program chooses; 0: torch chooses.
         log: the file that receives the node's output once its launcher has died; empty: none.
         mark: the mark of the node's processes.
         status_fd: the file descriptor to write :class:`~dmiddleware.launch.status.NodeStatus` to.
     """
 
-    plan: NodePlan
+    run: RunPlan
     main: str
     package: str
+    directory: str = ""
+    pickled_program: bytes = b""
+    result_file: str = ""
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = {}
-    run_id: str = "run"
-    start_timeout_s: float = 60.0
-    key_hex: str = ""
-    redis_username: str | None = None
-    redis_password: str | None = None
-    mq_type: MqType = "socket"
-    tls: TlsFiles | None = None
-    attached: bool = False
-    may_grow: bool = False
-    stamp: str = ""
-    shared_memory: str = ""
     run_dir: str = ""
-    max_event_bytes: int | None = None
     kill_after_s: float = 20.0
-    n_threads: int = 0
     log: str = ""
     mark: str = ""
     status_fd: int = -1
 
+    @property
+    def plan(self) -> NodePlan:
+        """The node's part in the run."""
+        return self.run.nodes[0]
+
     def __repr__(self) -> str:
         """Return a text without secrets, which tracebacks and logs may show."""
         return f"NodeConfig(plan={self.plan!r}, main={self.main!r})"
-
-
-def parse_roles(text: str) -> tuple[tuple[str, int], ...]:
-    """Read ``learner=1,collector=2,evaluator=1``.
-
-    Raises:
-        LaunchError: if the text has another form; the message quotes the part that is wrong.
-    """
-    roles = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        matched = re.fullmatch(r"([A-Za-z][\w-]*)(?:=(\d+))?", part)
-        if matched is None:
-            raise LaunchError(f"--roles: {part!r} is not of the form role=count, as in learner=1")
-        roles.append((matched[1], 1 if matched[2] is None else int(matched[2])))
-    names = [name for name, _ in roles]
-    if len(set(names)) != len(names):
-        raise LaunchError(f"--roles: {text!r} names a role twice; add up the counts")
-    return tuple(roles)
 
 
 def assign_roles(
@@ -335,6 +364,108 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
         for index, node in zip(order, nodes, strict=True)
     }
     return [planned[index] for index in range(len(node_ids))]
+
+
+def plan_run(
+    roles: Mapping[str, int] | None = None,
+    *,
+    addresses: Sequence[str] = (),
+    topology: TopologyName = "star",
+    key: bytes = b"",
+    run_id: str = "run",
+    **settings: Any,
+) -> RunPlan:
+    """Plan a run whose processes others start; each of them calls ``join_run``.
+
+    Make the plan once, and hand it to all processes, on a channel that nobody else can read.
+
+    Args:
+        roles: number of nodes per role; None: a single node that runs the whole chain.
+        addresses: where the nodes listen, such as ``tcp://10.0.0.1:25515``, in the order of the
+            nodes. In a star the learners alone need one, and the addresses of others are ignored;
+            in a mesh all do.
+        topology: ``star``: all nodes connect to the learners, or to the first node if none learns;
+            ``mesh``: each node connects to all others.
+        key: the run's key; empty: a new one.
+        run_id: the name of the run. Nodes of runs with other names are refused.
+        **settings: further fields of :class:`RunPlan`, such as ``start_timeout_s``.
+
+    Raises:
+        LaunchError: if the roles cannot form a run, or an address is missing.
+        ConfigError: if the key is too short.
+        TopologyError: if an address is not valid.
+
+    Example:
+        >>> plan = plan_run({"learner": 1, "collector": 2}, addresses=["ipc:///tmp/learner.sock"])
+        >>> [node.roles for node in plan.nodes]
+        [('learner',), ('collector',), ('collector',)]
+    """
+    assigned = assign_roles(tuple((roles or {}).items()), None)
+    listening = listening_nodes(assigned, topology)
+    if len(assigned) == 1 and not addresses:
+        listening = []
+    missing = [index for index in listening if index >= len(addresses)]
+    if missing:
+        who = "all nodes" if topology == "mesh" else "the learners"
+        raise LaunchError(
+            f"in a {topology}, {who} listen; pass plan_run() the addresses of the nodes "
+            f"{', '.join(map(str, missing))}"
+        )
+    nodes = plan_at(assigned, {index: addresses[index] for index in listening})
+    return RunPlan(
+        nodes=tuple(nodes),
+        run_id=run_id,
+        stamp=secrets.token_hex(16),
+        key_hex=(check_key(key, source="plan_run(key=…)") if key else make_key()).hex(),
+        **settings,
+    )
+
+
+def listening_nodes(assigned: Sequence[Sequence[str]], topology: TopologyName) -> list[int]:
+    """Return the nodes that listen, in the order in which they dial each other: hubs first."""
+    hubs = _hubs(assigned)
+    if topology == "star":
+        return hubs
+    return [*hubs, *(index for index in range(len(assigned)) if index not in hubs)]
+
+
+def plan_at(
+    assigned: Sequence[tuple[str, ...]],
+    listening: Mapping[int, str],
+    *,
+    labels: tuple[str, ...] = (),
+) -> list[NodePlan]:
+    """Plan nodes that listen at given addresses.
+
+    Args:
+        assigned: the roles of each node.
+        listening: the addresses of the nodes that listen, as :func:`listening_nodes` orders them.
+            Each dials those before it; all others dial all of them.
+        labels: the labels of every node.
+
+    Raises:
+        TopologyError: if an address is not valid.
+    """
+    for address in listening.values():
+        check_address(address)
+    order = list(listening)
+    roles = tuple(dict.fromkeys(itertools.chain.from_iterable(assigned)))
+    nodes = []
+    for index, names in enumerate(assigned):
+        before = order[: order.index(index)] if index in listening else order
+        nodes.append(
+            NodePlan(
+                node_id=index,
+                roles=names,
+                labels=labels,
+                listen=listening.get(index, ""),
+                dial=tuple(listening[other] for other in before),
+                n_peers=len(assigned) - 1 if index in listening else len(before),
+                run_roles=None if () in assigned else roles,
+                role_index=assigned[:index].count(names),
+            )
+        )
+    return nodes
 
 
 def hub_index(roles: Sequence[Sequence[str]]) -> int:

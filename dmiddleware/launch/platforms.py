@@ -9,25 +9,18 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.launch.options import DEFAULT_PORT, PlatformName
 from dmiddleware.router.protocol.topology import socket_address
 
 __all__ = [
-    "DEFAULT_PORT",
-    "PlatformName",
     "Placement",
     "count_copies",
     "place",
     "expand_slurm_hosts",
 ]
-
-PlatformName = Literal["local", "slurm", "k8s"]
-
-DEFAULT_PORT: Final = 25515
-"""The default port: not registered for any service, and below the range that systems use for
-outgoing connections (from 32768 on Linux, from 49152 elsewhere), which could otherwise take it."""
 
 _HOST_PATTERN: Final = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
 """A name in Slurm's list of hosts; commas within brackets do not end it."""

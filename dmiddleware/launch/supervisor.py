@@ -3,55 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final
 
 import msgspec
 
 from dmiddleware.launch.child import Child, Failure
-from dmiddleware.launch.leftovers import end_processes, new_mark, reap_orphans
-from dmiddleware.launch.out_of_memory import OutOfMemoryKills
-from dmiddleware.launch.output import LineSplitter, LogFile
-from dmiddleware.launch.plan import FailurePolicy, NodeConfig
+from dmiddleware.launch.display import Display
+from dmiddleware.launch.hosts.interface import Ended, Host, Note, Output, Reported, Started
+from dmiddleware.launch.options import FailurePolicy
+from dmiddleware.launch.output import LogFile
+from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import Role
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 
-__all__ = ["Display", "Supervisor", "SupervisorOptions"]
+__all__ = ["Supervisor", "SupervisorOptions"]
 
 KILL_AFTER_S: Final = 20.0
 RESTART_WINDOW_S: Final = 3600.0
 SETTLE_S: Final = 5.0
 """Seconds within which each node must learn from its peers that the run is over."""
-DRAIN_S: Final = 1.0
 DUMP_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
 _STEP_S: Final = 0.2
 _CHECK_S: Final = 0.05
-_LONGEST_STATUS: Final = 1 << 16
-
-
-class Display(Protocol):
-    """Shows the progress of the run."""
-
-    def line(self, child: Child, text: str) -> None:
-        """Show a line that a node printed."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a message of the launcher."""
-        ...
-
-    def update(self, children: Sequence[Child]) -> None:
-        """Show the status of the nodes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +61,13 @@ class SupervisorOptions:
 
 
 class Supervisor:
-    """Starts the nodes of a run on this host and watches them until all have ended.
+    """Starts the nodes of a run on a host and watches them until all have ended.
 
     Args:
-        configs: the configuration of each node; what depends on its process is filled in here.
+        configs: the configuration of each node.
+        host: where the nodes run; its ``with`` block has been entered.
         options: how nodes are started, and what happens when one fails.
         display: shows the progress.
-        mark: the mark of all processes of the run.
         now: a monotonic clock, in seconds.
 
     Attributes:
@@ -100,9 +81,9 @@ class Supervisor:
         self,
         configs: Sequence[NodeConfig],
         *,
+        host: Host,
         options: SupervisorOptions,
         display: Display,
-        mark: str = "",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         folder = options.log_dir
@@ -112,10 +93,9 @@ class Supervisor:
         ]
         self._options = options
         self._display = display
-        self._mark = mark or new_mark()
+        self._host = host
+        self._by_id = {child.plan.node_id: child for child in self.children}
         self._now = now
-        self._selector = selectors.DefaultSelector()
-        self._kills = OutOfMemoryKills()
         self._stopping_since: float | None = None
         self._stepped_at = now()
         self._checked_at = 0.0
@@ -138,16 +118,15 @@ class Supervisor:
             0 if the run succeeded; 128 plus the number of the signal that stopped it, such as 130
             for Ctrl-C and 143 for SIGTERM; otherwise 1.
         """
-        with self._selector, self._signals():
+        with self._signals():
             try:
                 self._start_all()
                 while self._is_running():
                     self._step()
             except Exception as error:
-                self._stop_without_watching(error)
+                self._host.leave(f"the launcher failed: {error!r}", self._options.kill_after_s)
                 raise
-            finally:
-                self._kill_all()
+        self._show(lambda: self._display.update(self.children))
         code = self._exit_code()
         self.conclusion = list(self._conclude(code))
         for line in self.conclusion:
@@ -168,22 +147,19 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         child.started_at = self._now()
+        child.expect_start()
+        log = "" if child.log_path is None else str(child.log_path.absolute())
         try:
-            status_end = child.start(self._mark)
+            self._host.start(
+                msgspec.structs.replace(child.config, log=log), n_restarts=child.restarts
+            )
         except OSError as error:
-            child.restart_at, child.exit_code = None, 1
+            child.exit_code = 1
             error_text = f"cannot start its process: {error}"
             child.status = NodeStatus(phase="failed", error=error_text)
             self._on_failure(child)
             return
         child.heard_at = self._now()
-        assert child.process is not None and child.process.stdout is not None
-        self._watch(_Output(child, child.process.stdout, self._show_line))
-        self._watch(_StatusStream(child, os.fdopen(status_end, "rb", buffering=0), self._now))
-
-    def _watch(self, reader: _Reader) -> None:
-        os.set_blocking(reader.stream.fileno(), False)
-        self._selector.register(reader.stream, selectors.EVENT_READ, reader)
 
     def _watch_for(self, duration_s: float) -> None:
         until = self._now() + duration_s
@@ -192,18 +168,14 @@ class Supervisor:
 
     def _step(self, timeout_s: float = _STEP_S) -> None:
         self._forgive_pause()
-        for key, _ in self._selector.select(timeout_s):
-            self._read(key.data)
+        self._take_events(timeout_s)
         self._obey()
-        # Each process is looked at here, and there can be hundreds that report often.
+        # Each node is looked at here, and there can be hundreds that report often.
         if self._now() - self._checked_at >= _CHECK_S:
             self._check()
             self._checked_at = self._now()
 
     def _check(self) -> None:
-        self._reap()
-        processes = [one.process for one in self.children if one.process is not None]
-        reap_orphans([process.pid for process in processes if process.returncode is None])
         for child in self.children:
             if child.restart_at is None or self._now() < child.restart_at:
                 continue
@@ -217,16 +189,26 @@ class Supervisor:
         self._end_hung_nodes()
         self._show(lambda: self._display.update(self.children))
 
-    def _read(self, reader: _Reader) -> bool:
-        """Read what is available, and return whether there may be more."""
-        data: bytes | None = reader.stream.read(1 << 16)
-        if data is None:
-            return False
-        reader.take(data)
-        if not data:
-            self._selector.unregister(reader.stream)
-            reader.stream.close()
-        return bool(data)
+    def _take_events(self, timeout_s: float) -> None:
+        """Act on what has happened on the host."""
+        for event in self._host.events(timeout_s):
+            if isinstance(event, Note):
+                self._note(event.text)
+                continue
+            child = self._by_id[event.node_id]
+            match event:
+                case Output(data=data, lines=lines):
+                    if child.log is not None:
+                        child.log.write(data)
+                    for line in lines:
+                        self._show_line(child, line)
+                case Reported(status=status):
+                    child.status, child.heard_at = status, self._now()
+                case Started(where=where):
+                    child.note_start(where)
+                case Ended(code=code, why=why):
+                    child.why = why
+                    self._take_end(child, code)
 
     def _show_line(self, child: Child, line: str) -> None:
         child.remember(line)
@@ -247,49 +229,15 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 (the launcher reports it at the end)
             self.display_error = self.display_error or error
 
-    def _drain(self, child: Child) -> None:
-        """Read the last output of a process that has ended."""
-        mine = [key.data for key in self._selector.get_map().values() if key.data.child is child]
-        # Processes that it started may still be running and writing.
-        until = self._now() + DRAIN_S
-        for reader in mine:
-            while self._read(reader) and self._now() < until:
-                pass
-
-    def _reap(self) -> None:
-        """Notice the processes that have ended."""
-        ended = []
-        for child in self.children:
-            process = child.process
-            if process is not None and child.exit_code is None and process.poll() is not None:
-                ended.append(child)
-        if not ended:
-            return
-        # Afterwards only, as this reads the status of every process.
-        processes = [child.process for child in ended if child.process is not None]
-        n_left = end_processes(
-            [child.mark for child in ended], sessions=[process.pid for process in processes]
-        )
-        if n_left:
-            names = ", ".join(child.name for child in ended)
-            self._note(f"ended {n_left} processes that {names} had left behind")
-        for child in ended:
-            self._take_end(child)
-
-    def _take_end(self, child: Child) -> None:
-        """Read the last words of a process that has ended, and act on its exit code."""
-        assert child.process is not None
-        self._drain(child)
-        child.exit_code, child.ended_at = child.process.returncode, self._now()
+    def _take_end(self, child: Child, code: int) -> None:
+        """Act on the end of a process."""
+        child.exit_code, child.ended_at = code, self._now()
         if child.exit_code == 0 and not self._may_end(child):
             child.exit_code = 1
             child.status.error = (
                 "its process ended with exit code 0 before its program had finished, as by "
                 "os._exit(0)"
             )
-        if child.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                child.process.stdin.close()
         if child.restart_at is not None:
             self._note(f"{child.name} has ended, to be restarted with the other learners")
         elif self._signal and child.ended_by == self._signal:
@@ -315,8 +263,7 @@ class Supervisor:
         return is_asked or child.status.phase == "finished" or child.status.run_is_over
 
     def _on_failure(self, child: Child) -> None:
-        was_killed = child.exit_code == -signal.SIGKILL and not child.is_killed
-        failure = child.describe_failure(self._kills.explain() if was_killed else "")
+        failure = child.describe_failure()
         child.failure = Failure(self._failed_at(child), failure, child.ended_by)
         log = f"; log: {child.log_path}" if child.log_path is not None else ""
         if self._stopping_since is not None:
@@ -385,7 +332,7 @@ class Supervisor:
             f"{self._options.max_restarts})"
         )
         for other in ranks:
-            other.kill()
+            self._kill(other)
 
     def _other_ranks(self, child: Child) -> list[Child]:
         """Return the nodes that learn as one with a node."""
@@ -427,11 +374,12 @@ class Supervisor:
         """When the run is over, stop the nodes that cannot know it."""
         if self._stopping_since is not None or not self._is_over():
             return
+        restarted = [child for child in self.children if child.alive and child.restarts > 0]
+        if restarted:
+            # One may have ended the run itself, which it reports before its peers can end.
+            self._take_events(0.0)
         for child in self.children:
-            is_restarted = child.alive and child.restarts > 0
-            if is_restarted:
-                # It may have ended the run itself, which it reports before its peers can end.
-                self._drain(child)
+            is_restarted = child in restarted and child.alive
             status = child.status
             just_restarted = is_restarted and status.step == 0 and not status.decided_end
             if just_restarted and any(one.exit_code == 0 for one in self._other_ranks(child)):
@@ -472,7 +420,7 @@ class Supervisor:
             elif (
                 not child.plan.learns and self._now() - child.asked_at > self._options.kill_after_s
             ):
-                child.kill()
+                self._kill(child)
 
     def stop(self, reason: str) -> None:
         """Ask all nodes to stop; those that take longer than ``kill_after_s`` are killed.
@@ -498,7 +446,7 @@ class Supervisor:
                 self._note(
                     f"{child.name} did not end within {self._options.kill_after_s:g} s; killed"
                 )
-        self._kill_all()
+                self._kill(child)
 
     def _forgive_pause(self) -> None:
         """Do not blame nodes for a pause of this process, as by Ctrl-Z."""
@@ -524,35 +472,17 @@ class Supervisor:
         self._note(
             f"{child.name} has made no progress for {hung_s:.0f} s (--hang-timeout); its threads:"
         )
-        child.dump_stacks()
+        self._host.dump_stacks(child.plan.node_id)
+        child.hung_s, child.is_killed = hung_s, True
         until = self._now() + DUMP_S
-        while (left := until - self._now()) > 0:
-            for key, _ in self._selector.select(left):
-                self._read(key.data)
-        child.hung_s = hung_s
-        child.kill()
+        while child.alive and (left := until - self._now()) > 0:
+            self._take_events(left)
+        self._kill(child)
 
-    def _stop_without_watching(self, error: Exception) -> None:
-        """Stop the nodes in order after an error of the launcher itself."""
-        for key in list(self._selector.get_map().values()):
-            # A node whose output is not read any more writes to its log.
-            self._selector.unregister(key.fileobj)
-            key.data.stream.close()
-        until = time.monotonic() + self._options.kill_after_s
-        for child in self.children:
-            self._ask_to_stop(child, f"the launcher failed: {error!r}")
-        for child in self.children:
-            if child.process is not None:
-                with contextlib.suppress(Exception):
-                    child.process.wait(max(until - time.monotonic(), 0.0))
-
-    def _kill_all(self) -> None:
-        for child in self.children:
-            child.kill()
-        for child in self.children:
-            if child.process is not None:
-                child.process.wait()
-        end_processes((self._mark,))
+    def _kill(self, child: Child) -> None:
+        if child.alive:
+            child.is_killed = True
+            self._host.kill(child.plan.node_id)
 
     def lost_logs(self) -> list[LogFile]:
         """Return the logs that could not be written completely."""
@@ -564,7 +494,7 @@ class Supervisor:
 
     def _ask_to_stop(self, child: Child, reason: str) -> None:
         if child.alive:
-            child.send(reason)
+            self._host.stop(child.plan.node_id, reason)
 
     def _obey(self) -> None:
         """Act on a received signal."""
@@ -625,53 +555,6 @@ class Supervisor:
                 yield f"last output of {child.name}{log}:"
                 yield from (f"  {line}" for line in child.last_lines)
         yield f"the run failed: {first.text}"
-
-
-class _Reader:
-    """Reads one stream of a process.
-
-    Args:
-        child: the process.
-        stream: what to read.
-    """
-
-    def __init__(self, child: Child, stream: IO[bytes]) -> None:
-        self.child = child
-        self.stream = stream
-
-    def take(self, data: bytes) -> None:
-        """Use the bytes that were read; none: the stream has ended."""
-        raise NotImplementedError
-
-
-class _Output(_Reader):
-    """Writes the output of a process to its log, and shows it line by line."""
-
-    def __init__(self, child: Child, stream: IO[bytes], show: Callable[[Child, str], None]) -> None:
-        super().__init__(child, stream)
-        self._show = show
-        self._lines = LineSplitter()
-
-    def take(self, data: bytes) -> None:
-        if self.child.log is not None:
-            self.child.log.write(data)
-        for line in self._lines.feed(data) if data else self._lines.end():
-            self._show(self.child, line)
-
-
-class _StatusStream(_Reader):
-    """Reads the status of a node."""
-
-    def __init__(self, child: Child, stream: IO[bytes], now: Callable[[], float]) -> None:
-        super().__init__(child, stream)
-        self._now = now
-        self._lines = LineSplitter(_LONGEST_STATUS)
-
-    def take(self, data: bytes) -> None:
-        for line in self._lines.feed(data):
-            with contextlib.suppress(msgspec.DecodeError):
-                self.child.status = msgspec.json.decode(line, type=NodeStatus)
-                self.child.heard_at = self._now()
 
 
 def _file_name(config: NodeConfig) -> str:

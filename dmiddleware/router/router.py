@@ -209,6 +209,27 @@ class Router:
         if self._started:
             self._start_dialer(address)
 
+    def redial(self, old: str, new: str) -> None:
+        """Dial a peer at another address from now on, because it was restarted elsewhere.
+
+        Args:
+            old: the address that was dialed; nothing happens if none was.
+            new: the new address.
+
+        Raises:
+            TopologyError: if the new address is not valid.
+            RouterStateError: if the router is closed.
+        """
+        if old == new or old not in self._dial_addresses:
+            return
+        check_address(new)
+        self._check_process()
+        self._dial_addresses = tuple(one for one in self._dial_addresses if one != old)
+        for dialer in self._dialers:
+            if dialer.address == old:
+                dialer.stop(goodbye=False)
+        self.dial(new)
+
     def close(self, *, deadline_s: float = 5.0, goodbye: bool = True) -> dict[int, int]:
         """Deliver what was accepted, say goodbye, and end all threads. May be called twice.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dmiddleware.launch.platforms import DEFAULT_PORT
+from dmiddleware.launch.options import DEFAULT_PORT
 from tests.dmiddleware.launch import ditask_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]

@@ -10,7 +10,7 @@ from rich.console import Console
 from dmiddleware.launch.child import Child
 from dmiddleware.launch.display import LiveDisplay, PlainDisplay, choose_display, make_table
 from dmiddleware.launch.output import SteadyStream
-from dmiddleware.launch.plan import NodeConfig, NodePlan
+from dmiddleware.launch.plan import NodeConfig, NodePlan, RunPlan
 from dmiddleware.launch.status import NodeStatus
 
 
@@ -40,7 +40,8 @@ class Running(Child):
 
 
 def child(node_id: int, role: str, **status: object) -> Running:
-    config = NodeConfig(plan=NodePlan(node_id, roles=(role,)), main="program.main", package=".")
+    run = RunPlan(nodes=(NodePlan(node_id, roles=(role,)),))
+    config = NodeConfig(run=run, main="program.main", package=".")
     return Running(config, status=NodeStatus(**{"phase": "running", **status}))  # type: ignore[arg-type]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.launch.options import parse_roles
 from dmiddleware.launch.plan import (
     LaunchRequest,
     RankPlan,
     assign_roles,
     needs_key,
-    parse_roles,
     plan_nodes,
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.launch.plan import NodeConfig, NodePlan
+from dmiddleware.launch.plan import NodeConfig, NodePlan, RunPlan
 from tests.dmiddleware.launch.ditask_process import start, write_key
 
 PROGRAM = """
@@ -91,7 +91,6 @@ def test_no_process_of_the_run_has_the_key_in_its_environment(
 
 
 def test_the_text_of_a_configuration_does_not_contain_the_key() -> None:
-    config = NodeConfig(
-        plan=NodePlan(0), main="a.b", package=".", key_hex="6b6b", redis_password="swordfish"
-    )
-    assert "6b6b" not in repr(config) and "swordfish" not in repr(config)
+    run = RunPlan(nodes=(NodePlan(0),), key_hex="6b6b", redis_password="swordfish")
+    for one in (run, NodeConfig(run=run, main="a.b", package=".")):
+        assert "6b6b" not in repr(one) and "swordfish" not in repr(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.launch.child import Child
-from dmiddleware.launch.plan import NodeConfig, NodePlan
+from dmiddleware.launch.hosts.local import LocalHost
+from dmiddleware.launch.plan import NodeConfig, NodePlan, RunPlan
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 
 PROGRAM = """
@@ -80,19 +82,31 @@ class WaitingDisplay(SignallingDisplay):
         self.said.append((child.plan.node_id, text))
 
     def update(self, children: Sequence[Child]) -> None:
-        assert children[0].process is not None
-        children[0].process.wait(60)
+        if children[0].where.startswith("process "):
+            wait_until_ended(int(children[0].where.split()[1]))
         if children[0].exit_code is not None:
             self.end.touch()
+
+
+def wait_until_ended(pid: int) -> None:
+    """Wait until a child of this process has ended, and leave its exit code to others."""
+    with contextlib.suppress(ChildProcessError):  # its exit code has been read
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def supervise(folder: Path, display: SignallingDisplay, *functions: str) -> int:
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     configs = [
-        NodeConfig(plan=NodePlan(node_id), main=f"program.{function}", package=str(folder))
+        NodeConfig(
+            run=RunPlan(nodes=(NodePlan(node_id),)),
+            main=f"program.{function}",
+            package=str(folder),
+        )
         for node_id, function in enumerate(functions or ["forever"])
     ]
-    return Supervisor(configs, options=SupervisorOptions(), display=display).run()
+    options = SupervisorOptions()
+    with LocalHost() as host:
+        return Supervisor(configs, host=host, options=options, display=display).run()
 
 
 @pytest.mark.process

@@ -1,0 +1,1 @@
+"""Where nodes run: one file for each way to start their processes."""

@@ -1,0 +1,639 @@
+"""The options of a run: each is declared once, for the command line and for Python.
+
+Pure, and imports nothing slow: ``ditask --help`` reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.registry import nearest
+
+__all__ = [
+    "DEFAULT_PORT",
+    "FailurePolicy",
+    "LaunchOptions",
+    "MqType",
+    "OptionInfo",
+    "PlatformName",
+    "PlatformSpec",
+    "Resources",
+    "RoleCounts",
+    "option_infos",
+    "parse_roles",
+]
+
+FailurePolicy = Literal["abort", "continue", "restart"]
+MqType = Literal["socket", "nng", "redis"]
+PlatformName = Literal["local", "ray", "slurm", "k8s"]
+TopologyName = Literal["star", "mesh", "alone"]
+ProtocolName = Literal["ipc", "tcp", "tls+tcp"]
+RoleCounts: TypeAlias = tuple[tuple[str, int], ...]
+"""Roles in order, each with its number of processes."""
+Resources: TypeAlias = Mapping[str, float]
+"""Amounts of ``cpu``, ``gpu``, and what else a platform counts, by their names."""
+
+DEFAULT_PORT: Final = 25515
+"""The default port: not registered for any service, and below the range that systems use for
+outgoing connections (from 32768 on Linux, from 49152 elsewhere), which could otherwise take it."""
+
+_THIS_HOST: Final = "127.0.0.1"
+_ROLE: Final = re.compile(r"([A-Za-z][\w-]*)(?:=(\d+))?")
+_UNSENT: Final = ("arguments", "env")
+"""Options that are not sent to the nodes: their processes are started with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformSpec:
+    """What the hosts of a platform do.
+
+    Attributes:
+        roles: the roles of each host, as in ``--roles``; None: all hosts have those of ``--roles``.
+        port: the learner's port; None: the default one.
+    """
+
+    roles: tuple[str, ...] | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a JSON object with the keys ``roles`` and ``port``.
+
+        Raises:
+            LaunchError: if it is something else.
+        """
+        try:
+            spec = json.loads(text) if text else {}
+        except ValueError as error:
+            raise LaunchError(f"--platform-spec is not valid JSON: {error}") from error
+        unknown = set(spec) - {"roles", "port"} if isinstance(spec, dict) else {str(spec)}
+        if unknown:
+            raise LaunchError(
+                f"--platform-spec takes the keys roles and port, got {', '.join(sorted(unknown))}"
+            )
+        roles, port = spec.get("roles"), spec.get("port")
+        if port is not None and (type(port) is not int or not 0 < port < 65536):
+            raise LaunchError(
+                f'--platform-spec: "port" must be a number from 1 to 65535, got {port!r}'
+            )
+        if roles is not None and not isinstance(roles, list):
+            raise LaunchError(
+                f'--platform-spec: "roles" needs one entry for each host, got {roles!r}'
+            )
+        return cls(None if roles is None else tuple(map(str, roles)), port)
+
+
+def parse_roles(text: str) -> RoleCounts:
+    """Read ``learner=1,collector=2,evaluator=1``.
+
+    Raises:
+        LaunchError: if the text has another form; the message quotes the part that is wrong.
+    """
+    roles = []
+    for part in _words(text):
+        matched = _ROLE.fullmatch(part)
+        if matched is None:
+            raise LaunchError(f"--roles: {part!r} is not of the form role=count, as in learner=1")
+        roles.append((matched[1], 1 if matched[2] is None else int(matched[2])))
+    names = [name for name, _ in roles]
+    if len(set(names)) != len(names):
+        raise LaunchError(f"--roles: {text!r} names a role twice; add up the counts")
+    return tuple(roles)
+
+
+def parse_resources(texts: Iterable[str]) -> dict[str, Resources]:
+    """Read texts such as ``learner:gpu=1,cpu=4``.
+
+    Raises:
+        LaunchError: if one has another form, or two are for the same role.
+    """
+    found: dict[str, Resources] = {}
+    for text in texts:
+        role, colon, rest = text.partition(":")
+        amounts = [part.partition("=") for part in _words(rest)]
+        if not role or not colon or not amounts or role in found:
+            raise LaunchError(
+                f"--resources: {text!r} is not of the form role:name=amount,…, as in "
+                "learner:gpu=1,cpu=4, once for each role"
+            )
+        found[role] = {name: _amount(number, text) for name, _, number in amounts}
+    return found
+
+
+def _amount(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise LaunchError(f"--resources: {where!r} has the amount {text!r}; use a number") from None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _numbers(option: str) -> Callable[[str], tuple[int, ...]]:
+    def read(text: str) -> tuple[int, ...]:
+        words = _words(text)
+        if not all(word.isdecimal() for word in words):
+            raise LaunchError(f"{option} must be a list of numbers such as 1,2,3, got {text!r}")
+        return tuple(map(int, words))
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionInfo:
+    """How an option looks on the command line, and which values it takes.
+
+    Attributes:
+        help: the help text.
+        metavar: what stands for its value in the help; empty: its type.
+        short: its short name, such as ``-m``; empty: none.
+        shown: how the help describes its default; empty: by its value.
+        read: reads its text; None: it is used as it is.
+        choices: the values that it may have; empty: any.
+        low: the least number; None: any.
+        may_be_low: whether the least number itself is allowed.
+        is_file: whether it must be an existing file.
+        is_folder: whether it must be an existing folder.
+        multiple: whether it may be given several times.
+        name: the field's name.
+        default: its default; ``MISSING``: it must be given.
+        type: the type of its text: str, int, float or Path.
+    """
+
+    help: str
+    metavar: str = ""
+    short: str = ""
+    shown: str = ""
+    read: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    may_be_low: bool = True
+    is_file: bool = False
+    is_folder: bool = False
+    multiple: bool = False
+    name: str = ""
+    default: Any = None
+    type: type[Any] = str
+
+    @property
+    def flag(self) -> str:
+        """The option's name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that the command line would refuse, for callers from Python.
+
+        Raises:
+            LaunchError: with what is allowed.
+        """
+        if value is None and self.default is None:
+            return
+        if self.choices and value not in self.choices:
+            near = nearest(str(value), self.choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise LaunchError(
+                f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}{hint}"
+            )
+        if self.type in (int, float):
+            if isinstance(value, bool) or not isinstance(value, int | self.type):
+                raise LaunchError(f"{self.name} must be a number, got {value!r}")
+            low = -float("inf") if self.low is None else self.low
+            if value < low or (value == low and not self.may_be_low):
+                limit = "at least" if self.may_be_low else "more than"
+                raise LaunchError(f"{self.name} must be {limit} {low:g}, got {value!r}")
+
+
+def _option(default: Any, help: str, **how: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"info": OptionInfo(help=help, **how)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """The options of ``ditask``; its help describes each of them.
+
+    Raises:
+        LaunchError: if a value is not allowed, or two options contradict each other.
+    """
+
+    main: str = _option(
+        MISSING,
+        "The function to run in every process, for example examples.cartpole_dqn.main.",
+        metavar="MODULE.FUNCTION",
+        short="-m",
+    )
+    package: Path = _option(
+        Path(), "The folder to put first on the import path.", short="-p", is_folder=True
+    )
+    roles: RoleCounts = _option(
+        (),
+        "Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has "
+        "one learner.",
+        metavar="ROLE=N,...",
+        read=parse_roles,
+    )
+    env: tuple[str, ...] = _option(
+        (),
+        "An environment variable for all processes, for those of a role, or for one node id; may "
+        "be given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from "
+        "the collectors.",
+        metavar="[ROLE:]NAME=VALUE",
+        multiple=True,
+    )
+    resources: Mapping[str, Resources] | None = _option(
+        None,
+        "What each process of a role needs, for example learner:gpu=1,cpu=4; may be given once for "
+        "each role. On one host, cpu is the number of torch's threads, and gpu that of the GPUs "
+        "that the process sees; Ray knows further names.",
+        metavar="ROLE:NAME=N,...",
+        read=parse_resources,
+        multiple=True,
+        shown="on Ray, cpu=1",
+    )
+    parallel_workers: int | None = _option(
+        None,
+        "Number of processes. Without --roles, the first one learns, the last one evaluates and "
+        "the others collect.",
+        metavar="N",
+    )
+    topology: TopologyName | None = _option(
+        None,
+        "How processes connect: star, all to the learner (or to the first process if none "
+        "learns); mesh, each to all others; alone, only to the addresses in --attach-to.",
+        shown="star, or mesh in a run with a coordinator",
+    )
+    protocol: ProtocolName = _option("ipc", "ipc on one host; tcp or tls+tcp between hosts.")
+    mq_type: MqType = _option(
+        "socket" if sys.platform == "linux" else "nng",
+        "How events travel: socket, over plain sockets between the processes (on Linux); nng, over "
+        "the sockets of the nng library; redis, through a redis server, for hosts that cannot "
+        "reach each other.",
+    )
+    redis_url: str = _option(
+        "redis://127.0.0.1:6379/0",
+        "The redis server and database, for --mq-type redis. Set DITASK_REDIS_PASSWORD if the "
+        "server needs a password.",
+        metavar="URL",
+    )
+    shared_memory: str = _option(
+        "/dev/shm",
+        "Where processes of one host exchange large arrays. Pass an empty string to send arrays "
+        "over sockets instead.",
+        metavar="FOLDER",
+    )
+    max_event_bytes: int | None = _option(
+        None,
+        "How much memory each process grants for large events of the others; a larger event is "
+        "refused where it is emitted.",
+        metavar="BYTES",
+        low=8192,
+        shown="half of the memory of the machine or container",
+    )
+    address: str = _option(
+        "",
+        "The address of this host, as other hosts reach it, for tcp and tls+tcp. With --platform "
+        "ray, the address of the cluster, or auto.",
+        metavar="HOST",
+        shown="127.0.0.1",
+    )
+    bind: str = _option(
+        "",
+        "The local address to listen on, for example 0.0.0.0 for all. Needed only if other hosts "
+        "reach this one by another address, as with NAT or in containers.",
+        metavar="HOST",
+        shown="--address",
+    )
+    ports: tuple[int, ...] = _option(
+        (),
+        "The ports to listen on, first the learner's. With fewer ports than listening processes, "
+        "the rest count up from the last one.",
+        metavar="P,...",
+        read=_numbers("--ports"),
+        shown="free ports from 25515 to 29514",
+    )
+    attach_to: tuple[str, ...] = _option(
+        (),
+        "Join a run that was started before: the addresses of its nodes. Needs its key and "
+        "--run-id. Processes that join write to their own run folder, and the run continues when "
+        "they leave.",
+        metavar="ADDRESS,...",
+        read=_words,
+    )
+    node_ids: tuple[int, ...] = _option(
+        (),
+        "Node ids of the processes, or only the first one.",
+        metavar="N,...",
+        read=_numbers("--node-ids"),
+        shown="count up from 0",
+    )
+    labels: tuple[str, ...] = _option(
+        (),
+        "Labels of the processes, for task.match_labels.",
+        metavar="LABEL,...",
+        read=_words,
+    )
+    run_id: str = _option("", "The name of the run. Nodes of runs with other names are refused.")
+    key_file: Path | None = _option(
+        None,
+        "File with the run's key, at least 32 characters, that no other user can read; DITASK_KEY "
+        "can hold the key instead. A run on one host generates one.",
+        is_file=True,
+    )
+    tls_ca: str = _option(
+        "", "PEM file with the trusted certificate authority, for tls+tcp.", metavar="FILE"
+    )
+    tls_cert: str = _option(
+        "", "PEM file with this host's certificate and private key, for tls+tcp.", metavar="FILE"
+    )
+    tls_name: str = _option("localhost", "The server name in the certificates, for tls+tcp.")
+    startup_interval: float = _option(
+        0.0, "Pause between two process starts.", metavar="SECONDS", low=0.0
+    )
+    start_timeout: float = _option(
+        60.0,
+        "How long a process waits for peers that are not connected before its first step.",
+        metavar="SECONDS",
+        low=0.0,
+        may_be_low=False,
+    )
+    on_failure: FailurePolicy = _option(
+        "abort",
+        "When a process fails: abort the run, continue without the process, or restart the "
+        "process.",
+    )
+    max_restarts: int = _option(
+        3,
+        "How often each process may be restarted within --restart-window.",
+        metavar="N",
+        low=0,
+    )
+    restart_window: float = _option(
+        3600.0, "How long a restart counts.", metavar="SECONDS", low=0.0, may_be_low=False
+    )
+    hang_timeout: float | None = _option(
+        None,
+        "Kill a process that makes no progress for this long, as a failed one. Waiting for other "
+        "processes does not count. It must be longer than the longest step, and than the program's "
+        "start.",
+        metavar="SECONDS",
+        low=0.0,
+        may_be_low=False,
+        shown="never",
+    )
+    kill_after: float = _option(
+        20.0,
+        "How long processes may take to end when the run is stopped; then they are killed.",
+        metavar="SECONDS",
+        low=0.0,
+    )
+    log_dir: Path | None = _option(
+        None,
+        "Where to write the whole output of each process.",
+        metavar="FOLDER",
+        shown="logs/DATE_TIME",
+    )
+    platform: PlatformName = _option(
+        "local",
+        "Where the run is started. ray: each process is an actor of a Ray cluster. On slurm and "
+        "k8s, hosts find each other through the platform's environment variables.",
+    )
+    platform_spec: PlatformSpec = _option(
+        PlatformSpec(),
+        "Roles per host and the learner's port, for slurm and k8s: "
+        '{"roles": ["learner=1", "collector=8"], "port": 25515}.',
+        metavar="JSON",
+        read=PlatformSpec.parse,
+    )
+    arguments: tuple[str, ...] = ()
+    """The arguments of the program, which follow ``--`` on the command line."""
+
+    def __post_init__(self) -> None:
+        for info in option_infos():
+            info.check(getattr(self, info.name))
+        _check_text(self)
+        self._check_redis()
+        self._check_tls()
+        self._check_ports()
+        self._check_resources()
+        if self.platform == "ray":
+            self._check_for_ray()
+        for address in self.attach_to:
+            self._check_attach_to(address)
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, Any], arguments: Iterable[str] = ()) -> Self:
+        """Read the texts of the command line, by the names of the fields."""
+        values = dict(texts)
+        for info in option_infos():
+            if info.read is not None and isinstance(values.get(info.name), str | tuple):
+                values[info.name] = info.read(values[info.name])
+        return cls(**values, arguments=tuple(arguments))
+
+    @classmethod
+    def from_python(cls, main: str, options: Mapping[str, Any]) -> Self:
+        """Take options by the names of the fields, with lists where the fields are tuples.
+
+        Raises:
+            LaunchError: for an unknown name, with the nearest known one.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = nearest(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+                raise LaunchError(f"launch() has no option {name!r}; {hint}")
+        lists: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
+        return cls(main=main, **lists)
+
+    @property
+    def uses_redis(self) -> bool:
+        """Whether events travel through a redis server."""
+        return self.mq_type == "redis"
+
+    @property
+    def role_resources(self) -> Mapping[str, Resources]:
+        """What each process of a role needs; empty: nothing is said."""
+        return self.resources or {}
+
+    @property
+    def hub_port(self) -> int | None:
+        """The hub's port on a platform, which the other hosts dial; None: the default."""
+        if self.platform_spec.port is not None:
+            return self.platform_spec.port
+        return self.ports[0] if self.ports else None
+
+    def host_address(self) -> str:
+        """Return the address of the only host of a run, as other hosts reach it.
+
+        Raises:
+            LaunchError: if --bind names all addresses, and no --address is given.
+        """
+        if not self.address and self.bind.strip("[]") in ("0.0.0.0", "::"):
+            raise LaunchError(
+                f"--bind {self.bind} listens on all addresses of this host; give the one that "
+                "other hosts dial with --address"
+            )
+        return self.address or self.bind or _THIS_HOST
+
+    def check_for_hosts(self) -> None:
+        """Refuse what has no use, or another one, if a platform runs several hosts.
+
+        Raises:
+            LaunchError: with what to use instead.
+        """
+        if self.protocol == "ipc" and not self.uses_redis:
+            raise LaunchError("--protocol ipc cannot connect hosts; use --protocol tcp or tls+tcp")
+        if self.address:
+            raise LaunchError(
+                f"--address {self.address} has no effect with --platform {self.platform}, which "
+                "names the hosts; use --bind to choose the address to listen on"
+            )
+        if self.topology == "alone":
+            raise LaunchError(
+                "--topology alone connects no hosts; with --platform use star (the default) or mesh"
+            )
+        if self.uses_redis and not self.run_id:
+            raise LaunchError(
+                "the hosts of a run find each other in redis by the run's name; give all of them "
+                "the same --run-id"
+            )
+
+    def _check_redis(self) -> None:
+        if not self.uses_redis:
+            return
+        if self.protocol != "ipc":
+            raise LaunchError(
+                f"--protocol {self.protocol} has no effect with --mq-type redis; leave it out"
+            )
+        if find_spec("redis") is None:
+            raise LaunchError(
+                "--mq-type redis needs redis-py; install it with: pip install 'dmiddleware[redis]'"
+            )
+
+    def _check_tls(self) -> None:
+        if self.protocol != "tls+tcp":
+            if self.tls_ca or self.tls_cert:
+                raise LaunchError("--tls-ca and --tls-cert are for --protocol tls+tcp")
+            return
+        for option, file in (("--tls-ca", self.tls_ca), ("--tls-cert", self.tls_cert)):
+            if not file or not Path(file).is_file():
+                raise LaunchError(f"--protocol tls+tcp needs {option}, a PEM file; got {file!r}")
+
+    def _check_ports(self) -> None:
+        if self.platform in ("local", "ray") and self.platform_spec != PlatformSpec():
+            raise LaunchError("--platform-spec is for --platform slurm or k8s")
+        port = self.platform_spec.port
+        if self.ports and port is not None and port != self.ports[0]:
+            raise LaunchError(
+                f'--ports {",".join(map(str, self.ports))} and the "port" {port} in '
+                "--platform-spec differ; give only one of them"
+            )
+
+    def _check_resources(self) -> None:
+        for role, amounts in self.role_resources.items():
+            for name, amount in amounts.items():
+                if not amount >= 0.0:
+                    raise LaunchError(f"resources of {role}: {name} is {amount}; use 0 or more")
+                if self.platform != "ray" and name not in ("cpu", "gpu"):
+                    raise LaunchError(
+                        f"resources of {role}: only Ray knows {name!r}; use cpu and gpu"
+                    )
+
+    def _check_for_ray(self) -> None:
+        """Refuse what Ray decides itself, or what has no use there."""
+        given = {
+            "--mq-type redis": self.uses_redis,
+            "--protocol tls+tcp": self.protocol == "tls+tcp",
+            "--bind": bool(self.bind),
+            "--ports": bool(self.ports),
+            "--attach-to": bool(self.attach_to),
+            "--node-ids": bool(self.node_ids),
+            "--topology alone": self.topology == "alone",
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise LaunchError(
+                    f"{option} has no use with --platform ray, where processes connect over tcp, "
+                    "at the addresses of the hosts on which Ray places them; leave it out"
+                )
+        if dict(self.roles).get("learner", 1) > 1:
+            raise LaunchError(
+                "--platform ray runs one learner; use learner=1, or start several ranks on a "
+                "cluster with torchrun"
+            )
+
+    def _check_attach_to(self, address: str) -> None:
+        if address.startswith("redis://") != self.uses_redis:
+            raise LaunchError(
+                f"--attach-to {address} does not fit --mq-type {self.mq_type}; use --mq-type redis "
+                "with redis://… addresses, and only with these"
+            )
+        if address.startswith("tls+tcp://") and self.protocol != "tls+tcp":
+            raise LaunchError(
+                f"--attach-to {address} needs certificates; use --protocol tls+tcp with --tls-ca "
+                "and --tls-cert"
+            )
+
+
+def option_infos() -> list[OptionInfo]:
+    """Return the options in their order, each with its name, default and type."""
+    hints = get_type_hints(LaunchOptions)
+    return [
+        dataclasses.replace(
+            field.metadata["info"],
+            name=field.name,
+            default=field.default,
+            choices=_choices(hints[field.name]),
+            type=_text_type(hints[field.name]),
+        )
+        for field in dataclasses.fields(LaunchOptions)
+        if "info" in field.metadata
+    ]
+
+
+def _without_none(hint: Any) -> Any:
+    """Return ``X`` of ``X | None``, and anything else as it is."""
+    given = [one for one in get_args(hint) if one is not type(None)]
+    return given[0] if type(None) in get_args(hint) else hint
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    bare = _without_none(hint)
+    return get_args(bare) if getattr(bare, "__origin__", None) is Literal else ()
+
+
+def _text_type(hint: Any) -> type[Any]:
+    bare = _without_none(hint)
+    return bare if bare in (int, float, Path) else str
+
+
+def _check_text(options: LaunchOptions) -> None:
+    """Refuse options and folders that cannot be sent to the nodes."""
+    fields = dataclasses.fields(options)
+    texts = {
+        "--" + field.name.replace("_", "-"): str(getattr(options, field.name))
+        for field in fields
+        if field.name not in _UNSENT
+    }
+    texts["the working directory"] = os.getcwd()  # noqa: PTH109 (Path.cwd() is the same)
+    texts["the folder for temporary files"] = tempfile.gettempdir()
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise LaunchError(f"{name} is not valid UTF-8: {text!r}; use another name") from None

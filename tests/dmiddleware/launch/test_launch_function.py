@@ -1,0 +1,199 @@
+"""launch(): a run that a program or a notebook starts and holds."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dmiddleware.errors import LaunchError, WaitTimeout
+from dmiddleware.launch import launch
+from dmiddleware.launch.leftovers import wait_until
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+# Without a main guard, and with what the function needs outside of it.
+PROGRAM = """
+    from pathlib import Path
+    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware.launch import launch
+
+    N_STEPS = 4
+
+    def main():
+        with Task(Context()) as task:
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                Path("learned").touch()
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                pass
+
+            task.use(learn).use(collect).run(max_step=N_STEPS)
+            print("ends", task.router.node_id, flush=True)
+            return {"node": task.router.node_id, "steps": N_STEPS}
+
+    print("started")
+    with launch(main, roles={"collector": 1, "learner": 1}, log_dir="logs") as run:
+        print("result", run.result(60.0))
+        print("phases", sorted({one.phase for one in run.status().values()}))
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "notebook"])
+def test_a_program_without_a_main_guard_starts_itself_in_two_processes(
+    tmp_path: Path, how: str
+) -> None:
+    program = textwrap.dedent(PROGRAM)
+    (tmp_path / "program.py").write_text(program)
+    # A notebook has no file either.
+    command = [sys.executable, "program.py"] if how == "file" else [sys.executable, "-"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        input=program if how == "notebook" else None,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("started") == 1
+    assert "result {'node': 1, 'steps': 4}" in lines
+    assert "phases ['finished']" in lines
+    assert "[node 0] ends 0" in lines and "[node 1] ends 1" in lines
+    assert (tmp_path / "learned").exists() and (tmp_path / "logs" / "node-1.log").exists()
+
+
+def forever(started: Path) -> None:
+    import time
+
+    from dmiddleware import Context, Task
+
+    def step(ctx: Context) -> None:
+        started.touch()
+        time.sleep(0.01)
+
+    with Task(Context()) as task:
+        task.use(step).run()
+
+
+def by_value(function: object, *arguments: object) -> object:
+    """Return the function with its arguments, to be sent as it is: test modules have no names."""
+    import functools
+
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return functools.partial(function, *arguments)  # type: ignore[arg-type]
+
+
+def test_a_run_can_be_stopped_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = by_value(forever, tmp_path / "started")
+    with launch(main, parallel_workers=2, show=False) as run:  # type: ignore[arg-type]
+        assert wait_until((tmp_path / "started").exists, 60.0)
+        with pytest.raises(WaitTimeout, match=r"still running after 0.1 s; node 0"):
+            run.wait(0.1)
+        assert run.running and set(run.status()) == {0, 1}
+        assert run.stop() == 130
+        assert not run.running and run.stop() == 130
+        with pytest.raises(LaunchError, match="stopped"):
+            run.result()
+    assert capfd.readouterr().out == ""
+
+
+def test_the_end_of_the_caller_ends_the_run(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import os, time
+        from pathlib import Path
+        from dmiddleware import Context, Task
+        from dmiddleware.launch import launch
+
+        def main():
+            def step(ctx):
+                Path(f"pid-{os.getpid()}").touch()
+                time.sleep(0.01)
+            with Task(Context()) as task:
+                task.use(step).run()
+
+        launch(main, parallel_workers=2)
+        time.sleep(600)
+    """)
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    try:
+        assert wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, 60.0)
+        caller.send_signal(signal.SIGKILL)
+        caller.wait(30)
+        pids = [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
+        assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), 60.0)
+    finally:
+        caller.kill()
+
+
+def test_a_failure_is_raised_with_its_first_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fail() -> None:
+        raise ZeroDivisionError("of this program")
+
+    with launch(by_value(fail), show=False) as run:  # type: ignore[arg-type]
+        with pytest.raises(LaunchError, match="ZeroDivisionError: of this program"):
+            run.result(60.0)
+        assert run.wait() == 1
+
+
+def test_a_result_that_cannot_be_sent_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def lock() -> object:
+        import threading
+
+        return threading.Lock()
+
+    with (
+        launch(by_value(lock), show=False) as run,  # type: ignore[arg-type]
+        pytest.raises(LaunchError, match="cannot be pickled"),
+    ):
+        run.result(60.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rols": {"learner": 1}}, "no option 'rols'; did you mean roles"),
+        ({"protocol": "udp"}, "must be one of ipc, tcp, tls\\+tcp, got 'udp'"),
+        ({"max_restarts": -1}, "max_restarts must be at least 0"),
+        ({"start_timeout": 0.0}, "start_timeout must be more than 0"),
+        ({"kill_after": "long"}, "kill_after must be a number"),
+        ({"resources": {"learner": {"tpu": 1}}}, "only Ray knows 'tpu'"),
+        ({"tls_ca": "ca.pem"}, "for --protocol tls"),
+        ({"platform": "ray", "ports": [5000]}, "--ports has no use with --platform ray"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        launch("program.main", **options)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
+    lock = threading.Lock()
+    with pytest.raises(LaunchError, match="inside of the function"):
+        launch(by_value(lambda: lock))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match="needs a function or its name"):
+        launch(7)  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""The options of a run, which the command line and launch() share."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.cli import ditask
+from dmiddleware.launch.options import LaunchOptions, PlatformSpec, option_infos
+from dmiddleware.launch.plan import NodePlan
+from dmiddleware.launch.resources import local_shares, resources_of
+
+MAIN = "program.main"
+
+
+def test_the_command_line_has_every_field_and_no_other_option() -> None:
+    fields = {field.name for field in dataclasses.fields(LaunchOptions)} - {"arguments"}
+    assert {info.name for info in option_infos()} == fields
+    parameters = {parameter.name for parameter in ditask.params}
+    assert parameters - {"version"} == fields
+    text = CliRunner().invoke(ditask, ["--help"]).output
+    for info in option_infos():
+        assert info.flag in text, info.name
+
+
+def test_both_ways_give_the_same_options() -> None:
+    texts: dict[str, Any] = {
+        "main": MAIN,
+        "roles": "learner=1,collector=2",
+        "ports": "5000,5001",
+        "node_ids": "4",
+        "labels": "a, b",
+        "attach_to": "tcp://127.0.0.1:5000",
+        "protocol": "tcp",
+        "resources": ("learner:gpu=1,cpu=4", "collector:cpu=0.5"),
+    }
+    python: dict[str, Any] = {
+        "roles": (("learner", 1), ("collector", 2)),
+        "ports": [5000, 5001],
+        "node_ids": [4],
+        "labels": ["a", "b"],
+        "attach_to": ["tcp://127.0.0.1:5000"],
+        "protocol": "tcp",
+        "resources": {"learner": {"gpu": 1.0, "cpu": 4.0}, "collector": {"cpu": 0.5}},
+    }
+    assert LaunchOptions.from_texts(texts) == LaunchOptions.from_python(MAIN, python)
+
+
+def test_the_options_that_are_not_given_are_the_defaults() -> None:
+    default = LaunchOptions(main=MAIN)
+    assert LaunchOptions.from_texts({"main": MAIN}) == default
+    assert default.platform_spec == PlatformSpec()
+    for field in dataclasses.fields(LaunchOptions):
+        if field.name != "main":
+            assert getattr(default, field.name) == field.default
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("learner",), "role:name=amount"),
+        (("learner:",), "role:name=amount"),
+        (("learner:gpu=1", "learner:cpu=2"), "once for each role"),
+        (("learner:gpu=many",), "amount 'many'"),
+    ],
+)
+def test_resources_of_another_form_are_refused(texts: tuple[str, ...], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        LaunchOptions.from_texts({"main": MAIN, "resources": texts})
+
+
+def gpus(folder: Path, n: int) -> Path:
+    for number in range(n):
+        (folder / f"0000:{number:02}:00.0").mkdir()
+    return folder
+
+
+def plans(*roles: str) -> list[NodePlan]:
+    return [NodePlan(number, roles=(role,)) for number, role in enumerate(roles)]
+
+
+def test_processes_of_a_host_get_gpus_of_their_own_and_threads(tmp_path: Path) -> None:
+    resources = {"learner": {"gpu": 2.0, "cpu": 4.0}, "collector": {"gpu": 0.0}}
+    shares = local_shares(
+        resources, plans("collector", "learner", "evaluator"), {}, gpus=gpus(tmp_path, 3)
+    )
+    assert [share.n_threads for share in shares] == [0, 4, 0]
+    assert [share.variables for share in shares] == [
+        {"CUDA_VISIBLE_DEVICES": ""},
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {},
+    ]
+    visible = {"CUDA_VISIBLE_DEVICES": "5,GPU-a,7"}
+    learner = local_shares(resources, plans("learner", "collector"), visible)[0]
+    assert learner.variables == {"CUDA_VISIBLE_DEVICES": "5,GPU-a"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"learner": {"gpu": 1.0}, "collector": {"gpu": 2.0}}, "node 1 .collector. needs 2 GPUs"),
+        ({"learner": {"gpu": 0.5}}, "cannot have 0.5 GPUs"),
+        ({"lerner": {"gpu": 1.0}}, "no role 'lerner'; did you mean learner"),
+    ],
+)
+def test_resources_that_a_host_lacks_are_refused(
+    tmp_path: Path, resources: dict[str, dict[str, float]], message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        local_shares(resources, plans("learner", "collector"), {}, gpus=gpus(tmp_path, 2))
+
+
+def test_a_process_of_several_roles_needs_the_most_of_them() -> None:
+    resources = {"collector": {"cpu": 1.0, "gpu": 0.0}, "evaluator": {"cpu": 3.0}}
+    assert resources_of(resources, ("collector", "evaluator")) == {"cpu": 3.0, "gpu": 0.0}
+    assert resources_of(resources, ()) == {}
