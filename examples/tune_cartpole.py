@@ -1,0 +1,132 @@
+"""Tune DQN on CartPole-v1 with Ray Tune: a sweep with checkpoints, in which bad trials end early.
+
+Needs `pip install 'dmiddleware[ray]' 'ray[tune]'`. Each trial is a program of one process, so a
+cluster runs as many trials at once as it has CPUs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+
+from dmiddleware import OnlineRLContext, Role, Task, middleware
+from dmiddleware.data import TensorBuffer, load_checkpoint, save_checkpoint
+from dmiddleware.env import make_env_manager
+from dmiddleware.policy import DQNPolicy
+from middleware import (
+    OffPolicyLearner,
+    StepCollector,
+    data_pusher,
+    eps_greedy_handler,
+    interaction_evaluator,
+    termination_checker,
+)
+
+ENV = "CartPole-v1"
+FILE = "policy.safetensors"
+GRACE_STEPS = 5_000
+
+
+def train(config: dict[str, Any]) -> None:
+    """Train one trial; it continues from its checkpoint if Ray has restarted it."""
+    with Task(seed=config["seed"]) as task:
+        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        eval_env = make_env_manager(ENV, env_num=10, seed=task.seed_for("evaluator"))
+        policy = DQNPolicy.for_env(
+            collect_env,
+            seed=config["seed"],
+            learning_rate=config["learning_rate"],
+            target_update_freq=config["target_update_freq"],
+        )
+        saved = tune.get_checkpoint()
+        if saved is not None:
+            with saved.as_directory() as folder:
+                policy.learn_mode.load_state_dict(load_checkpoint(Path(folder) / FILE))
+
+        @middleware(roles=[Role.EVALUATOR])
+        def report(ctx: OnlineRLContext) -> None:
+            if ctx.eval_value is None:
+                return
+            with tempfile.TemporaryDirectory() as folder:
+                save_checkpoint(Path(folder) / FILE, policy.learn_mode.state_dict())
+                tune.report(
+                    {"eval_return": float(ctx.eval_value), "env_step": ctx.env_step},
+                    checkpoint=tune.Checkpoint.from_directory(folder),
+                )
+
+        buffer = TensorBuffer(config["max_env_step"], seed=task.seed_for("buffer"))
+        task.use(eps_greedy_handler(decay_steps=5_000))
+        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=640))
+        task.use(report)
+        task.use(termination_checker(max_env_step=config["max_env_step"]))
+        task.run()
+
+
+def sweep(
+    *, samples: int, max_env_step: int, address: str | None = None, folder: Path | None = None
+) -> tune.ResultGrid:
+    """Sweep over the learning rate and the target network's period.
+
+    Args:
+        samples: number of trials.
+        max_env_step: the most environment steps of a trial.
+        address: the Ray cluster; None: the one of this host, or a new one.
+        folder: where Tune writes its results; None: its default.
+    """
+    import ray
+
+    ray.init(address, ignore_reinit_error=True)
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"cpu": 1}),
+        param_space={
+            "learning_rate": tune.loguniform(1e-4, 1e-2),
+            "target_update_freq": tune.choice([64, 256]),
+            "seed": 0,
+            "max_env_step": max_env_step,
+        },
+        tune_config=tune.TuneConfig(
+            metric="eval_return",
+            mode="max",
+            num_samples=samples,
+            scheduler=ASHAScheduler(
+                time_attr="env_step",
+                max_t=max_env_step,
+                grace_period=min(GRACE_STEPS, max_env_step),
+            ),
+        ),
+        run_config=tune.RunConfig(
+            name="cartpole_dqn",
+            storage_path=None if folder is None else str(folder),
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    return tuner.fit()
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--samples", type=click.IntRange(min=1), default=8, help="Number of trials.")
+@click.option(
+    "--max-env-step", type=click.IntRange(min=1), default=30_000, help="Environment steps a trial."
+)
+@click.option("--address", default=None, help="Address of the Ray cluster, or auto.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where Tune writes its results.")
+def command(samples: int, max_env_step: int, address: str | None, folder: Path | None) -> None:
+    """Print the best trial."""
+    results = sweep(samples=samples, max_env_step=max_env_step, address=address, folder=folder)
+    best = results.get_best_result()
+    assert best.metrics is not None
+    print(f"best mean return {best.metrics['eval_return']:.1f} with {best.config}")
+    print(f"its policy is in {best.checkpoint}")
+
+
+if __name__ == "__main__":
+    command()

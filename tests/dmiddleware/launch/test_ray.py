@@ -1,0 +1,210 @@
+"""ditask --platform ray, on a real cluster of several Ray nodes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import LaunchError
+from dmiddleware.launch.hosts.ray import RayHost
+from dmiddleware.launch.leftovers import wait_until
+from tests.dmiddleware.launch.ray_cluster import (
+    RayCluster,
+    in_namespace,
+    ray_cluster,
+    rays_environment,
+    why_no_ray,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(why_no_ray()), reason=why_no_ray()),
+]
+
+# The learner ends once each collector has been heard as often as the file "enough" says.
+PROGRAM = """
+    import os, sys, time
+    from collections import Counter
+    from pathlib import Path
+    from dmiddleware import Context, Role, Task, middleware
+
+    enough = Path("enough")
+    heard = Counter()
+
+    def main():
+        me = os.getpid()
+        with Task(Context()) as task:
+            task.on("hello", lambda node: heard.update([node]))
+
+            @middleware(roles=[Role.LEARNER])
+            def learn(ctx):
+                task.wait_for("hello", 60.0)
+                if enough.exists() and min(heard[1], heard[2]) > int(enough.read_text()):
+                    task.stop("heard enough")
+
+            @middleware(roles=[Role.COLLECTOR])
+            def collect(ctx):
+                task.emit("hello", task.router.node_id, only_remote=True)
+                (Path("seen") / f"{task.router.node_id}-{me}").touch()
+                time.sleep(0.02)
+
+            task.use(learn).use(collect).run()
+        print("arguments", sys.argv[1:], "ended", task.stop_reason, flush=True)
+
+    def fail():
+        print("before the failure", flush=True)
+        raise ValueError("the program is wrong")
+"""
+ROLES = ("--main", "program.main", "--roles", "learner=1,collector=2")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(1, 1, 1) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "seen").mkdir()
+    return tmp_path
+
+
+def output(folder: Path) -> str:
+    return (folder / "ditask.txt").read_text()
+
+
+def test_the_same_program_runs_on_three_ray_nodes(cluster: RayCluster, folder: Path) -> None:
+    (folder / "enough").write_text("5")
+    cluster.start(*ROLES, "--", "--seed", "3", cwd=folder)
+    code = cluster.wait()
+    text = output(folder)
+    assert code == 0, text
+    assert "3 actors on 3 nodes of the Ray cluster" in text
+    for node in range(3):
+        assert f"[node {node}] arguments ['--seed', '3'] ended" in text
+    logs = [(folder / file).read_text() for file in sorted(folder.glob("logs/*/node-*.log"))]
+    hosts = {re.search(r"of Ray node (\S+)", log)[1] for log in logs}  # type: ignore[index]
+    assert hosts == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    assert cluster.do("actors") == 0
+
+
+def test_a_failure_ends_the_run_with_its_traceback_and_its_cause(
+    cluster: RayCluster, folder: Path
+) -> None:
+    cluster.start("--main", "program.fail", "--roles", "learner=1,collector=1", cwd=folder)
+    code = cluster.wait()
+    text = output(folder)
+    assert code == 1, text
+    assert "before the failure" in text and "Traceback" in text
+    assert "failed: ValueError: the program is wrong (program.py:" in text.splitlines()[-1]
+    assert cluster.do("actors") == 0
+
+
+def test_too_few_resources_are_named_before_anything_runs(
+    cluster: RayCluster, folder: Path
+) -> None:
+    cluster.start("--main", "program.main", "--roles", "learner=1,collector=4", cwd=folder)
+    assert cluster.wait() == 1
+    assert "the Ray cluster lacks 2 CPU: the run's 5 nodes need 5 CPU" in output(folder)
+    cluster.start(*ROLES, "--resources", "learner:gpu=1,cpu=1", cwd=folder)
+    assert cluster.wait() == 1
+    assert "no node of the Ray cluster has 1 CPU, 1 GPU for node 0 (learner)" in output(folder)
+    assert not list((folder / "seen").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_launcher_ends_the_run(
+    cluster: RayCluster, folder: Path, number: signal.Signals
+) -> None:
+    cluster.start(*ROLES, cwd=folder)
+    assert wait_until(lambda: len(list((folder / "seen").iterdir())) == 2, 60.0)
+    cluster.signal(number)
+    assert cluster.wait() == (130 if number == signal.SIGINT else -number)
+    assert wait_until(lambda: cluster.do("actors") == 0, 30.0)
+    if number == signal.SIGINT:
+        text = output(folder)
+        assert text.count("ended received SIGINT (Ctrl-C)") == 3
+        assert "the run was stopped: received SIGINT" in text
+
+
+def test_a_ray_node_that_is_lost_twice_is_replaced(folder: Path) -> None:
+    with ray_cluster(2, 1) as cluster:
+        lost = "127.0.0.3"
+        cluster.start(*ROLES, "--on-failure", "restart", cwd=folder)
+        for n_lost in (1, 2):
+            n_seen = 1 + n_lost
+            assert wait_until(lambda n=n_seen: len(seen(folder)) >= n, 90.0), output(folder)  # type: ignore[misc]
+            cluster.remove_node(lost)
+            lost = cluster.add_node()
+        assert wait_until(lambda: len(seen(folder)) >= 4, 90.0), output(folder)
+        (folder / "enough").write_text("20")
+        code = cluster.wait()
+        text = output(folder)
+        assert code == 0, text
+        assert "restart 2 of 3" in text and "its actor died on Ray node" in text
+
+
+def seen(folder: Path) -> list[str]:
+    return sorted(file.name for file in (folder / "seen").iterdir())
+
+
+def test_ray_is_asked_for_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LaunchError, match=r"pip install 'dmiddleware\[ray\]'"):
+        RayHost(address="", package=Path(), may_restart=False, timeout_s=1.0)
+
+
+def test_a_cluster_that_has_ended_is_named_at_once(tmp_path: Path) -> None:
+    host = RayHost(address="127.0.0.1:9", package=tmp_path, may_restart=False, timeout_s=1.0)
+    with pytest.raises(LaunchError, match=r"cannot reach a Ray cluster at 127.0.0.1:9"), host:
+        pass
+
+
+def test_a_sweep_reports_and_keeps_the_policies_of_its_trials(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-m", "examples.tune_cartpole", "--samples", "2"]
+    command += ["--max-env-step", "2500", "--folder", str(tmp_path)]
+    with rays_environment() as environment:
+        done = subprocess.run(
+            in_namespace(*command), cwd=root, env=environment, capture_output=True, text=True,
+            timeout=280,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"best mean return [\d.]+ with .*learning_rate", done.stdout)
+    assert list(tmp_path.glob("**/policy.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    with ray_cluster(2, 1) as cluster:
+        lost = "127.0.0.3"
+        options = ["--package", str(root), "--main", "examples.cartpole_dqn.main"]
+        options += ["--roles", "learner=1,collector=1,evaluator=1", "--on-failure", "restart"]
+        cluster.start(*options, cwd=tmp_path)
+        collects = "node 1 (collector): running, step "
+        for n_moves in (1, 2):
+            assert wait_until(
+                lambda n=n_moves: output(tmp_path).count(collects) >= n,  # type: ignore[misc]
+                200.0,
+            ), output(tmp_path)
+            cluster.remove_node(lost)
+            lost = cluster.add_node()
+            restarted = f"restart {n_moves} of 3"
+            assert wait_until(lambda r=restarted: r in output(tmp_path), 60.0)  # type: ignore[misc]
+        code = cluster.wait(900.0)
+        text = output(tmp_path)
+        assert code == 0, text
+        found = re.search(r"mean return ([\d.]+) over 100 fresh episodes", text)
+        assert found is not None and float(found[1]) >= 475.0, text
