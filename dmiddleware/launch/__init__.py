@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dmiddleware.launch.hosts.submitit import SubmititRun
     from dmiddleware.launch.node import JoinedNode, join_run
     from dmiddleware.launch.options import LaunchOptions
     from dmiddleware.launch.plan import NodePlan, RunPlan, plan_run
@@ -27,6 +28,7 @@ __all__ = [
     "NodePlan",
     "NodeStatus",
     "LaunchOptions",
+    "SubmititRun",
 ]
 
 _MODULES = {
@@ -39,6 +41,7 @@ _MODULES = {
     "NodePlan": "plan",
     "NodeStatus": "status",
     "LaunchOptions": "options",
+    "SubmititRun": "hosts.submitit",
 }
 
 

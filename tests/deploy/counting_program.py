@@ -1,0 +1,97 @@
+"""A program that draws numbers and adds them up, to compare a run that was stopped with another.
+
+The tests copy this file to the folder of a run.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+from dmiddleware import OnlineRLContext, Role, Task, middleware
+
+N_STEPS = 120
+SEED = 7
+PACE = threading.Event()
+
+
+class Sum:
+    """Adds up a random number in each step, and counts how often the run was started.
+
+    Like a learner that needs data, it waits while one of its peers is gone.
+    """
+
+    roles = (Role.LEARNER,)
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.steps = 0
+        self.starts = 1
+        self._n_peers = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "steps": self.steps, "starts": self.starts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.total, self.steps = state["total"], state["steps"]
+        self.starts = state["starts"] + 1
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        PACE.wait(0.02)
+        self._n_peers = max(self._n_peers, len(ctx.task.router.peer_ids()))
+        while len(ctx.task.router.peer_ids()) < self._n_peers and not ctx.task.finish:
+            PACE.wait(0.02)
+        self.total += random.random()
+        self.steps += 1
+        if self.steps % 10 == 0:
+            print("step", self.steps, flush=True)
+        if self.steps == N_STEPS:
+            ctx.task.stop("drawn all numbers")
+
+
+@middleware(roles=[Role.COLLECTOR, Role.EVALUATOR])
+def idle(ctx: OnlineRLContext) -> None:
+    PACE.wait(0.05)
+
+
+def result(starts: int) -> str:
+    """Return the last line of a run that was started so often."""
+    numbers = random.Random(SEED)
+    total = 0.0
+    for _ in range(N_STEPS):
+        total += numbers.random()
+    return f"sum {total!r} after {N_STEPS} steps and {starts} starts"
+
+
+def main() -> None:
+    added = Sum()
+    with Task(OnlineRLContext()) as task:
+        task.use(added).use(idle)
+        if task.has_role(Role.LEARNER):
+            from middleware import RunFolder, SnapshotSaver  # imports torch, which takes long
+
+            snapshots = SnapshotSaver(RunFolder.create("sum", resume=True))
+            task.use(snapshots)
+            random.seed(SEED)
+            snapshots.resume(task)  # also the state of the random generator
+        task.run()
+        if task.has_role(Role.LEARNER) and task.stop_reason == "drawn all numbers":
+            print(f"sum {added.total!r} after {added.steps} steps and {added.starts} starts")
+
+
+def fail() -> None:
+    raise ValueError("bad reward")
+
+
+def main_without_snapshots() -> None:
+    with Task(OnlineRLContext()) as task:
+
+        @middleware(roles=[Role.LEARNER])
+        def write(ctx: OnlineRLContext) -> None:
+            from middleware import RunFolder
+
+            (RunFolder.create("sum").path / "file").touch()
+            ctx.task.stop("written")
+
+        task.use(write).use(idle).run()
