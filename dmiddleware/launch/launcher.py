@@ -443,8 +443,8 @@ def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
     """Return a name that all nodes of this run share, and no other run has."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
     if placement.count > 1 and job:
-        # The launchers on the other hosts derive the same one.
-        return f"slurm-{job}.{step}"
+        # The launchers on the other hosts derive the same one. A requeued job is another run.
+        return f"slurm-{job}.{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
     return secrets.token_hex(16)
 
 

@@ -18,6 +18,7 @@ from middleware import Experiment
 NAMES = [
     "cartpole_dqn",
     "cartpole_dqn_per_nstep",
+    "cartpole_preemptible",
     "cartpole_ppo",
     "pendulum_ppo",
     "cartpole_a2c",
