@@ -224,6 +224,8 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
             key,
             stamp=_stamp(placement, env),
             attached=request.joins,
+            # Kubernetes stops single pods and replaces them.
+            replaced=options.platform == "k8s" and placement.count > 1,
             may_grow=not is_new_key or request.protocol != "ipc",
             shared_memory="" if shared is None else str(shared.path),
         )

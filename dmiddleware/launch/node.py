@@ -223,7 +223,12 @@ class JoinedNode:
         """
         self._is_asked |= ok
         self._stop_reason = self._stop_reason or reason
-        self._node.stop(reason, ok=ok, only_local=self._plan.attached)
+        self._node.stop(
+            reason,
+            ok=ok,
+            only_local=self._plan.attached or self._plan.replaced,
+            interrupted=self._plan.replaced,
+        )
 
     def redial(self, old: str, new: str) -> None:
         """Dial a peer at another address from now on, because it was restarted elsewhere."""

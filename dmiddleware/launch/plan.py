@@ -185,6 +185,8 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         tls: certificates for ``tls+tcp``, or None.
         attached: whether the nodes joined a run of another launcher. When they are stopped, the
             other nodes continue.
+        replaced: whether the platform starts a node again that its launcher has stopped. Its peers
+            wait for the new one.
         may_grow: whether processes of other launchers may join the run.
         shared_memory: folder for arrays in shared memory; empty: none.
         max_event_bytes: the memory for large events of its peers; None: the router's default.
@@ -201,6 +203,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     redis_password: str | None = None
     tls: TlsFiles | None = None
     attached: bool = False
+    replaced: bool = False
     may_grow: bool = False
     shared_memory: str = ""
     max_event_bytes: int | None = None
