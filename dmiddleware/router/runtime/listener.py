@@ -38,6 +38,9 @@ class NodeListener:
         engine: drives the node that replies.
         address: the address.
 
+    Attributes:
+        address: where others can dial; port 0 is replaced by the real one.
+
     Raises:
         TransportError: if the transport cannot listen on the address.
     """
@@ -52,7 +55,10 @@ class NodeListener:
         self._n_bytes: dict[int, int] = {}
         self._n_unreported = 0
         self._next_warning = -math.inf
-        self._listener: Listener = engine.transport.listen(
+        # Peers may connect before listen() returns, and be known to be peers by then.
+        self._listener: Listener | None = None
+        self._early: list[int] = []
+        listener = engine.transport.listen(
             address,
             self._serve,
             on_disconnect=self._disconnected.append,
@@ -61,15 +67,16 @@ class NodeListener:
                 max_untrusted_frame_bytes=MAX_HANDSHAKE_BYTES + HEADER_SIZE,
             ),
         )
-
-    @property
-    def address(self) -> str:
-        """Where others can dial; port 0 is replaced by the real one."""
-        return self._listener.address
+        self.address = listener.address
+        with engine.lock:
+            self._listener = listener
+            for connection in self._early:
+                listener.trust(connection)
 
     def close(self) -> None:
         """Stop listening."""
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def process_disconnects(self, now: float) -> None:
         """Find peers whose last connection broke; called with the lock held."""
@@ -90,7 +97,7 @@ class NodeListener:
         """Keep silent peers connected whose connections carry bytes; called with the lock held."""
         node = self._engine.node
         quiet = set(node.quiet_peers(now))
-        if not quiet:
+        if not quiet or self._listener is None:
             self._n_bytes.clear()
             return
         before, self._n_bytes = self._n_bytes, {}
@@ -126,7 +133,9 @@ class NodeListener:
             # The last request of a connection may be served after the connection is known as lost.
             if session and (connection in self._sessions or connection not in self._lost):
                 self._sessions[connection] = session
-            if session:
+            if session and self._listener is None:
+                self._early.append(connection)
+            elif session and self._listener is not None:
                 self._listener.trust(connection)
             if isinstance(content, ParkedPoll):
                 engine.sender.park(content, reply)
