@@ -31,7 +31,7 @@ test: setup ## Run the test suite and measure its coverage (about ten minutes)
 	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
 		--no-loadscope-reorder --durations 30 --cov --cov-report=term-missing:skip-covered
 
-test-slow: setup ## Run the tests that take minutes each
+test-slow: setup ## Run the tests and variants that test leaves out because they take long
 	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860
 
 check: setup ## Format check, lint, types, spelling, import rules
