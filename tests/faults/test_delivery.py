@@ -6,18 +6,18 @@ import pytest
 
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
 from tests.faults.large_frames import large_frames
+from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
-both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
 
 
-@both
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
 def test_a_burst_of_small_messages_arrives(transport: str) -> None:
     result = burst(transport, count=2_000, size=KB)
     assert result.holds, result
 
 
-@both
+@pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp"], keep=1))
 def test_a_burst_of_large_messages_from_a_listener_arrives(transport: str) -> None:
     result = burst(transport, count=40, size=MB, from_listener=True)
     assert result.holds, result

@@ -7,6 +7,7 @@ import pytest
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
 from tests.faults.soak import soak
+from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
 
@@ -29,7 +30,7 @@ def test_nothing_is_lost_over_a_lossy_network() -> None:
     assert result.holds, result
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
 def test_nothing_is_lost_when_connections_are_cut_repeatedly(transport: str) -> None:
     result = cut_connections(transport, times=30)
     assert result.holds, result

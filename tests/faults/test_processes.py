@@ -13,12 +13,14 @@ from tests.faults.process_faults import (
     start_order,
     stopped,
 )
+from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
-both = pytest.mark.parametrize("transport", ["ipc", "tcp"])
+over_tcp = pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
+over_ipc = pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp"], keep=1))
 
 
-@both
+@over_tcp
 def test_killed_senders_are_noticed_and_their_acknowledged_messages_arrive(
     transport: str,
 ) -> None:
@@ -26,13 +28,13 @@ def test_killed_senders_are_noticed_and_their_acknowledged_messages_arrive(
     assert result.holds, result
 
 
-@both
+@over_ipc
 def test_a_killed_receiver_is_replaced_and_the_senders_continue(transport: str) -> None:
     result = killed_listener(transport, kills=1)
     assert result.holds, result
 
 
-@both
+@over_tcp
 def test_events_acknowledged_when_handled_survive_a_receiver_that_is_killed(
     transport: str,
 ) -> None:

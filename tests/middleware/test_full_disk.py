@@ -24,6 +24,7 @@ from dmiddleware.pipeline import OnlineRLContext, Task
 from dmiddleware.policy import DQNPolicy
 from middleware import Experiment, ExperimentResult, ProgressBar, RunFolder, SnapshotSaver
 from tests.middleware.disk import no_more_files, no_room
+from tests.variants import mostly_slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,7 +121,7 @@ def test_progress_that_cannot_be_shown_does_not_fail_the_run(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("output", ["full", "closed pipe", "closed"])
+@pytest.mark.parametrize("output", mostly_slow(["full", "closed pipe", "closed"], keep=1))
 def test_output_that_nobody_can_read_does_not_fail_the_run(tmp_path: Path, output: str) -> None:
     @contextmanager
     def stream() -> Iterator[Any]:

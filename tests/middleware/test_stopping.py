@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.data import load_checkpoint
+from tests.variants import mostly_slow
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -40,7 +41,7 @@ with Task() as task:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", "SIGINT"], keep=1))
 def test_signal_leaves_a_snapshot_and_the_final_checkpoint(tmp_path: Path, name: str) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],

@@ -28,6 +28,7 @@ from dmiddleware.errors import (
     EnvTimeout,
     StructureError,
 )
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("leaves_nothing_behind")]
 
@@ -42,12 +43,15 @@ def stay(n):
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [
-        ("raise", "raised RuntimeError: the motor burned out"),
-        ("exit", "lost its process, which exited with code 3"),
-        ("kill", "lost its process, which was killed by SIGKILL"),
-        ("hang", "did not answer in time"),
-    ],
+    mostly_slow(
+        [
+            ("raise", "raised RuntimeError: the motor burned out"),
+            ("kill", "lost its process, which was killed by SIGKILL"),
+            ("exit", "lost its process, which exited with code 3"),
+            ("hang", "did not answer in time"),
+        ],
+        keep=2,
+    ),
 )
 def test_an_env_that_fails_is_restarted_and_the_others_continue(how, told, tmp_path, caplog):
     fragile = functools.partial(Fragile, how=how, at=3, once=tmp_path / "failed")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 PROGRAM = """
     import ctypes, json, os, pdb, signal, threading, time
@@ -93,7 +94,9 @@ def line_of(name: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL"], keep=2)
+)
 def test_a_crash_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
     last, log = ditask(tmp_path, f"{name}_in_a_step")
     assert last.endswith(f"node 0 (learner) was killed by {name} ({line_of(name)})")
@@ -102,7 +105,7 @@ def test_a_crash_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGFPE"])
+@pytest.mark.parametrize("name", mostly_slow(["SIGSEGV", "SIGFPE"], keep=1))
 def test_the_crash_of_an_env_is_reported_with_its_stack(tmp_path: Path, name: str) -> None:
     last, log = ditask(tmp_path, f"{name}_in_an_env")
     assert f"was killed by {name}" in last
@@ -112,8 +115,20 @@ def test_the_crash_of_an_env_is_reported_with_its_stack(tmp_path: Path, name: st
 
 @pytest.mark.process
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("place", ["step", "branch"])
-@pytest.mark.parametrize("name", ["breakpoint", "set_trace", "input"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    mostly_slow(
+        [
+            ("breakpoint", "step"),
+            ("input", "branch"),
+            ("breakpoint", "branch"),
+            ("set_trace", "step"),
+            ("set_trace", "branch"),
+            ("input", "step"),
+        ],
+        keep=2,
+    ),
+)
 def test_a_node_says_that_it_has_no_terminal(tmp_path: Path, name: str, place: str) -> None:
     last, log = ditask(tmp_path, f"{name}_in_a_{place}")
     assert "nodes have no terminal" in last and "PYTHONBREAKPOINT" in last
@@ -125,7 +140,7 @@ def test_a_node_says_that_it_has_no_terminal(tmp_path: Path, name: str, place: s
 
 @pytest.mark.process
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", ["breakpoint", "input"])
+@pytest.mark.parametrize("name", mostly_slow(["breakpoint", "input"], keep=1))
 def test_a_process_of_envs_says_that_it_has_no_terminal(tmp_path: Path, name: str) -> None:
     last, _ = ditask(tmp_path, f"{name}_in_an_env")
     assert "processes of envs have no terminal" in last and 'mode="sync"' in last

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
 from tests.dmiddleware.launch.ditask_process import start, write_key
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -149,7 +150,11 @@ def test_a_program_without_roles_runs_its_whole_chain_in_every_node(folder: Path
     assert text.count("steps: 3") == 3
 
 
-@pytest.mark.parametrize("variables", [{}, {"OMP_NUM_THREADS": "2"}], ids=["default", "chosen"])
+@pytest.mark.parametrize(
+    "variables",
+    mostly_slow([{}, {"OMP_NUM_THREADS": "2"}], keep=1),
+    ids=["default", "chosen"],
+)
 def test_the_nodes_of_a_host_share_its_cores(
     folder: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
@@ -186,7 +191,7 @@ def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folde
     assert all(reason.endswith("received SIGTERM") for reason in reasons)
 
 
-@pytest.mark.parametrize("policy", ["abort", "continue", "restart"])
+@pytest.mark.parametrize("policy", mostly_slow(["restart", "abort", "continue"], keep=1))
 @pytest.mark.parametrize("first", ["launcher", "nodes"])
 def test_a_signal_to_all_processes_stops_the_run(folder: Path, first: str, policy: str) -> None:
     # As batch systems send it.
@@ -269,16 +274,19 @@ def test_an_address_of_another_host_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "reason"),
-    [
-        (signal.SIGINT, 130, "received SIGINT (Ctrl-C)"),
-        (signal.SIGTERM, 143, "received SIGTERM"),
-        (signal.SIGUSR1, 138, "received SIGUSR1"),
-        (signal.SIGUSR2, 140, "received SIGUSR2"),
-        (signal.SIGQUIT, 131, "received SIGQUIT"),
-        (signal.SIGXCPU, 152, "received SIGXCPU (the limit of CPU time)"),
-        (signal.SIGALRM, 142, "received SIGALRM"),
-        (signal.SIGHUP, 129, "received SIGHUP (the terminal was closed)"),
-    ],
+    mostly_slow(
+        [
+            (signal.SIGINT, 130, "received SIGINT (Ctrl-C)"),
+            (signal.SIGTERM, 143, "received SIGTERM"),
+            (signal.SIGUSR1, 138, "received SIGUSR1"),
+            (signal.SIGUSR2, 140, "received SIGUSR2"),
+            (signal.SIGQUIT, 131, "received SIGQUIT"),
+            (signal.SIGXCPU, 152, "received SIGXCPU (the limit of CPU time)"),
+            (signal.SIGALRM, 142, "received SIGALRM"),
+            (signal.SIGHUP, 129, "received SIGHUP (the terminal was closed)"),
+        ],
+        keep=2,
+    ),
 )
 def test_a_signal_to_the_launcher_stops_all_nodes_which_report_it(
     folder: Path, number: int, code: int, reason: str

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -128,7 +129,7 @@ def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
     return launcher.returncode, text
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", mostly_slow(SIGNALS, keep=2))
 def test_a_signal_to_one_node_aborts_the_run_with_its_exit_code(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked")
     assert code == 128 + signal.Signals[name], text
@@ -138,14 +139,14 @@ def test_a_signal_to_one_node_aborts_the_run_with_its_exit_code(tmp_path: Path, 
     assert SAYS[name] in (tmp_path / "closed-0").read_text()
 
 
-@pytest.mark.parametrize("name", EXITS)
+@pytest.mark.parametrize("name", mostly_slow(EXITS, keep=[0, 2]))
 def test_a_node_that_exits_early_aborts_the_run(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked")
     assert code == 1, text
     assert "the run failed: node 1 (collector) failed: " in text and SAYS[name] in text
 
 
-@pytest.mark.parametrize("name", [*SIGNALS, *EXITS])
+@pytest.mark.parametrize("name", mostly_slow([*SIGNALS, *EXITS], keep=[0, 6]))
 def test_a_node_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked", "--on-failure", "restart")
     assert code == 0, text
@@ -153,7 +154,7 @@ def test_a_node_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", *EXITS])
+@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", *EXITS], keep=[0, 2]))
 def test_the_run_can_continue_without_a_node_that_ends_early(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_left", "--on-failure", "continue")
     assert code == 0, text
@@ -161,7 +162,7 @@ def test_the_run_can_continue_without_a_node_that_ends_early(tmp_path: Path, nam
     assert (tmp_path / "closed-0").read_text() == "all done"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "exit_0", "os_exit"])
+@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", "exit_0", "os_exit"], keep=[1]))
 def test_a_learner_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_of_the_learner", "--on-failure", "restart")
     assert code == 0, text
@@ -174,7 +175,9 @@ def test_an_exit_before_the_first_step_is_early(tmp_path: Path) -> None:
     assert "node 0 (learner) failed: it called sys.exit(0)" in text
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("abort", 1), ("restart", 0)])
+@pytest.mark.parametrize(
+    ("policy", "expected"), mostly_slow([("abort", 1), ("restart", 0)], keep=[1])
+)
 def test_an_exit_of_one_node_before_its_task_is_early(
     tmp_path: Path, policy: str, expected: int
 ) -> None:

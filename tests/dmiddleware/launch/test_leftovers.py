@@ -17,6 +17,7 @@ import pytest
 from dmiddleware.launch.leftovers import end_processes, is_mark, marked_environment, new_mark
 from tests.dmiddleware.launch.ditask_process import start
 from tests.faults.process_cluster import alive, wait_until
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -118,7 +119,8 @@ def temporary(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("function", "code", "count"), [("ends_well", 0, 4), ("fails", 1, 4), ("is_killed", 1, 3)]
+    ("function", "code", "count"),
+    mostly_slow([("ends_well", 0, 4), ("is_killed", 1, 3), ("fails", 1, 4)], keep=2),
 )
 def test_processes_that_a_node_leaves_behind_are_ended(
     folder: Path, function: str, code: int, count: int
@@ -130,7 +132,7 @@ def test_processes_that_a_node_leaves_behind_are_ended(
     assert f"nded {count} processes" in text
 
 
-@pytest.mark.parametrize("function", ["forever", "holds_the_interpreter"])
+@pytest.mark.parametrize("function", mostly_slow(["holds_the_interpreter", "forever"], keep=1))
 def test_a_killed_launcher_leaves_no_process_and_no_folder(folder: Path, function: str) -> None:
     (folder / "memory").mkdir()
     options = ("--shared-memory", "memory", "--kill-after", "3")

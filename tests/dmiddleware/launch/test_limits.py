@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
 from tests.dmiddleware.launch.ditask_process import DITASK, start, write_key
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -79,16 +80,19 @@ def run(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> tu
 
 @pytest.mark.parametrize(
     ("main", "error"),
-    [
-        ("program.has_no_module", "No module named 'nowhere' (program.py:"),
-        ("incomplete.main", "No module named 'nowhere' (incomplete.py:1)"),
-        ("broken.main", "SyntaxError: "),
-        ("program.has_a_bad_config", "ConfigError: unknown key"),
-        ("program.has_a_bad_chain", "ChainError: the chain cannot run"),
-        ("program.has_bad_arguments", "it called sys.exit(2)"),
-        ("program.nothing", "has no function 'nothing'"),
-        ("program", "does not name a function"),
-    ],
+    mostly_slow(
+        [
+            ("program.has_no_module", "No module named 'nowhere' (program.py:"),
+            ("broken.main", "SyntaxError: "),
+            ("program.has_a_bad_config", "ConfigError: unknown key"),
+            ("program.has_bad_arguments", "it called sys.exit(2)"),
+            ("program.nothing", "has no function 'nothing'"),
+            ("incomplete.main", "No module named 'nowhere' (incomplete.py:1)"),
+            ("program.has_a_bad_chain", "ChainError: the chain cannot run"),
+            ("program", "does not name a function"),
+        ],
+        keep=5,
+    ),
 )
 def test_a_program_that_cannot_start_is_not_restarted(folder: Path, main: str, error: str) -> None:
     options = ("--on-failure", "restart", "--max-restarts", "1000000", "--", "--sed", "--broken")
@@ -98,14 +102,16 @@ def test_a_program_that_cannot_start_is_not_restarted(folder: Path, main: str, e
     assert "restarting" not in text
 
 
-@pytest.mark.parametrize("main", ["program.fails", "program.has_a_bad_config_later"])
+@pytest.mark.parametrize(
+    "main", mostly_slow(["program.has_a_bad_config_later", "program.fails"], keep=1)
+)
 def test_other_failures_are_restarted(folder: Path, main: str) -> None:
     code, text = run(folder, "--main", main, "--on-failure", "restart", "--max-restarts", "1")
     assert code == 1, text
     assert "restart 1 of 1" in text and "--max-restarts 1" in text
 
 
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", mostly_slow(["mesh", "star"], keep=1))
 def test_a_second_run_with_the_same_ports_is_refused(folder: Path, topology: str) -> None:
     key = write_key(folder / "key")
     options = ["--protocol", "tcp", "--key-file", str(key), "--topology", topology]
@@ -123,7 +129,9 @@ def test_a_second_run_with_the_same_ports_is_refused(folder: Path, topology: str
         assert code == 0, text
 
 
-@pytest.mark.parametrize(("n_tasks", "is_noted"), [("", False), ("1", False), ("4", True)])
+@pytest.mark.parametrize(
+    ("n_tasks", "is_noted"), mostly_slow([("1", False), ("4", True), ("", False)], keep=2)
+)
 def test_a_run_that_srun_starts_several_times_says_so(
     folder: Path, n_tasks: str, is_noted: bool
 ) -> None:
@@ -145,12 +153,15 @@ def test_copies_of_a_run_in_one_step_do_not_disturb_each_other(folder: Path) -> 
 
 @pytest.mark.parametrize(
     "env",
-    [
-        {},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONIOENCODING": "latin-1:strict"},
-    ],
+    mostly_slow(
+        [
+            {},
+            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            {"PYTHONIOENCODING": "ascii"},
+            {"PYTHONIOENCODING": "latin-1:strict"},
+        ],
+        keep=2,
+    ),
     ids=["nothing", "ascii locale", "ascii streams", "latin-1 streams"],
 )
 def test_a_run_needs_no_variables_and_no_locale(folder: Path, env: dict[str, str]) -> None:
@@ -172,7 +183,9 @@ def test_a_run_needs_no_variables_and_no_locale(folder: Path, env: dict[str, str
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">&-", "2>&1 | head -1 >/dev/null"])
+@pytest.mark.parametrize(
+    "streams", mostly_slow(["<&- >&- 2>&-", "2>&1 | head -1 >/dev/null", ">&-"], keep=2)
+)
 def test_a_run_needs_no_standard_streams(folder: Path, streams: str) -> None:
     command = f'"$@" --main program.main --parallel-workers 2 {streams}; echo "${{PIPESTATUS[0]}}"'
     done = subprocess.run(

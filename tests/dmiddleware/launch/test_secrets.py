@@ -10,6 +10,7 @@ import pytest
 
 from dmiddleware.launch.plan import NodeConfig, NodePlan, RunPlan
 from tests.dmiddleware.launch.ditask_process import start, write_key
+from tests.variants import mostly_slow
 
 PROGRAM = """
     import json, multiprocessing, os, subprocess, sys
@@ -67,7 +68,7 @@ SECRETS = {"DITASK_KEY": "key" * 20, "DITASK_REDIS_PASSWORD": "swordfish" * 4}
 
 @pytest.mark.process
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("has_file", [False, True], ids=["variable", "file"])
+@pytest.mark.parametrize("has_file", mostly_slow([False, True], keep=1), ids=["variable", "file"])
 def test_no_process_of_the_run_has_the_key_in_its_environment(
     tmp_path: Path, has_file: bool
 ) -> None:

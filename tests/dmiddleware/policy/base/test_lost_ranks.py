@@ -12,6 +12,7 @@ from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, RankLost
 from dmiddleware.policy import DQNPolicy, data_parallel, rank_and_world_size, sum_over_ranks
 from tests.dmiddleware.policy.base.rank_processes import DEADLINE_S, start_ranks
+from tests.variants import mostly_slow
 
 TIMEOUT_S = 6.0
 
@@ -42,13 +43,16 @@ def learn_until_one_is_lost(rank, *, lost, how):
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("lost", "how", "named"),
-    [
-        (1, "SIGKILL", "rank 1 gives no sign of life"),
-        (0, "SIGKILL", "rank 0, which stores the group's state, cannot be reached"),
-        (1, "SIGSTOP", "rank 1 gives no sign of life"),
-        (1, "raises", "rank 1 has failed: ValueError: no more data"),
-        pytest.param(1, "ends", "rank 1 has ended", marks=pytest.mark.slow),
-    ],
+    mostly_slow(
+        [
+            (0, "SIGKILL", "rank 0, which stores the group's state, cannot be reached"),
+            (1, "raises", "rank 1 has failed: ValueError: no more data"),
+            (1, "SIGKILL", "rank 1 gives no sign of life"),
+            (1, "SIGSTOP", "rank 1 gives no sign of life"),
+            (1, "ends", "rank 1 has ended"),
+        ],
+        keep=2,
+    ),
 )
 def test_the_other_ranks_end_within_the_deadline_and_name_the_lost_one(lost, how, named):
     job = functools.partial(learn_until_one_is_lost, lost=lost, how=how)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dmiddleware.policy import DQNPolicy, data_parallel, rank_and_world_size, sum_over_ranks
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.dmiddleware.policy.base.rank_processes import run_ranks
+from tests.variants import mostly_slow
 
 
 def listening() -> list[str]:
@@ -64,8 +65,13 @@ PROGRAM = """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("n", "total"), [(1, "[1.0]"), (2, "[2.0]")])
-@pytest.mark.parametrize("protocol", ["ipc", "tcp"])
+@pytest.mark.parametrize(
+    ("protocol", "n", "total"),
+    mostly_slow(
+        [("tcp", 2, "[2.0]"), ("ipc", 1, "[1.0]"), ("tcp", 1, "[1.0]"), ("ipc", 2, "[2.0]")],
+        keep=2,
+    ),
+)
 def test_learners_of_one_launcher_meet_in_the_folder_of_the_run(
     tmp_path: Path, n: int, total: str, protocol: str
 ) -> None:
