@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from middleware import Experiment
 from tests.dmiddleware.env.optional import needed
+from tests.variants import mostly_slow
 
 needed("minari")
 
@@ -55,7 +56,7 @@ def train_a_little(algo: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("algo", offline.POLICIES)
+@pytest.mark.parametrize("algo", mostly_slow(offline.POLICIES, keep=[0, 3, 4]))  # BC, IQL, DT
 def test_an_algorithm_learns_from_the_mixed_data(
     algo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

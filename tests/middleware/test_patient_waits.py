@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
 from middleware import ContextExchanger, ModelExchanger
+from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
 ROLES = {"learner": 1, "collector": 1, "evaluator": 1}
@@ -116,9 +118,13 @@ def sleep(seconds: float) -> None:
         node.clock.wait_for(nothing, lambda: False, seconds)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("phase", ["start", "setup", "step"])
-@pytest.mark.parametrize("slow", ["learner", "collector", "evaluator"])
+@pytest.mark.parametrize(
+    ("slow", "phase", "topology"),
+    mostly_slow(
+        itertools.product(ROLES, ["start", "setup", "step"], TOPOLOGIES),
+        keep=[1, 2, 5, 6, 9, 10, 13, 14, 17],  # each role and phase, and both topologies of each
+    ),
+)
 def test_a_living_node_is_waited_for_however_slow_it_is(
     slow: str, phase: str, topology: TopologyName, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +141,7 @@ def test_a_living_node_is_waited_for_however_slow_it_is(
         assert any(f"node {slow_id} ({slow})" in text or "timeout_s=30" in text for text in said)
 
 
-@pytest.mark.parametrize("slow", ["learner", "collector"])
+@pytest.mark.parametrize("slow", mostly_slow(["learner", "collector"], keep=1))
 def test_a_slow_node_is_also_waited_for_to_keep_the_pace(slow: str) -> None:
     program = Program(slow, samples_per_insert=1.0, max_policy_lag=1)
     with Cluster(program, roles=ROLES) as cluster:
@@ -159,16 +165,20 @@ def test_a_frozen_node_is_lost_and_ends_the_wait_at_the_deadline(topology: Topol
     assert "disconnected: node 1 (no heartbeat for" in error
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize(
-    ("ends", "waits", "cause"),
-    [
-        ({"collector": "raises"}, "learner", "node 1 (ZeroDivisionError: division by zero)"),
-        ({"collector": "returns"}, "learner", "ended their task: node 1"),
-        ({"learner": "raises"}, "collector", "node 0 (ZeroDivisionError: division by zero)"),
-        ({"learner": "raises"}, "evaluator", "node 0 (ZeroDivisionError: division by zero)"),
-    ],
-)
+DIVIDED = "(ZeroDivisionError: division by zero)"
+ENDS = [
+    ({"collector": "raises"}, "learner", f"node 1 {DIVIDED}", "mesh"),
+    ({"collector": "raises"}, "learner", f"node 1 {DIVIDED}", "star"),
+    ({"collector": "returns"}, "learner", "ended their task: node 1", "mesh"),
+    ({"collector": "returns"}, "learner", "ended their task: node 1", "star"),
+    ({"learner": "raises"}, "collector", f"node 0 {DIVIDED}", "mesh"),
+    ({"learner": "raises"}, "evaluator", f"node 0 {DIVIDED}", "star"),
+    ({"learner": "raises"}, "collector", f"node 0 {DIVIDED}", "star"),
+    ({"learner": "raises"}, "evaluator", f"node 0 {DIVIDED}", "mesh"),
+]
+
+
+@pytest.mark.parametrize(("ends", "waits", "cause", "topology"), mostly_slow(ENDS, keep=6))
 def test_a_node_whose_task_has_ended_ends_the_wait_with_the_cause_although_it_lives(
     ends: dict[str, str], waits: str, cause: str, topology: TopologyName
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
 from middleware import Barrier, ContextExchanger, ModelExchanger
+from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}
@@ -140,8 +142,9 @@ def test_no_task_sees_the_data_or_weights_of_another(topology: TopologyName, end
     program.check()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("late", "topology"), mostly_slow(itertools.product([0, 1, 2], TOPOLOGIES), keep=[1, 2])
+)
 def test_a_node_that_comes_late_to_a_task_is_waited_for(topology: TopologyName, late: int) -> None:
     program = Seeds(pause_s={late: 400.0})  # longer than any deadline
     with Cluster(program, roles={"learner": 1, "collector": 2}, topology=topology) as cluster:
@@ -149,8 +152,9 @@ def test_a_node_that_comes_late_to_a_task_is_waited_for(topology: TopologyName, 
     program.check()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("killed", [1, 2])
+@pytest.mark.parametrize(
+    ("killed", "topology"), mostly_slow(itertools.product([1, 2], TOPOLOGIES), keep=[1, 2])
+)
 def test_a_node_that_is_restarted_joins_the_task_in_which_the_others_are(
     topology: TopologyName, killed: int
 ) -> None:

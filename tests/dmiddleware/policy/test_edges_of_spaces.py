@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.dmiddleware.policy.one_round import (
     action_space_of,
     one_round,
 )
+from tests.variants import mostly_slow
 
 Box = spaces.Box
 
@@ -98,8 +99,14 @@ SEVERAL: dict[str, gym.Space[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OBSERVATIONS)
-@pytest.mark.parametrize("cls", [DQNPolicy, PPOPolicy])
+def pairs(classes: Iterable[Any], names: Sequence[str]) -> list[object]:
+    """Return all pairs; every second one is slow, so that no class and no name is always slow."""
+    found = [(cls, name, i + j) for i, cls in enumerate(classes) for j, name in enumerate(names)]
+    kept = [at for at, (_, _, place) in enumerate(found) if place % 2 == 0]
+    return mostly_slow([(cls, name) for cls, name, _ in found], keep=kept)
+
+
+@pytest.mark.parametrize(("cls", "name"), pairs([DQNPolicy, PPOPolicy], [*OBSERVATIONS]))
 def test_a_policy_sees_every_supported_observation(cls: Any, name: str, tmp_path: Path) -> None:
     one_round(cls, OBSERVATIONS[name], folder=tmp_path, obs_norm=name in ("equal bounds", "mixed"))
 
@@ -128,14 +135,14 @@ def test_choices_at_their_edges(cls: Any, name: str, tmp_path: Path) -> None:
     one_round(cls, BOX, CHOICES[name], folder=tmp_path)
 
 
-@pytest.mark.parametrize("name", BOXES)
-@pytest.mark.parametrize("cls", CONTINUOUS)
+@pytest.mark.parametrize(("cls", "name"), pairs(CONTINUOUS, [*BOXES]))
 def test_boxes_at_their_edges(cls: Any, name: str, tmp_path: Path) -> None:
     one_round(cls, BOX, BOXES[name], folder=tmp_path)
 
 
-@pytest.mark.parametrize("name", [*BOXES, *UNBOUNDED, *CHOICES, *SEVERAL])
-@pytest.mark.parametrize("cls", ANY_ACTION)
+@pytest.mark.parametrize(
+    ("cls", "name"), pairs(ANY_ACTION, [*BOXES, *UNBOUNDED, *CHOICES, *SEVERAL])
+)
 def test_actions_of_every_kind_at_their_edges(cls: Any, name: str, tmp_path: Path) -> None:
     one_round(cls, BOX, {**BOXES, **UNBOUNDED, **CHOICES, **SEVERAL}[name], folder=tmp_path)
 

@@ -13,6 +13,7 @@ import pytest
 from dmiddleware.router import NodeOptions
 from dmiddleware.testing import Cluster
 from tests.dmiddleware.testing.number_exchange import N_EVENTS, NumberExchange
+from tests.variants import mostly_slow
 
 N_FAULTS = 8
 PAUSES_S = (0.0, 0.05, 1.0, 6.0)
@@ -23,14 +24,14 @@ FRAGMENTS = NodeOptions(fragment_bytes=19, batch_bytes=1)
 DELAYS_S = {False: (0.0, 0.05), True: (0.0, 0.005)}
 """How long a frame takes, for events as a whole and in fragments."""
 
-N_QUICK = {False: 5, True: 1}
-"""How many seeds `make test` tries; the others are slow."""
+SEEDS = range(60)
 
-CASES = [
-    pytest.param(seed, in_fragments, marks=[] if seed < n_quick else pytest.mark.slow)
-    for in_fragments, n_quick in N_QUICK.items()
-    for seed in range(60)
-]
+
+def cases(*, n_whole: int, n_in_fragments: int) -> list[object]:
+    """Return all seeds with events as a whole and in fragments, of which the first are not slow."""
+    counts = {False: n_whole, True: n_in_fragments}
+    both = [mostly_slow([(seed, kind) for seed in SEEDS], keep=n) for kind, n in counts.items()]
+    return [case for kind in both for case in kind]
 
 
 def disturb(cluster: Cluster, chance: random.Random) -> None:
@@ -76,7 +77,7 @@ def kill(cluster: Cluster, chance: random.Random) -> None:
             cluster.start(victim)
 
 
-@pytest.mark.parametrize(("seed", "in_fragments"), CASES)
+@pytest.mark.parametrize(("seed", "in_fragments"), cases(n_whole=3, n_in_fragments=0))
 def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
     seed: int, in_fragments: bool
 ) -> None:
@@ -98,7 +99,7 @@ def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
         exchange.check(3)
 
 
-@pytest.mark.parametrize(("seed", "in_fragments"), CASES)
+@pytest.mark.parametrize(("seed", "in_fragments"), cases(n_whole=3, n_in_fragments=1))
 def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(
     seed: int, in_fragments: bool
 ) -> None:
