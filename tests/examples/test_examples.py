@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 import yaml
@@ -14,6 +15,8 @@ from gymnasium.wrappers import TimeLimit
 
 from dmiddleware.data import as_tree
 from middleware import Experiment
+from tests.dmiddleware.env.optional import needed
+from tests.variants import mostly_slow
 
 NAMES = [
     "cartpole_dqn",
@@ -43,7 +46,9 @@ NAMES = [
     "doorkey_rnd",
 ]
 SLOW = ["pong_dqn", "pong_ppo", "lunarlander_onpolicy"]
-ALL = [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+ALL = [*NAMES, *SLOW]
+LONG = {"acrobot_dqn", "pendulum_gail", "pendulum_ppo", "pendulum_sac", "simple_spread", *SLOW}
+SHORT = [at for at, name in enumerate(ALL) if name not in LONG]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {
     "pendulum_sac": 400,
@@ -83,6 +88,11 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "doorkey_rnd":
         # Episodes of an untrained policy are long.
         monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
+    if name.startswith("lunarlander"):
+        needed("Box2D")
+        # Episodes of an untrained policy are long.
+        env = functools.partial(gym.make, "LunarLander-v3", max_episode_steps=100)
+        monkeypatch.setattr(module, "ENV", env)
     if name == "pong_ppo":
         # Whole games last a thousand steps.
         monkeypatch.setitem(module.GAME, "max_episode_steps", 100)
@@ -96,7 +106,7 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "OffPolicyLearner", learner)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, keep=SHORT))
 def test_example_trains_and_its_checkpoint_can_be_played(
     name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -136,7 +146,7 @@ def test_second_run_with_the_same_name_gets_a_new_folder(monkeypatch: pytest.Mon
     assert sorted(path.name for path in Path("runs").iterdir()) == ["same", "same-2"]
 
 
-@pytest.mark.parametrize("name", ["mujoco", "mujoco_ppo"])
+@pytest.mark.parametrize("name", mostly_slow(["mujoco", "mujoco_ppo"], keep=1))
 def test_a_run_that_was_stopped_is_resumed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "CI" not in os.environ:
         pytest.importorskip("mujoco")
@@ -236,7 +246,7 @@ def test_policy_per_env_restores_its_target_network() -> None:
     assert policy.learn_mode.forward(batch) == other.learn_mode.forward(batch)
 
 
-@pytest.mark.parametrize("algo", ["ddpg", "tqc"])
+@pytest.mark.parametrize("algo", mostly_slow(["tqc", "ddpg"], keep=1))
 def test_each_algorithm_for_the_pendulum_trains(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten("pendulum", monkeypatch)
     example = importlib.import_module("examples.pendulum")
@@ -292,7 +302,7 @@ def test_an_unknown_algorithm_is_a_usage_error() -> None:
     assert "'sarsa' is not one of 'dqn', 'c51'" in result.stderr
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(ALL, keep=len(NAMES)))
 def test_example_offers_its_options(name: str) -> None:
     result = call(name, "--help")
     for option in ("seed", "exp-name", "max-env-step", "evaluate", "episodes", "video"):
