@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dmiddleware.model import MLP, DecisionTransformer, EnsembleLinear, ImplicitQuantileQNetwork
 from dmiddleware.model.linear import Linear, linear
+from tests.variants import mostly_slow
 
 onednn_linear = torch.ops.dmiddleware.linear
 
@@ -155,7 +156,8 @@ def test_networks_leave_their_large_products_to_onednn(
 
 
 @pytest.mark.compiled
-def test_a_compiled_function_has_the_same_gradients() -> None:
+@pytest.mark.parametrize("backend", mostly_slow(["aot_eager", "inductor"], keep=1))
+def test_a_compiled_function_has_the_same_gradients(backend: str) -> None:
     mlp = MLP(64, (256, 256))
     x = numbers(128, 64)
 
@@ -163,6 +165,6 @@ def test_a_compiled_function_has_the_same_gradients() -> None:
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        compiled = torch.compile(gradients, fullgraph=True)(x)
+        compiled = torch.compile(gradients, fullgraph=True, backend=backend)(x)
     for found, one in zip(compiled, gradients(x), strict=True):
         torch.testing.assert_close(found, one, atol=1e-6, rtol=1e-3)

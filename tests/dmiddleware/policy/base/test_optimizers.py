@@ -28,6 +28,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.schedule import scheduled
 from tests.dmiddleware.policy.every_policy import batch_for, made
+from tests.variants import mostly_slow
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -175,7 +176,7 @@ def test_a_resumed_run_continues_bit_for_bit(optimizer: str, tmp_path: Path) -> 
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("optimizer", ["AdamW", "own"])
+@pytest.mark.parametrize("optimizer", mostly_slow(["own", "AdamW"], keep=1))
 def test_a_compiled_update_makes_the_steps_of_any_optimizer(optimizer: str) -> None:
     rate = {"type": "linear", "start": 0.01, "end": 0.001, "decay": 6, "by": "update"}
     eager, compiled = (policy_with(optimizer, rate=rate, compile=flag) for flag in (False, True))

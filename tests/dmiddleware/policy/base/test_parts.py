@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 from typing import Any
@@ -24,6 +25,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.policy.base.parts_policy import UpdateOutput
 from dmiddleware.schedule import Schedule
+from tests.variants import mostly_slow
 
 
 class Networks(nn.Module):
@@ -339,7 +341,7 @@ def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("make", [dqn, pytest.param(ppo, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", mostly_slow([dqn, ppo], keep=1))
 def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> None:
     eager, compiled = make(), make(compile=True)
     for seed in range(6):
@@ -363,8 +365,14 @@ def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> 
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("make", [dqn, ppo])
-def test_an_update_is_one_graph_and_is_compiled_once(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    mostly_slow([(dqn, "inductor"), (ppo, "eager"), (ppo, "inductor")], keep=2),
+)
+def test_an_update_is_one_graph_and_is_compiled_once(
+    make: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     policy = make(compile=True)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
@@ -405,7 +413,11 @@ def assert_same_losses(policies: list[Scaled], n_rows: int) -> None:
 
 
 @pytest.mark.compiled
-def test_compiled_policies_of_one_class_do_not_share_their_code() -> None:
+@pytest.mark.parametrize("backend", mostly_slow(["eager", "inductor"], keep=1))
+def test_compiled_policies_of_one_class_do_not_share_their_code(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     torch.manual_seed(0)
     small, deep = pair(nn.Linear(2, 1)), pair(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
     deep_too = pair(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
