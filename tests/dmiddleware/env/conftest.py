@@ -9,8 +9,17 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
+@pytest.fixture(scope="module")
+def only_new_objects_are_collected():
+    """Spares the collector the objects of earlier tests, of which there may be millions."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def leaves_nothing_behind():
+def leaves_nothing_behind(only_new_objects_are_collected):
     """Checks that a test leaves no process, file descriptor or shared memory."""
     gc.collect()
     process = psutil.Process()
