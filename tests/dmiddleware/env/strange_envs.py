@@ -1,5 +1,6 @@
 """Envs of all kinds: well-behaved, nested, and broken in various ways."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -10,6 +11,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+LIMIT = 4
+"""The steps of an episode of some of the envs."""
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class Walk(gym.Env):
@@ -207,6 +213,125 @@ class SavesItself(WithSimulator):
     def load_state_dict(self, state):
         self.t, self.total = state["t"], state["total"]
         self.np_random.bit_generator.state = state["rng"]
+
+
+class Crowd(Walk):
+    """Is joined by somebody in every step: by an object in a list."""
+
+    class Someone:
+        pass
+
+    def reset(self, **kwargs):
+        self.crowd = []
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.crowd.append(self.Someone())
+        return super().step(action)
+
+
+class Flagged(Walk):
+    """Returns a given value as ``terminated`` or ``truncated`` in step ``at``."""
+
+    def __init__(self, name, value, at=3):
+        super().__init__()
+        self.name, self.value, self.at = name, value, at
+
+    def step(self, action):
+        obs, reward, *_, info = super().step(action)
+        flags = {"terminated": False, "truncated": False}
+        if self.t == self.at:
+            flags[self.name] = self.value
+        return obs, reward, flags["terminated"], flags["truncated"], info
+
+
+class Bad(gym.Env):
+    """Returns other values from one step, or one reset, of its life on.
+
+    Args:
+        space: of the observations.
+        obs: changes an observation; None: as it is.
+        reward: the reward from then on.
+        at: the step of an episode; 0 is the second reset.
+        info: what the infos have from then on.
+    """
+
+    def __init__(self, space=BOX, obs=None, reward=1.0, at=3, info=None, n_action=3):
+        self.observation_space = space
+        self.action_space = spaces.Discrete(n_action) if n_action else spaces.Box(-1, 1, (2,))
+        self.change, self.bad_reward, self.bad_at, self.bad_info = obs, reward, at, info
+        self.n_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.n_resets = 0, self.n_resets + 1
+        return self.out(self.n_resets > 1 and self.bad_at == 0), {}
+
+    def step(self, action):
+        self.at += 1
+        is_bad = self.at == self.bad_at
+        reward = self.bad_reward if is_bad else 1.0
+        info = self.bad_info or {} if is_bad else {}
+        return self.out(is_bad), reward, False, self.at == LIMIT, info
+
+    def out(self, is_bad):
+        obs = self.observation_space.sample()
+        return self.change(obs) if is_bad and self.change is not None else obs
+
+
+class Refilling(gym.Env):
+    """Returns the same arrays, dictionaries and lists every time, if it shares them.
+
+    It also writes to the actions that it is given.
+    """
+
+    def __init__(self, *, shares=True, nested=True, continuous=False):
+        self.shares, self.nested = shares, nested
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        pair = spaces.Tuple((spaces.MultiBinary(2), box))
+        self.observation_space = spaces.Dict(own=box, pair=pair) if nested else box
+        self.action_space = (
+            spaces.Box(-1, 1, (2,), np.float32) if continuous else spaces.Discrete(3)
+        )
+        self.own, self.bits = np.zeros(2, np.float32), np.zeros(2, np.int8)
+        self.obs = {"own": self.own, "pair": (self.bits, self.own)} if nested else self.own
+        self.reward, self.flag = np.zeros(()), np.zeros((), np.bool_)
+        self.mask, self.trace = np.ones(3, np.int8), []
+        self.info = {"action_mask": self.mask, "final_observation": self.own, "trace": self.trace}
+        self.info["deep"] = {"where": self.own, "list": [self.own]}
+        if continuous:
+            del self.info["action_mask"]
+        self.n_filled = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        self.fill()
+        return self.out(self.obs), self.out(self.info)
+
+    def step(self, action):
+        self.at += 1
+        self.fill()
+        if isinstance(action, np.ndarray):
+            action *= 0
+        self.flag[...] = False
+        result = (self.obs, self.reward, self.flag, self.at == LIMIT, self.info)
+        return tuple(map(self.out, result))
+
+    def fill(self):
+        self.n_filled += 1
+        self.own[:] = self.n_filled
+        self.bits[:] = self.n_filled % 2
+        self.reward[...] = self.n_filled
+        self.mask[:] = self.n_filled % 2, 1, (self.n_filled + 1) % 2
+        self.trace.append(self.n_filled)
+        self.info["n"] = self.n_filled
+        self.info.pop("late", None)
+        if self.at:
+            self.info["late"] = np.array(self.n_filled)
+
+    def out(self, value):
+        return value if self.shares else copy.deepcopy(value)
 
 
 def python_process(code, *args):

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from strange_envs import Walk
+from strange_envs import Flagged, Walk
 
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager
 from dmiddleware.errors import EnvProtocolError
@@ -23,21 +23,6 @@ TRUTHY = [
     torch.tensor(2),
 ]
 NOT_SCALAR = [np.array([True]), np.array([False]), np.array([True, False]), [True], [], "yes", None]
-
-
-class Flagged(Walk):
-    """Returns a given value as ``terminated`` or ``truncated`` in step ``at``."""
-
-    def __init__(self, name, value, at=3):
-        super().__init__()
-        self.name, self.value, self.at = name, value, at
-
-    def step(self, action):
-        obs, reward, *_, info = super().step(action)
-        flags = {"terminated": False, "truncated": False}
-        if self.t == self.at:
-            flags[self.name] = self.value
-        return obs, reward, flags["terminated"], flags["truncated"], info
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])

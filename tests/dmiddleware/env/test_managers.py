@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from strange_envs import Fragile, FragileSimulator, Nested, SavesItself, Walk, WithSimulator
+from strange_envs import Crowd, Fragile, FragileSimulator, Nested, SavesItself, Walk, WithSimulator
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager
@@ -439,21 +439,6 @@ def test_an_interrupted_step_closes_the_manager(kind, what):
     assert manager.closed
     with pytest.raises(EnvStateError, match="needs launched envs"):
         manager.step(np.zeros(3, np.int64))
-
-
-class Crowd(Walk):
-    """Is joined by somebody in every step: by an object in a list."""
-
-    class Someone:
-        pass
-
-    def reset(self, **kwargs):
-        self.crowd = []
-        return super().reset(**kwargs)
-
-    def step(self, action):
-        self.crowd.append(self.Someone())
-        return super().step(action)
 
 
 @pytest.mark.parametrize("kind", [SYNC, TWO, SAME_STEP])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from strange_envs import LIMIT, Refilling
 
 from dmiddleware.env import (
     AsyncEnvManager,
@@ -26,63 +27,6 @@ from dmiddleware.env import (
 from dmiddleware.env.batching import own_copy
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector
-
-LIMIT = 4
-
-
-class Refilling(gym.Env):
-    """Returns the same arrays, dictionaries and lists every time, if it shares them.
-
-    It also writes to the actions that it is given.
-    """
-
-    def __init__(self, *, shares=True, nested=True, continuous=False):
-        self.shares, self.nested = shares, nested
-        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        pair = spaces.Tuple((spaces.MultiBinary(2), box))
-        self.observation_space = spaces.Dict(own=box, pair=pair) if nested else box
-        self.action_space = (
-            spaces.Box(-1, 1, (2,), np.float32) if continuous else spaces.Discrete(3)
-        )
-        self.own, self.bits = np.zeros(2, np.float32), np.zeros(2, np.int8)
-        self.obs = {"own": self.own, "pair": (self.bits, self.own)} if nested else self.own
-        self.reward, self.flag = np.zeros(()), np.zeros((), np.bool_)
-        self.mask, self.trace = np.ones(3, np.int8), []
-        self.info = {"action_mask": self.mask, "final_observation": self.own, "trace": self.trace}
-        self.info["deep"] = {"where": self.own, "list": [self.own]}
-        if continuous:
-            del self.info["action_mask"]
-        self.n_filled = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        self.fill()
-        return self.out(self.obs), self.out(self.info)
-
-    def step(self, action):
-        self.at += 1
-        self.fill()
-        if isinstance(action, np.ndarray):
-            action *= 0
-        self.flag[...] = False
-        result = (self.obs, self.reward, self.flag, self.at == LIMIT, self.info)
-        return tuple(map(self.out, result))
-
-    def fill(self):
-        self.n_filled += 1
-        self.own[:] = self.n_filled
-        self.bits[:] = self.n_filled % 2
-        self.reward[...] = self.n_filled
-        self.mask[:] = self.n_filled % 2, 1, (self.n_filled + 1) % 2
-        self.trace.append(self.n_filled)
-        self.info["n"] = self.n_filled
-        self.info.pop("late", None)
-        if self.at:
-            self.info["late"] = np.array(self.n_filled)
-
-    def out(self, value):
-        return value if self.shares else copy.deepcopy(value)
 
 
 class RefillingVector(gym.vector.VectorEnv):

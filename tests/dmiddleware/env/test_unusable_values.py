@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from strange_envs import BOX, LIMIT, Bad
 
 from dmiddleware.env import (
     AsyncEnvManager,
@@ -25,43 +26,6 @@ from dmiddleware.env.usable_values import is_finite
 from dmiddleware.errors import EnvProtocolError
 from dmiddleware.policy import A2CPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-
-LIMIT = 4
-BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-
-
-class Bad(gym.Env):
-    """Returns other values from one step, or one reset, of its life on.
-
-    Args:
-        space: of the observations.
-        obs: changes an observation; None: as it is.
-        reward: the reward from then on.
-        at: the step of an episode; 0 is the second reset.
-        info: what the infos have from then on.
-    """
-
-    def __init__(self, space=BOX, obs=None, reward=1.0, at=3, info=None, n_action=3):
-        self.observation_space = space
-        self.action_space = spaces.Discrete(n_action) if n_action else spaces.Box(-1, 1, (2,))
-        self.change, self.bad_reward, self.bad_at, self.bad_info = obs, reward, at, info
-        self.n_resets = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at, self.n_resets = 0, self.n_resets + 1
-        return self.out(self.n_resets > 1 and self.bad_at == 0), {}
-
-    def step(self, action):
-        self.at += 1
-        is_bad = self.at == self.bad_at
-        reward = self.bad_reward if is_bad else 1.0
-        info = self.bad_info or {} if is_bad else {}
-        return self.out(is_bad), reward, False, self.at == LIMIT, info
-
-    def out(self, is_bad):
-        obs = self.observation_space.sample()
-        return self.change(obs) if is_bad and self.change is not None else obs
 
 
 def sync(env_fn):
