@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -44,17 +46,29 @@ with Task(Context()) as task:
 """
 
 
-def start(mode: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, mode],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start the program in a mode; none outlives its test, also if the test fails."""
+
+    def start_one(mode: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, mode],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.enter_context(process)
+        processes.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    with ExitStack() as processes:
+        yield start_one
 
 
 @pytest.mark.process
@@ -67,7 +81,7 @@ def start(mode: str) -> subprocess.Popen[str]:
     ],
 )
 def test_a_signal_ends_the_run_in_order(
-    number: int, reason: str, exit_code: int, mode: str
+    start: Start, number: int, reason: str, exit_code: int, mode: str
 ) -> None:
     process = start(mode)
     process.send_signal(number)
@@ -92,7 +106,7 @@ def test_a_signal_ends_the_run_in_order(
     ],
 )
 def test_every_signal_that_would_end_the_process_ends_the_run_in_order(
-    number: int, reason: str
+    start: Start, number: int, reason: str
 ) -> None:
     process = start("running")
     process.send_signal(number)
@@ -104,7 +118,7 @@ def test_every_signal_that_would_end_the_process_ends_the_run_in_order(
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1])
-def test_a_second_signal_interrupts_at_once(number: int) -> None:
+def test_a_second_signal_interrupts_at_once(start: Start, number: int) -> None:
     process = start("blocked")
     process.send_signal(number)
     assert process.stderr is not None
