@@ -18,6 +18,7 @@ from dmiddleware.config import plain_values
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Role, Task, current_node
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
+from dmiddleware.policy.base.agent_store import next_run_stamp
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.support.checks import check_instance
 from middleware.support.folder_lock import (
@@ -90,22 +91,18 @@ class RunFolder:
                 f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
             )
         wanted = Path(root) / name
-        if resume and wanted.is_dir():
-            check_writable(wanted)
-            run = cls(wanted)
-            run._refuse_others()
-            return run
         node = current_node()
-        try:
-            wanted.parent.mkdir(parents=True, exist_ok=True)
-            if node is not None:
-                return cls(_take_first(wanted, node.next_stamp(), resume=resume))
-            # Of several ranks that torchrun has started, rank 0 makes the folder.
-            leads = rank_and_world_size()[0] == 0
-            made = str(_take_first(wanted, "", resume=resume)) if leads else None
-        except OSError as error:
-            raise unwritable(wanted.parent, error) from error
-        return cls(gather_from_ranks(made)[0])
+        if node is not None:
+            run = cls(_find_or_make(wanted, node.next_stamp(), resume=resume))
+        elif rank_and_world_size()[0] == 0:
+            run = cls(_find_or_make(wanted, next_run_stamp(), resume=resume))
+            gather_from_ranks(str(run.path))
+        else:
+            run = cls(gather_from_ranks(None)[0])
+            check_writable(run.path)  # makes it, on a host that does not share rank 0's files
+        if resume:
+            run._refuse_others()
+        return run
 
     @property
     def name(self) -> str:
@@ -237,6 +234,18 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
     """
     hint = "make a new folder with RunFolder.create('name') and pass it"
     return check_instance(run, RunFolder, user=user, hint=hint)
+
+
+def _find_or_make(wanted: Path, stamp: str, *, resume: bool) -> Path:
+    """Return the folder of a run; `_take_first` describes the arguments."""
+    if resume and wanted.is_dir():
+        check_writable(wanted)
+        return wanted
+    try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        return _take_first(wanted, stamp, resume=resume)
+    except OSError as error:
+        raise unwritable(wanted.parent, error) from error
 
 
 def _take_first(wanted: Path, stamp: str, *, resume: bool) -> Path:

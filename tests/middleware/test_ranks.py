@@ -33,6 +33,7 @@ from middleware import (
     termination_checker,
 )
 from tests.dmiddleware.policy.base.rank_processes import run_ranks
+from tests.faults.process_cluster import wait_until
 
 ENV = "CartPole-v1"
 SMALL = {"encoder_hidden_sizes": [8]}
@@ -185,7 +186,22 @@ def refuse_chains(rank: int, folder: Path) -> list[str]:
     return problems
 
 
+def make_folders(rank: int, folder: Path) -> list[str]:
+    """Make run folders, the last one where the ranks do not share their files."""
+    os.chdir(folder)
+    if rank == 1:  # it finds the folder that rank 0 has just made
+        wait_until(Path("runs/new").is_dir, "the folder of rank 0")
+    found = [RunFolder.create("new", resume=True), RunFolder.create("new", resume=True)]
+    found.append(RunFolder.create("new"))
+    Path(f"host-{rank}").mkdir()
+    os.chdir(f"host-{rank}")
+    found.append(RunFolder.create("apart"))
+    assert found[-1].path.is_dir()
+    return [str(one.path) for one in found]
+
+
 JOBS = {
+    "folders": make_folders,
     "trained": train_dqn,
     "stopped": functools.partial(train_dqn, stop=stop_on_rank_1),
     "interrupted": train_interrupted,
@@ -228,6 +244,12 @@ def test_ranks_take_the_same_steps_with_the_same_counters_and_parameters(ranks: 
     assert first["env_step"] == 48 * len(first["seen"])
     assert first["train_iter"] > 0
     assert first["buffer"] != second["buffer"]
+
+
+@pytest.mark.process
+def test_all_ranks_use_the_folder_that_rank_0_finds_or_makes(ranks: Any) -> None:
+    names = ["runs/new", "runs/new", "runs/new-2", "runs/apart"]
+    assert ranks["folders"] == (names, names)
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
 from dmiddleware.errors import ConfigError, RankLost
+from dmiddleware.policy.base.agent_store import agree_on_start, connect, has_agent_store, named_run
 
 __all__ = [
     "GradientReducer",
@@ -79,24 +80,27 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
         yield 0
         return
     rank, size = _number("RANK"), _number("WORLD_SIZE")
+    timeout = datetime.timedelta(seconds=timeout_s)
     if size == 1:
-        yield 0
+        with named_run(connect(timeout)) if has_agent_store() else nullcontext():
+            yield 0
         return
     local = _number("LOCAL_RANK", rank)
     has_own_gpu = torch.cuda.device_count() >= _number("LOCAL_WORLD_SIZE", size)
     if torch.cuda.is_available():
         torch.cuda.set_device(local % torch.cuda.device_count())
     default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and has_own_gpu else "gloo"
-    timeout = datetime.timedelta(seconds=timeout_s)
     folder = os.environ.get(STORE_VARIABLE, "")
+    uses_agent = has_agent_store() and not folder
     if folder or _is_loopback(os.environ.get("MASTER_ADDR", "")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     try:
         store = _open_store(folder, rank, size, timeout)
         store.set_timeout(timeout)
+        start = agree_on_start(store, rank, size, timeout) if uses_agent else "start"
         dist.init_process_group(
             backend or default,
-            store=PrefixStore("group", store),
+            store=PrefixStore(f"{start}/group", store),
             rank=rank,
             world_size=size,
             timeout=timeout,
@@ -107,10 +111,16 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
             f"rank {rank} could not join the group of {size} ranks at {address} within "
             f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
         ) from error
-    life = _FolderOfLife(Path(folder)) if folder else _StoreOfLife(_connect_again(timeout))
+    # Another thread may wait in the first connection.
+    life = (
+        _FolderOfLife(Path(folder))
+        if folder
+        else _StoreOfLife(PrefixStore(start, connect(timeout)))
+    )
     membership = _Membership.join(life, rank, size)
     try:
-        yield rank
+        with named_run(store) if uses_agent else nullcontext():
+            yield rank
     except BaseException as error:
         membership.leave(f"has failed: {type(error).__name__}: {error}")
         raise
@@ -480,7 +490,9 @@ def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) 
         Path(folder).mkdir(mode=0o700, exist_ok=True)
         return FileStore(str(Path(folder) / "group"), size)
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if rank or not _is_loopback(address) or _has_agent_store() or not port.isdecimal():
+    if has_agent_store():
+        return connect(timeout)
+    if rank or not _is_loopback(address) or not port.isdecimal():
         found: Store = next(rendezvous("env://", rank, size, timeout=timeout))[0]
         return found
     # With a socket of ours, because torch's own listens on all interfaces.
@@ -489,19 +501,6 @@ def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) 
         address, listening.getsockname()[1], size, True, timeout,
         master_listen_fd=listening.detach(), use_libuv=False,
     )  # fmt: skip
-
-
-def _connect_again(timeout: datetime.timedelta) -> Store:
-    """Return another connection to the group's store: another thread may wait in the first."""
-    address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
-    store = TCPStore(address, port, is_master=False, timeout=timeout)
-    # torchrun keeps its store when it restarts the ranks.
-    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _has_agent_store() -> bool:
-    """Return whether torchrun has opened the store."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _is_loopback(host: str) -> bool:
