@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
 from dmiddleware.errors import ConfigError, RankLost
+from dmiddleware.policy.base.accelerate_launch import check_accelerate_launch
 from dmiddleware.policy.base.agent_store import agree_on_start, connect, has_agent_store, named_run
 
 __all__ = [
@@ -73,9 +74,11 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
         This process's rank.
 
     Raises:
-        ConfigError: if one of the variables is missing or not a number.
+        ConfigError: if one of the variables is missing or not a number, or ``accelerate launch``
+            has set what has no effect here.
         RankLost: from a collective operation that another rank did not take part in.
     """
+    check_accelerate_launch()
     if "WORLD_SIZE" not in os.environ:
         yield 0
         return
