@@ -11,7 +11,12 @@ import torch
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, RankLost
 from dmiddleware.policy import DQNPolicy, data_parallel, rank_and_world_size, sum_over_ranks
-from tests.dmiddleware.policy.base.rank_processes import DEADLINE_S, start_ranks
+from tests.dmiddleware.policy.base.rank_processes import (
+    DEADLINE_S,
+    agent_store,
+    run_ranks,
+    start_ranks,
+)
 from tests.variants import mostly_slow
 
 TIMEOUT_S = 6.0
@@ -68,6 +73,26 @@ def test_the_other_ranks_end_within_the_deadline_and_name_the_lost_one(lost, how
         for process in processes:
             process.kill()
             process.join(timeout=10)
+
+
+def add_ranks(rank):
+    return sum_over_ranks([rank])
+
+
+@pytest.mark.process
+def test_what_the_ranks_wrote_before_a_restart_by_torchrun_does_not_count():
+    with agent_store() as port:
+        assert run_ranks(add_ranks, agent_port=port) == [[1.0], [1.0]]
+        job = functools.partial(learn_until_one_is_lost, lost=1, how="SIGKILL")
+        processes, answers = start_ranks(job, timeout_s=TIMEOUT_S, agent_port=port)
+        try:
+            rank, _, error = answers.get(timeout=DEADLINE_S)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join(timeout=10)
+    # The first rank 1 has ended in order.
+    assert (rank, "rank 1 gives no sign of life" in error) == (0, True), error
 
 
 def test_without_a_group_in_the_environment_a_program_runs_alone(monkeypatch):
