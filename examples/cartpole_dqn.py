@@ -14,6 +14,7 @@ from middleware import (
     ExperimentResult,
     ModelExchanger,
     OffPolicyLearner,
+    SnapshotSaver,
     StepCollector,
     data_pusher,
     eps_greedy_handler,
@@ -44,6 +45,7 @@ def main(
     with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
         policy = make_policy(seed)
         experiment = Experiment(exp_name, policy)
+        snapshots = SnapshotSaver(experiment.run, every_train_iter=640)
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
@@ -58,8 +60,9 @@ def main(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
-        task.use(experiment)
+        task.use(experiment).use(snapshots)
         task.use(termination_checker(max_env_step=max_env_step))
+        snapshots.resume(task)  # only a run whose learners were restarted has a snapshot
         task.run()
     return experiment.result
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -146,23 +145,3 @@ def test_the_first_example_trains_with_two_learners(tmp_path: Path) -> None:
     assert re.findall(r"^\[node (\d)\] judged$", text, re.MULTILINE) == ["0"]
     (env_step,) = SUMMARY.findall(text)
     assert int(env_step.replace(",", "")) >= 3000
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_the_first_example_is_solved_by_two_ranks_of_torchrun(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "examples.cartpole_dqn"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    (mean,) = re.findall(r"mean return ([\d.]+) over 100 fresh episodes", done.stdout)
-    assert float(mean) >= 475
