@@ -77,7 +77,7 @@ def check_equal(killed: dict[str, Any], whole: dict[str, Any]) -> None:
     "agent",
     [
         pytest.param(["--nproc-per-node", "1"], id="one rank", marks=SLOW),
-        pytest.param(["--nproc-per-node", "2"], id="two ranks"),
+        pytest.param(["--nproc-per-node", "2"], id="two ranks", marks=SLOW),
         pytest.param(
             ["--nproc-per-node", "2", "--rdzv-backend", "static", "--master-port", "29500"],
             id="static rendezvous",

@@ -170,6 +170,7 @@ def test_a_cluster_that_has_ended_is_named_at_once(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_sweep_reports_and_keeps_the_policies_of_its_trials(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "examples.tune_cartpole", "--samples", "2"]
