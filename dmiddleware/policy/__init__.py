@@ -5,6 +5,7 @@ from dmiddleware.policy.base.action_codec import ActionCodec
 from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
 from dmiddleware.policy.base.actor_critic import ActorCriticPolicy, PolicyGradientPolicy
 from dmiddleware.policy.base.advantage import AdvantagePolicy
+from dmiddleware.policy.base.agent_store import next_run_stamp
 from dmiddleware.policy.base.agents import AgentsPolicy
 from dmiddleware.policy.base.as_modes import (
     as_collect_mode,
@@ -116,4 +117,5 @@ __all__ = [
     "rank_and_world_size",
     "sum_over_ranks",
     "gather_from_ranks",
+    "next_run_stamp",
 ]

@@ -75,6 +75,7 @@ def test_the_public_names_are_these():
         "gather_from_ranks",
         "get_policy_cls",
         "is_update",
+        "next_run_stamp",
         "priorities_of_rows",
         "rank_and_world_size",
         "rmsprop",
