@@ -203,7 +203,7 @@ def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(tmp_path: Path) ->
             cluster.remove_node(lost)
             lost = cluster.add_node()
             restarted = f"restart {n_moves} of 3"
-            assert wait_until(lambda r=restarted: r in output(tmp_path), 60.0)  # type: ignore[misc]
+            assert wait_until(lambda r=restarted: r in output(tmp_path), 180.0), output(tmp_path)  # type: ignore[misc]
         code = cluster.wait(900.0)
         text = output(tmp_path)
         assert code == 0, text
