@@ -187,23 +187,12 @@ def test_a_sweep_reports_and_keeps_the_policies_of_its_trials(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.learning
-def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(tmp_path: Path) -> None:
+def test_cartpole_is_solved_over_three_ray_nodes(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
-    with ray_cluster(2, 1) as cluster:
-        lost = "127.0.0.3"
+    with ray_cluster(1, 1, 1) as cluster:
         options = ["--package", str(root), "--main", "examples.cartpole_dqn.main"]
-        options += ["--roles", "learner=1,collector=1,evaluator=1", "--on-failure", "restart"]
+        options += ["--roles", "learner=1,collector=1,evaluator=1"]
         cluster.start(*options, cwd=tmp_path)
-        collects = "node 1 (collector): running, step "
-        for n_moves in (1, 2):
-            assert wait_until(
-                lambda n=n_moves: output(tmp_path).count(collects) >= n,  # type: ignore[misc]
-                200.0,
-            ), output(tmp_path)
-            cluster.remove_node(lost)
-            lost = cluster.add_node()
-            restarted = f"restart {n_moves} of 3"
-            assert wait_until(lambda r=restarted: r in output(tmp_path), 180.0), output(tmp_path)  # type: ignore[misc]
         code = cluster.wait(900.0)
         text = output(tmp_path)
         assert code == 0, text
