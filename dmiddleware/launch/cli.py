@@ -39,7 +39,7 @@ class _Command(click.Command):
 
 def _make_option(info: OptionInfo) -> click.Option:
     is_required = info.default is MISSING
-    # What stands for an empty default is part of the help, as no text can be typed for it.
+    # No text can be typed for an empty default, so the help describes it.
     default = None if is_required or info.default == () or info.read is not None else info.default
     shown = bool(info.default) and info.default is not MISSING and info.read is None
     help_text = f"{info.help}  [default: {info.shown}]" if info.shown else info.help

@@ -181,7 +181,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What can be started: where, which nodes, and what to say before."""
+    """Nodes that can be started, their host, and notes to show before."""
 
     host: Host
     configs: list[NodeConfig]
@@ -258,13 +258,11 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     topology = options.topology or ("mesh" if _has_coordinator(assigned) else "star")
     listening = listening_nodes(assigned, topology)
     check_resource_roles(options.role_resources, assigned)
-    variables = node_variables(options.env, plan_at(assigned, {}))
+    unplaced = plan_at(assigned, {})
+    variables = node_variables(options.env, unplaced)
     if not start.program.pickled:
         check_main(options.main, options.package)
-    text = start.secret[KEY_VARIABLE]
-    key = check_key(text.encode(), source=KEY_VARIABLE) if text else make_key()
-    if options.key_file is not None:
-        key = read_key(options.key_file)
+    key = _given_key(options, start.secret[KEY_VARIABLE]) or make_key()
     host = RayHost(
         address=options.address,
         package=options.package,
@@ -274,8 +272,8 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     # Before Ray's threads, because it forks.
     with guard(start.mark, [start.folder], grace_s=options.kill_after + _GUARD_S), host:
         nodes = {
-            index: (str(plan), resources_of(options.role_resources, plan.roles))
-            for index, plan in enumerate(plan_at(assigned, {}))
+            plan.node_id: (str(plan), resources_of(options.role_resources, plan.roles))
+            for plan in unplaced
         }
         addresses = host.place(nodes, listening)
         plans = plan_at(
@@ -450,6 +448,13 @@ def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
     return secrets.token_hex(16)
 
 
+def _given_key(options: LaunchOptions, from_env: str) -> bytes:
+    """Return the key in the file or the environment; empty: neither has one."""
+    if options.key_file is not None:
+        return read_key(options.key_file)
+    return check_key(from_env.encode(), source=KEY_VARIABLE) if from_env else b""
+
+
 def _key(
     options: LaunchOptions,
     from_env: str,
@@ -461,11 +466,8 @@ def _key(
 
     It comes from a file or the environment; for a run on a single host it is generated.
     """
-    file = options.key_file
-    if file is not None:
-        return read_key(file), False
-    if from_env:
-        return check_key(from_env.encode(), source=KEY_VARIABLE), False
+    if given := _given_key(options, from_env):
+        return given, False
     if needs_key(plans):
         raise LaunchError(
             f"other hosts can reach this run, so it needs a key; set {KEY_VARIABLE} or pass "

@@ -1,7 +1,7 @@
 """Join a run as one of its nodes.
 
-Whoever starts the processes of a run calls :func:`join_run` in each of them: in a process of
-``ditask``, in an actor of Ray, or in the entry point of a container.
+Each process of a run calls :func:`join_run`: a process of ``ditask``, an actor of Ray, or the entry
+point of a container.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.terminal import needs_terminal
 
-__all__ = ["main"]
+__all__ = ["main", "pickled_result", "program_of"]
 
 _logger = logging.getLogger("ditask")
 
@@ -85,25 +85,28 @@ def _run(config: NodeConfig, launcher: int) -> int:
         ).start()  # fmt: skip
         try:
             with node:
-                result = node.run(_program(config), package=config.package)
+                result = node.run(program_of(config), package=config.package)
                 if config.result_file:
-                    _write_result(Path(config.result_file), result)
+                    Path(config.result_file).write_bytes(pickled_result(result))
         except BaseException:  # noqa: BLE001 (the node has reported any kind of failure)
             return 128 + node.ended_by if node.ended_by else 1
         return 0
 
 
-def _program(config: NodeConfig) -> Program:
+def program_of(config: NodeConfig) -> Program:
+    """Return the program of a node: itself, or its name."""
     if not config.pickled_program:
         return config.main
     return cloudpickle.loads(config.pickled_program)  # type: ignore[no-any-return]
 
 
-def _write_result(file: Path, result: Any) -> None:
+def pickled_result(result: Any) -> bytes:
+    """Return what a program has returned, pickled; empty, with a warning: that is not possible."""
     try:
-        file.write_bytes(cloudpickle.dumps(result))
+        return bytes(cloudpickle.dumps(result))
     except Exception as error:  # noqa: BLE001 (objects of the program may raise anything)
         _logger.warning("cannot send what the program returned to the launcher: %r", error)
+        return b""
 
 
 def _follow_launcher(node: JoinedNode, config: NodeConfig, launcher: int) -> None:

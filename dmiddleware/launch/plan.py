@@ -225,10 +225,6 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         known = ", ".join(str(one.node_id) for one in self.nodes)
         raise LaunchError(f"the plan has no node {node_id!r}; it has the nodes {known}")
 
-    def only(self, node_id: int) -> RunPlan:
-        """Return the plan without the parts of other nodes."""
-        return msgspec.structs.replace(self, nodes=(self.node(node_id),))
-
 
 class NodeConfig(msgspec.Struct, kw_only=True):
     """What a node's process needs to know; the launcher sends it as one line of JSON.

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import secrets
 import socket
+from collections.abc import Iterator
 from typing import Final
 
 from dmiddleware.errors import LaunchError
@@ -35,9 +36,7 @@ def free_ports(request: LaunchRequest) -> tuple[list[int], int]:
         _check_ports(request, wanted)
         wanted = 0
     ports: list[int] = []
-    first = secrets.randbelow(_N_PORTS)
-    for offset in range(_N_PORTS):
-        port = DEFAULT_PORT + (first + offset) % _N_PORTS
+    for port in _candidates():
         is_last = len(ports) == wanted
         host = _THIS_HOST if is_last else request.bind or request.address
         if port in request.ports or not _is_free(host, port):
@@ -62,13 +61,18 @@ def free_port(host: str, wanted: int = 0) -> int:
         with contextlib.suppress(OSError):
             _probe(host, wanted, reuse=True)
             return wanted
-    first = secrets.randbelow(_N_PORTS)
-    for offset in range(_N_PORTS):
-        port = DEFAULT_PORT + (first + offset) % _N_PORTS
+    for port in _candidates():
         if _is_free(host, port):
             return port
     last = DEFAULT_PORT + _N_PORTS - 1
     raise LaunchError(f"no port of {host} from {DEFAULT_PORT} to {last} is free")
+
+
+def _candidates() -> Iterator[int]:
+    """Yield all ports to choose from, from a random one on."""
+    first = secrets.randbelow(_N_PORTS)
+    for offset in range(_N_PORTS):
+        yield DEFAULT_PORT + (first + offset) % _N_PORTS
 
 
 def _check_ports(request: LaunchRequest, n_listening: int) -> None:

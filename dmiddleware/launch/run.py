@@ -150,7 +150,7 @@ class Run:
             thread.join()
         file = self._results / f"{self._report.hub}.pickle"
         if self._result is None and file.exists():
-            self._result = file.read_bytes()
+            self._result = file.read_bytes() or None
         self._exit.close()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):

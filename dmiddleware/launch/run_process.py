@@ -49,7 +49,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """What is known about a run.
+    """The state of a run.
 
     Attributes:
         nodes: the status of each node, by its id.

@@ -1,4 +1,4 @@
-"""What the launcher needs of whoever starts processes."""
+"""The interface between the launcher and a host, which starts the processes."""
 
 from __future__ import annotations
 

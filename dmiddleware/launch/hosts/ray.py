@@ -165,8 +165,8 @@ class RayHost:
         if not group.wait(self._timeout_s):
             raise LaunchError(
                 f"Ray did not place the {len(bundles)} nodes within {self._timeout_s:g} s "
-                f"(--start-timeout): they need {_total(bundles)}, and {_free(ray)} are free; end "
-                "other jobs, add Ray nodes, or use smaller --roles"
+                f"(--start-timeout): they need {_described(_sum(bundles))}, and {_free(ray)} are "
+                "free; end other jobs, add Ray nodes, or use smaller --roles"
             )
         for position, (node_id, bundle) in enumerate(zip(nodes, bundles, strict=True)):
             others = {name: n for name, n in bundle.items() if name not in ("CPU", "GPU")}
@@ -418,10 +418,6 @@ def _largest(alive: Sequence[Mapping[str, float]]) -> str:
 
 def _described(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{n:g} {name}" for name, n in resources.items())
-
-
-def _total(bundles: Sequence[Mapping[str, float]]) -> str:
-    return _described(_sum(bundles))
 
 
 def _free(ray: Any) -> str:

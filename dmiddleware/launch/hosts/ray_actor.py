@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import cloudpickle
 import msgspec
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.node import JoinedNode
+from dmiddleware.launch.node_process import pickled_result, program_of
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.ports import free_port
 from dmiddleware.launch.status import NodeStatus
@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has happened in an actor since the last time.
+    """The output and the reports of an actor since the last time.
 
     Attributes:
         output: what it has printed.
@@ -102,21 +102,13 @@ class RayNode:
             node.stop(reason)
         try:
             with node:
-                program = decoded.main
-                if decoded.pickled_program:
-                    program = cloudpickle.loads(decoded.pickled_program)
-                result = node.run(program, package=decoded.package)
+                result = node.run(program_of(decoded), package=decoded.package)
+                pickled = pickled_result(result) if decoded.result_file else b""
         except BaseException:  # noqa: BLE001 (the node has reported any kind of failure)
             return 1, b""
         finally:
             self._end_output()
-        if not decoded.result_file:
-            return 0, b""
-        try:
-            return 0, cloudpickle.dumps(result)
-        except Exception as error:  # noqa: BLE001 (objects of the program may raise anything)
-            sys.stderr.write(f"cannot send what the program returned to the launcher: {error!r}\n")
-            return 0, b""
+        return 0, pickled
 
     def news(self, timeout_s: float) -> News:
         """Wait for news, and return them."""

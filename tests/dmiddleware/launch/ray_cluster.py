@@ -2,7 +2,7 @@
 
 Ray's processes listen on all interfaces. In the namespace there is only the loopback interface, on
 which each Ray node has an address of its own, from 127.0.0.2 on. Run as a program, this file starts
-the cluster, does what it is told on standard input, and answers there, one line of JSON each.
+the cluster, reads commands from standard input, and answers them, one line of JSON each.
 """
 
 from __future__ import annotations

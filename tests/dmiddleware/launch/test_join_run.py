@@ -47,7 +47,7 @@ PROCESS = """
                 task.emit("hello", me, only_remote=True)
                 Path(f"ran-{me}").touch()
                 if "fail" in sys.argv and me == 1:
-                    raise ValueError("node 1 cannot go on")
+                    raise ValueError("node 1 cannot continue")
                 if restart and me == 2 and not Path("again").exists():
                     Path("again").touch()
                     time.sleep(600)
@@ -133,7 +133,7 @@ def test_an_error_of_the_program_is_raised_and_the_node_leaves(folder: Path) -> 
     with processes(folder, "fail") as started:
         text, _ = started[1].communicate(timeout=60)
         assert started[1].returncode == 1
-        assert text.rstrip().endswith("node 1 cannot go on") or "ValueError" in text
+        assert text.rstrip().endswith("node 1 cannot continue") or "ValueError" in text
         assert text.count("Traceback") == 1
 
 
