@@ -39,13 +39,14 @@ class Received:
     def __init__(self, router: Router, *events: str) -> None:
         self.changed = threading.Condition()
         self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self.hold = False
+        self.hold = self.holding = False
         for event in events:
             router.subscribe(event, active=True)
         router.attach(self.deliver)
 
     def deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.changed:
+            self.holding = self.hold
             assert self.changed.wait_for(lambda: not self.hold, DEADLINE_S)
             self.events.append((name, args, kwargs))
             self.changed.notify_all()
@@ -248,10 +249,14 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
             hanging = Received(leaving, "e")
             learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
             hanging.hold = True
-            for number in range(600):
+            learner.emit(Event("e"), (0, bytes(1000)), {})
+            assert comes_true(lambda: hanging.holding)
+            for number in range(1, 600):
                 learner.emit(Event("e"), (number, bytes(1000)), {})
             assert comes_true(lambda: learner.peer_traffic()[1].refused_frames > 0)
-            waiting = learner.peer_traffic()[1].waiting
+            # The handler holds one event, and the inbox has room for one behind it.
+            waiting = 598
+            assert comes_true(lambda: learner.peer_traffic()[1].waiting == waiting)
             leaving.node.accepting = False
             hanging.release()
             leaving.close()
