@@ -37,13 +37,20 @@ class AdvantageEstimator:
 
     def __init__(self, mode: LearnMode, *, user: str) -> None:
         self._mode = mode
-        self._discount = _setting(mode, "discount_factor", user=user)
-        self._gae_lambda = _setting(mode, "gae_lambda", user=user)
+        self._discount = _given(mode.spec.discount, "discount_factor", user=user)
+        self._gae_lambda = _given(mode.spec.gae_lambda, "gae_lambda", user=user)
+        value_fn = mode.spec.value_fn
+        if value_fn is None:
+            raise ConfigError(
+                f"{user} needs values of observations, but the policy has no value_fn; use an "
+                "actor-critic such as PPOPolicy"
+            )
+        self._value_fn = value_fn
 
     def __call__(self, rows: Batch) -> Batch:
         """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
-        estimated = self._estimate(rows, self._mode.get_attribute("scale_rewards")(rows))
-        self._mode.get_attribute("observe_returns")(estimated["ret"], estimated.get("obs"))
+        estimated = self._estimate(rows, self._mode.spec.scale_rewards(rows))
+        self._mode.spec.observe_returns(estimated["ret"], estimated.get("obs"))
         return estimated
 
     def again(self, rows: Batch, obs: Value) -> Batch:
@@ -56,7 +63,7 @@ class AdvantageEstimator:
         Returns:
             The columns ``value``, ``adv`` and ``ret`` in the shape of ``rows``.
         """
-        value_fn, n_rows = self._mode.get_attribute("value_fn"), rows["done"].numel()
+        value_fn, n_rows = self._value_fn, rows["done"].numel()
         parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
         values = [value_fn(map_nested(itemgetter(part), obs)) for part in parts]
         value = torch.cat(values).reshape(rows["value"].shape)
@@ -67,7 +74,7 @@ class AdvantageEstimator:
         return with_advantages(
             rows,
             reward=reward,
-            value_fn=self._mode.get_attribute("value_fn"),
+            value_fn=self._value_fn,
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
@@ -122,7 +129,7 @@ def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[Onli
         ConfigError: if ``policy`` is not a policy, or has no discount.
     """
     mode = as_learn_mode(policy, user="montecarlo_return_estimator")
-    discount = _setting(mode, "discount_factor", user="montecarlo_return_estimator")
+    discount = _given(mode.spec.discount, "discount_factor", user="montecarlo_return_estimator")
 
     @middleware(roles=(Role.LEARNER,), reads=("episodes",), writes=("train_data",))
     def montecarlo_return_estimator(ctx: OnlineRLContext) -> None:
@@ -156,8 +163,8 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
         ConfigError: if ``policy`` is not a policy, or has no discount.
     """
     mode = as_learn_mode(policy, user="nstep_reward_enhancer")
-    discount = _setting(mode, "discount_factor", user="nstep_reward_enhancer")
-    n_step: int = mode.get_attribute("nstep")
+    discount = _given(mode.spec.discount, "discount_factor", user="nstep_reward_enhancer")
+    n_step = mode.spec.n_step
 
     @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
     def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:
@@ -169,16 +176,12 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
     return nstep_reward_enhancer
 
 
-def _setting(mode: LearnMode, name: str, *, user: str) -> float:
-    """Return a property of the policy that holds a setting of its algorithm.
+def _given(value: float | None, name: str, *, user: str) -> float:
+    """Return a setting of the policy's algorithm.
 
     Raises:
         ConfigError: if the policy has none.
     """
-    try:
-        value = mode.get_attribute(name)
-    except AttributeError:
-        value = None
     if value is None:
         raise ConfigError(
             f"{user} reads {name} from the policy, which has none; use a policy whose config has "

@@ -15,10 +15,10 @@ import torch
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
 from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
-from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support import RLContext
 from middleware.support.checks import check_positive

@@ -94,7 +94,7 @@ class Task(Generic[C]):
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names by which this process can be selected, in addition to the router's.
         rank: this process's number among those that run this task as one, with the same seed; see
-            ``dmiddleware.policy.data_parallel``; None: it runs alone. Only rank 0 runs the
+            ``dmiddleware.distributed.data_parallel``; None: it runs alone. Only rank 0 runs the
             middleware that declare ``lead_only = True``: those that evaluate, log and save.
         name: the task's name in messages.
         clock: measures deadlines; None: the clock of the current node, or of the machine.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.base.policy import Policy
+from dmiddleware.policy.policy import Policy
 from dmiddleware.registry import Registry, import_modules
 
 __all__ = ["POLICY_REGISTRY", "create_policy", "get_policy_cls"]

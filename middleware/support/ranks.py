@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.pipeline import Task, current_node
-from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 
 __all__ = ["Agreement", "Ranks"]
 

@@ -232,9 +232,9 @@ def bind_to_policy(buffer: object, mode: LearnMode) -> None:
             f"the buffer has burn_in={buffer.burn_in}, but the policy has burn_in={burn_in}; build "
             "it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
         )
-    discount = mode.get_attribute("discount_factor")
+    discount = mode.spec.discount
     if isinstance(buffer, TensorBuffer) and buffer.n_step > 1 and discount is not None:
-        buffer.bind(n_step=mode.get_attribute("nstep"), discount=discount)
+        buffer.bind(n_step=mode.spec.n_step, discount=discount)
 
 
 def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterator[str]:
@@ -245,7 +245,7 @@ def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterat
         mode: the policy's learn mode.
         chain: the chain; middleware with the attribute ``computes_n_step`` provide such returns.
     """
-    n_step = mode.get_attribute("nstep")
+    n_step = mode.spec.n_step
     if n_step == 1 or any(hasattr(one, "computes_n_step") for one in chain.middleware):
         return
     if buffer is None:

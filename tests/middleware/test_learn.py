@@ -684,8 +684,8 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
     mode = policy.learn_mode
 
     def forward(batch: Any) -> dict[str, Any]:
-        value_fn = policy.get_attribute("value_fn")
-        normaliser = policy.get_attribute("reward_normaliser")
+        value_fn = policy.value_fn
+        normaliser = policy.reward_normalizer
         expected = with_advantages(
             as_tree({**rows, "value": value_fn(rows["obs"])}),
             reward=normaliser.normalise(rows["reward"]),

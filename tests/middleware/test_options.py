@@ -179,7 +179,7 @@ def test_every_option_of_the_serial_evaluator_is_read(read: set[str]) -> None:
 
 
 def test_every_option_of_the_learner_is_read(read: set[str]) -> None:
-    policy = BCPolicy.for_env(cartpole(), model=SMALL, batch_size=4, enable_field=["learn"])
+    policy = BCPolicy.for_env(cartpole(), model=SMALL, batch_size=4, modes=["learn"])
     cfg = {"train_iterations": 2, "dataloader": {"num_workers": 1, "worker": "thread"}}
     with BaseLearner(cfg, policy) as learner:
         sample = {"obs": torch.zeros(4), "action": torch.tensor(1)}

@@ -509,7 +509,7 @@ class Counts:
     def __init__(self, role: str) -> None:
         self.roles = (role,)
         self.n = 0
-        self.part = Part()
+        self.part = Component()
         self.snapshot_parts = {"part": self.part}
 
     def setup(self, task: Task[Any]) -> None: ...
@@ -525,7 +525,7 @@ class Counts:
         self.n = state["n"]
 
 
-class Part:
+class Component:
     def __init__(self) -> None:
         self.n = 0
 

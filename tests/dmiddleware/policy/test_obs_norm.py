@@ -15,6 +15,7 @@ from dmiddleware.policy import (
     ActorPolicy,
     BCPolicy,
     C51Policy,
+    Component,
     CQLPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -26,8 +27,7 @@ from dmiddleware.policy import (
     IQNPolicy,
     MAPPOPolicy,
     ObsNormPolicy,
-    Part,
-    PartsPolicy,
+    Policy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -78,7 +78,7 @@ def rows(cls: Any, seed: int = 0) -> Batch:
 
 
 def normalised(policy: Any, batch: Batch) -> Batch:
-    see = policy.get_attribute("obs_normaliser")
+    see = policy.obs_norm
     return as_tree({**dict(batch.items()), **{k: see(batch[k]) for k in ("obs", "next_obs")}})
 
 
@@ -94,7 +94,7 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     for seed in range(3):
         obs = rows(cls, seed)["obs"]
         output = policy.collect_mode.forward(obs)
-        wanted = twin.collect_mode.forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = twin.collect_mode.forward(policy.obs_norm(obs))
         for name in output:
             assert torch.equal(output[name], wanted[name])
     batch = rows(cls, 3)
@@ -103,7 +103,7 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
         loss = policy.learn_mode.forward(batch)["total_loss"]
         assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
     obs = rows(cls, 4)["obs"]
-    seen = policy.get_attribute("obs_normaliser")(obs)
+    seen = policy.obs_norm(obs)
     output, wanted = policy.eval_mode.forward(obs), twin.eval_mode.forward(seen)
     assert torch.equal(output["action"], wanted["action"])
     losses = [
@@ -115,12 +115,12 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
 def test_sequences_are_normalised() -> None:
     policy, batch = test_r2d2.sampled(obs_norm=True)
     twin, _ = test_r2d2.sampled()
-    assert policy.get_attribute("obs_normaliser").has_seen_all
+    assert policy.obs_norm.has_seen_all
     loss = policy.learn_mode.forward(batch)["total_loss"]
     assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
     obs, inputs = batch["obs"][0], first_inputs(batch)
     output = policy.eval_mode.forward(obs, **inputs)
-    wanted = twin.eval_mode.forward(policy.get_attribute("obs_normaliser")(obs), **inputs)
+    wanted = twin.eval_mode.forward(policy.obs_norm(obs), **inputs)
     assert torch.equal(output["state"], wanted["state"])
 
 
@@ -135,7 +135,7 @@ def test_only_collecting_changes_the_statistics(cls: Any) -> None:
         policy.collect_mode.forward(obs)
 
     def statistics() -> list[torch.Tensor]:
-        state = policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]
+        state = policy.collect_mode.state_dict()["acting"]["obs_normaliser"]
         return [torch.as_tensor(leaf) for _, leaf in leaves(as_tree(state["running"]))]
 
     before = statistics()
@@ -156,7 +156,7 @@ def test_the_statistics_are_part_of_a_checkpoint_and_of_what_collectors_receive(
         getattr(other, mode).load_state_dict(getattr(policy, mode).state_dict())
         actions = [one.eval_mode.forward(obs)["action"] for one in (policy, other)]
         assert torch.equal(*actions)
-        seen = [one.get_attribute("obs_normaliser")(obs) for one in (policy, other)]
+        seen = [one.obs_norm(obs) for one in (policy, other)]
         assert torch.equal(*seen)
         (other, _) = pair(cls)
 
@@ -183,7 +183,7 @@ def test_normalised_observations_are_clipped_or_not(clip: float | None) -> None:
     policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True, norm_clip=clip)
     obs = rows(SACPolicy)["obs"]
     policy.collect_mode.forward(obs)
-    largest = policy.get_attribute("obs_normaliser")(obs).abs().max().item()
+    largest = policy.obs_norm(obs).abs().max().item()
     assert largest == 0.5 if clip else largest > 1.0
 
 
@@ -212,30 +212,30 @@ def test_a_compiled_update_follows_the_statistics() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-class Recording(PartsPolicy):
+class Recording(Policy):
     """Regression of rewards, and actions of an actor; remembers what reaches its methods."""
 
     def default_model(self) -> tuple[str, list[str]]:
         return "actor_q", ["dmiddleware.model"]
 
-    def _make_parts(self) -> dict[str, Part]:
+    def make_components(self) -> dict[str, Component]:
         self.seen: dict[str, Any] = {}
-        return {**super()._make_parts(), "model": Part(self._model, adam(1e-3), acts=True)}
+        return {**super().make_components(), "model": Component(self.model, adam(1e-3), acts=True)}
 
-    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> dict[str, torch.Tensor]:
         self.seen = {name: batch[name].detach() for name in ("obs", "next_obs") if name in batch}
-        action = self._codec.to_raw(batch["action"])
-        loss = (self._model.critic(batch["obs"], action) - batch["reward"]).square().mean()
-        self._parts["model"].step(loss)
+        action = self.codec.to_raw(batch["action"])
+        loss = (self.model.critic(batch["obs"], action) - batch["reward"]).square().mean()
+        self.components["model"].step(loss)
         return {"total_loss": loss.detach()}
 
-    def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+    def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
         self.seen["collect"] = obs
-        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+        return {"action": self.codec.to_env(self.model.actor(obs)["mu"])}
 
-    def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+    def act_eval(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
         self.seen["eval"] = obs
-        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+        return {"action": self.codec.to_env(self.model.actor(obs)["mu"])}
 
 
 ORDERS = list(itertools.permutations((TDPolicy, ActorPolicy, ObsNormPolicy)))
@@ -245,7 +245,7 @@ ORDERS = list(itertools.permutations((TDPolicy, ActorPolicy, ObsNormPolicy)))
 def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
     cls: Any = type("Mine", (Recording, *bases), {})
     policy = cls.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True)
-    normaliser = policy.get_attribute("obs_normaliser")
+    normaliser = policy.obs_norm
     batch = rows(SACPolicy)
     for seed in range(3):
         obs = rows(SACPolicy, seed)["obs"]
@@ -265,10 +265,10 @@ def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
 
 def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -> None:
     class Mine(Recording, TDPolicy, ActorPolicy, ObsNormPolicy):
-        def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
             return self._acted(obs, None, self._generator)
 
-        def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+        def act_eval(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
             return self._acted(obs, None, None)
 
     env = gym.make("Pendulum-v1")
@@ -276,7 +276,7 @@ def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -
     obs = rows(SACPolicy)["obs"]
     for mode in ("collect_mode", "eval_mode"):
         action = getattr(policy, mode).forward(obs)["action"]
-        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = getattr(twin, mode).forward(policy.obs_norm(obs))
         assert torch.equal(action, wanted["action"])
 
 
@@ -306,7 +306,7 @@ def test_any_algorithm_can_normalise(cls: Any, first: bool) -> None:
         twin.seed(0)
         obs = batch["obs"].reshape(-1, 3)[:6]
         outputs = getattr(policy, mode).forward(obs)
-        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = getattr(twin, mode).forward(policy.obs_norm(obs))
         for name in wanted:
             assert torch.equal(outputs[name], wanted[name])
 

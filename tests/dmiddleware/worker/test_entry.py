@@ -9,16 +9,10 @@ import yaml
 from PIL import Image
 
 import dmiddleware.worker
+from dmiddleware.classic import CommandModePolicy, Policy, create_policy
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.policy import (
-    POLICY_REGISTRY,
-    CommandModePolicy,
-    DQNPolicy,
-    Policy,
-    PPOPolicy,
-    create_policy,
-)
+from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy, PPOPolicy
 from dmiddleware.worker import (
     BaseLearner,
     SampleSerialCollector,

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from dmiddleware import OnlineRLContext, Task
+from dmiddleware.classic import Policy, as_collect_mode, as_learn_mode
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import DQNPolicy, Policy, PPOPolicy, as_collect_mode, as_learn_mode
+from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
     BaseLearner,

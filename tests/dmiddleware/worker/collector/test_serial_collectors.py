@@ -6,9 +6,9 @@ import logging
 import pytest
 import torch
 
+from dmiddleware.classic import collate
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
-from dmiddleware.policy import collate
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
@@ -212,22 +212,22 @@ def test_observations_can_be_converted_to_float32(counting_envs, tmp_path):
     import numpy as np
 
     from dmiddleware.env import make_env_manager
-    from dmiddleware.policy import BatchedPolicy
+    from dmiddleware.policy import Policy
 
     seen = []
 
-    class Seeing(BatchedPolicy):
+    class Seeing(Policy):
         def _forward_learn(self, batch, **kwargs):
             return {}
 
-        def _forward_collect_batch(self, obs, env_id, **kwargs):
+        def act_collect(self, obs, env_id, **kwargs):
             seen.append(obs.dtype)
             return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
 
-        def _forward_eval_batch(self, obs, env_id, **kwargs):
+        def act_eval(self, obs, env_id, **kwargs):
             return {}
 
-        def _check_spaces(self, observation_space, action_space):
+        def check_spaces(self, observation_space, action_space):
             pass
 
     class Bytes(gym.Env):

@@ -2,17 +2,10 @@
 
 import pytest
 
+from dmiddleware.classic import CommandMode, CommandModePolicy, create_policy
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import (
-    POLICY_REGISTRY,
-    BCPolicy,
-    CommandMode,
-    CommandModePolicy,
-    DQNPolicy,
-    PPOPolicy,
-    create_policy,
-)
+from dmiddleware.policy import POLICY_REGISTRY, BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.worker import (
     BaseLearner,
     BaseSerialCommander,

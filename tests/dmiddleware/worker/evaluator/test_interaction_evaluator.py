@@ -78,7 +78,7 @@ def test_the_episode_of_a_failed_env_does_not_count(counting_envs, batched_polic
 def test_the_policy_acts_greedily_and_is_reset_when_episodes_end(counting_envs):
     from torch import nn
 
-    from dmiddleware.policy import Policy
+    from dmiddleware.classic import Policy
 
     told = []
 
@@ -96,7 +96,7 @@ def test_the_policy_acts_greedily_and_is_reset_when_episodes_end(counting_envs):
         def _reset_eval(self, data_id=None):
             told.append(("reset", data_id))
 
-        def _check_spaces(self, observation_space, action_space):
+        def check_spaces(self, observation_space, action_space):
             pass
 
     policy = Told({}, nn.Linear(1, 1))

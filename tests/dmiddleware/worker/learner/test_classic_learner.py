@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.policy import BatchedPolicy
+from dmiddleware.policy import Policy
 from dmiddleware.worker import EasyTimer, SendPolicyHook
 from dmiddleware.worker.learner import (
     BaseLearner,
@@ -25,7 +25,7 @@ from dmiddleware.worker.learner import (
 DEADLINE_S = 30.0
 
 
-class Counting(BatchedPolicy):
+class Counting(Policy):
     """Counts its updates."""
 
     config = {"learn": {"batch_size": 4}}
