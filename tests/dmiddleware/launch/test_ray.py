@@ -22,6 +22,7 @@ from tests.dmiddleware.launch.ray_cluster import (
     rays_environment,
     why_no_ray,
 )
+from tests.variants import mostly_slow
 
 pytestmark = [
     pytest.mark.process,
@@ -122,7 +123,7 @@ def test_too_few_resources_are_named_before_anything_runs(
     assert not list((folder / "seen").iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGKILL], keep=1))
 def test_the_end_of_the_launcher_ends_the_run(
     cluster: RayCluster, folder: Path, number: signal.Signals
 ) -> None:
@@ -137,6 +138,7 @@ def test_the_end_of_the_launcher_ends_the_run(
         assert "the run was stopped: received SIGINT" in text
 
 
+@pytest.mark.slow
 def test_a_ray_node_that_is_lost_twice_is_replaced(folder: Path) -> None:
     with ray_cluster(2, 1) as cluster:
         lost = "127.0.0.3"
