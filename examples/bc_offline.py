@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dmiddleware import OfflineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, Policy
@@ -11,6 +11,7 @@ from examples.common import command
 from middleware import (
     Experiment,
     ExperimentResult,
+    OfflineRLContext,
     StepCollector,
     interaction_evaluator,
     offline_data_fetcher,

@@ -1,4 +1,6 @@
-"""Stock middleware: collect, explore, learn, evaluate, record and exchange data in a chain.
+"""Stock middleware, and the contexts and roles of reinforcement learning.
+
+The middleware collect, explore, learn, evaluate, record and exchange data in a chain.
 
 Observers (:class:`Experiment` and its parts) work on the way back of a step, so their position in
 the chain does not matter. Use the others in the order of the work: exchange, explore, collect,
@@ -7,8 +9,10 @@ push, learn, evaluate.
 
 from middleware.advantage import gae_estimator, montecarlo_return_estimator, nstep_reward_enhancer
 from middleware.barrier import Barrier
+from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.collect import EpisodeCollector, StepCollector
+from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator, interaction_evaluator
 from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
 from middleware.experiment import Experiment, ExperimentResult, FinalCtxSaver, final_ctx_saver
@@ -33,12 +37,18 @@ from middleware.profile import epoch_timer
 from middleware.progress_bar import ProgressBar
 from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
 from middleware.reward import IntrinsicAdvantage, RewardLearner
+from middleware.roles import Role
 from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import TerminationChecker, termination_checker
 
 __all__ = [
+    "OnlineRLContext",
+    "OfflineRLContext",
+    "RLContext",
+    "Role",
+    "BaseMiddleware",
     "ContextExchanger",
     "ModelExchanger",
     "PeriodicalModelExchanger",

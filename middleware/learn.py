@@ -19,7 +19,7 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import ConfigError, NotEnoughData, PolicyOutputError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, Role, Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
@@ -31,8 +31,10 @@ from dmiddleware.policy import (
     update_outputs,
 )
 from middleware.advantage import AdvantageEstimator
+from middleware.base import BaseMiddleware
 from middleware.collect import collectors_of
-from middleware.support import RLContext
+from middleware.context import RLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive, policy_setting, value_or_setting
 from middleware.support.counters import RunCounters
 from middleware.support.replay import (
@@ -90,7 +92,7 @@ Learner: TypeAlias = HasModes | LearnMode | LearnerWithHooks
 """What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
 
 
-class _PolicyUpdater:
+class _PolicyUpdater(BaseMiddleware):
     """Base of the middleware that learn: makes updates and runs the hooks of a learner's run."""
 
     roles = (Role.LEARNER,)

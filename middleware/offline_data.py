@@ -16,7 +16,10 @@ from dmiddleware.data import (
     save_dataset,
 )
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
+from middleware.base import BaseMiddleware
+from middleware.context import OfflineRLContext, OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.rows import rows_of
 
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 
-class OfflineDataSaver:
+class OfflineDataSaver(BaseMiddleware):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
@@ -115,7 +118,7 @@ class OfflineDataSaver:
         return as_tree({name: batch[name] for name in self._columns})
 
 
-class OfflineDataFetcher:
+class OfflineDataFetcher(BaseMiddleware):
     """Read the next minibatch of a dataset, epoch after epoch, each in a new random order.
 
     Args:

@@ -9,8 +9,9 @@ import torch
 
 from dmiddleware.data import Batch, DequeBuffer, as_tree
 from dmiddleware.errors import NotEnoughData, StructureError
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
-from middleware.support import RLContext
+from dmiddleware.pipeline import Middleware, middleware
+from middleware.context import OnlineRLContext, RLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 from middleware.support.replay import (
     ReplayBuffer,

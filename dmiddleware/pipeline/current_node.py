@@ -92,7 +92,7 @@ class CurrentNode:
         may_grow: whether processes with further roles may join the run.
         role_index: its number among the processes with the same roles that its launcher has
             started; None: unknown.
-        n_ranks: how many processes the launcher has started to learn as one.
+        n_ranks: how many processes the launcher has started to run their tasks as one.
         on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
             task is closed.
         on_end: called when a task ends the whole run, before the peers know.
@@ -148,17 +148,18 @@ class CurrentNode:
             raise _child_error(str(self.node_id))
 
     def check_rank(self, rank: int | None) -> None:
-        """Refuse a task without a rank in a process that is to learn as one with others.
+        """Refuse a task without a rank in a process that is to run it as one with others.
 
         Raises:
             LaunchError: if the launcher has started such processes.
         """
         if rank is None and self.n_ranks > 1:
+            role = "+".join(self.roles)
             raise LaunchError(
-                f"the run has {self.n_ranks} learners, but this program does not join them with "
-                "data_parallel(), so each would learn alone; wrap the program in `with "
-                "data_parallel() as rank:`, give its Task rank=rank and its policy multi_gpu=True, "
-                "or use learner=1 in --roles"
+                f"the run has {self.n_ranks} processes with the role {role}, but "
+                "this program does not join them with data_parallel(), so each would run alone; "
+                "wrap the program in `with data_parallel() as rank:` and give its Task rank=rank, "
+                f"or start one, as in --roles {role}=1"
             )
 
     @property
@@ -356,7 +357,7 @@ def current_node() -> CurrentNode | None:
 
 
 def refuse_to_run_alone() -> None:
-    """Refuse a task that would silently train alone, although it belongs to a node.
+    """Refuse a task that would silently run alone, although it belongs to a node.
 
     That is one in a process that a node has started with ``multiprocessing``, or in a thread that
     outlives the node's program.
@@ -368,7 +369,7 @@ def refuse_to_run_alone() -> None:
     pid, _, node_id = os.environ.get(NODE_VARIABLE, "").partition(":")
     if str(os.getpid()) == pid:
         raise TaskStateError(
-            f"the program of node {node_id} has ended, so a task of it would train alone; let the "
+            f"the program of node {node_id} has ended, so a task of it would run alone; let the "
             "program join the thread that runs the task"
         )
     if parent is not None and str(parent.pid) == pid:
@@ -378,7 +379,7 @@ def refuse_to_run_alone() -> None:
 def _child_error(node_id: str) -> TaskStateError:
     return TaskStateError(
         f"this process was started by node {node_id} with multiprocessing and is not a node of the "
-        "run, so its task would train alone; run the task in the node itself, or start more nodes "
+        "run, so its task would run alone; run the task in the node itself, or start more nodes "
         "with ditask --roles"
     )
 

@@ -19,7 +19,7 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
-from dmiddleware.pipeline import Event, OnlineRLContext, Task
+from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import (
@@ -100,9 +100,7 @@ class RouterLink:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self._owns_task = task is None
-        self._task: Task[Any] = (
-            task if task is not None else Task(OnlineRLContext(), name=f"classic {role}")
-        )
+        self._task: Task[Any] = task if task is not None else Task(name=f"classic {role}")
         router = self._task.router
         if router is None:
             raise ConfigError(

@@ -16,7 +16,7 @@ from dmiddleware.errors import (
     SpaceError,
     StructureError,
 )
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
 from middleware import (
@@ -24,8 +24,10 @@ from middleware import (
     EpisodeCollector,
     LearningCurve,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     ProgressBar,
+    Role,
     RunFolder,
     StepCollector,
     data_pusher,

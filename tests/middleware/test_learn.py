@@ -29,7 +29,7 @@ from dmiddleware.errors import (
     PolicyOutputError,
     StructureError,
 )
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import (
     BCPolicy,
     CQLPolicy,
@@ -42,6 +42,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
 from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
 from middleware.replay_buffer import offpolicy_data_fetcher

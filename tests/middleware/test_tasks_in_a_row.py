@@ -12,11 +12,11 @@ import torch
 
 from dmiddleware.data import as_tree
 from dmiddleware.errors import TaskStateError
-from dmiddleware.pipeline import Context, OnlineRLContext, Role, Task, current_node, middleware
+from dmiddleware.pipeline import Context, Task, current_node, middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
-from middleware import Barrier, ContextExchanger, ModelExchanger
+from middleware import Barrier, ContextExchanger, ModelExchanger, OnlineRLContext, Role
 from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
