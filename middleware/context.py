@@ -49,6 +49,7 @@ class RLContext(Context):
         },
         filler="data_pusher(buffer)",
         exchange="a ContextExchanger",
+        counters={"env_step": "env steps", "train_iter": "updates"},
     )
 
     train_iter: int = kept(0)

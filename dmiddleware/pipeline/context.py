@@ -97,6 +97,7 @@ class Vocabulary:
         writers: by the name of a field, the middleware that usually writes it.
         filler: the middleware that usually fills a store, such as a buffer.
         exchange: the middleware that usually exchanges fields between processes.
+        counters: the names under which a launcher shows the counters of a run, by their fields.
     """
 
     roles: tuple[str, ...] = ()
@@ -104,6 +105,7 @@ class Vocabulary:
     writers: Mapping[str, str] = field(default_factory=dict)
     filler: str = "a middleware that fills it"
     exchange: str = "a middleware that declares receives=(...)"
+    counters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -203,6 +205,12 @@ class Context:
     def has_value(self, name: str) -> bool:
         """Return whether the field is set and is not None."""
         return self.__dict__.get(name) is not None
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters that a launcher shows, by the names that it shows."""
+        values = self.__dict__
+        shown = self.vocabulary.counters.items()
+        return {label: values[name] for name, label in shown if name in values}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of all fields that carry over, without copying them."""

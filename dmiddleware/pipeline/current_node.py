@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dmiddleware.errors import LaunchError, TaskStateError
@@ -68,14 +68,12 @@ class Progress:
 
     Attributes:
         step: steps of the chain.
-        env_step: environment steps.
-        train_iter: updates.
+        counters: the other counters of their contexts, by name.
         blocked_s: seconds that exchanges spent waiting for other processes.
     """
 
     step: int = 0
-    env_step: int = 0
-    train_iter: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
     blocked_s: float = 0.0
 
 
@@ -331,12 +329,12 @@ class CurrentNode:
         Earlier tasks, which are closed, do not count once there is a newer one.
         """
         contexts = [task.ctx for task in list(self._tasks)]
-        return Progress(
-            step=max((ctx.total_step for ctx in contexts), default=0),
-            env_step=max((getattr(ctx, "env_step", 0) for ctx in contexts), default=0),
-            train_iter=max((getattr(ctx, "train_iter", 0) for ctx in contexts), default=0),
-            blocked_s=self._blocked_s,
-        )
+        counters: dict[str, int] = {}
+        for ctx in contexts:
+            for name, count in ctx.counters().items():
+                counters[name] = max(count, counters.get(name, 0))
+        step = max((ctx.total_step for ctx in contexts), default=0)
+        return Progress(step, counters, self._blocked_s)
 
 
 _current: ContextVar[CurrentNode | None] = ContextVar("dmiddleware.current_node", default=None)

@@ -33,6 +33,7 @@ from dmiddleware.worker.coordinator.messages import (
     StepDataReady,
 )
 from middleware.classic.router_store import Packed, RouterStore
+from middleware.context import OnlineRLContext
 
 __all__ = ["RouterLink", "open_coordinator_link"]
 
@@ -100,7 +101,9 @@ class RouterLink:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self._owns_task = task is None
-        self._task: Task[Any] = task if task is not None else Task(name=f"classic {role}")
+        self._task: Task[Any] = (
+            task if task is not None else Task(OnlineRLContext(), name=f"classic {role}")
+        )
         router = self._task.router
         if router is None:
             raise ConfigError(

@@ -311,7 +311,7 @@ def test_many_tasks_leave_nothing_behind() -> None:
         assert node.router is not None and node.current_node is not None
         names = {name for name in node.router.traffic() if "task" in name}
         assert names <= {"task.stopped", "task.ended"}
-        assert node.current_node.progress().train_iter == 1
+        assert node.current_node.progress().counters["updates"] == 1
     program.check()
 
 
