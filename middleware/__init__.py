@@ -17,25 +17,13 @@ from middleware.evaluate import InteractionEvaluator, interaction_evaluator
 from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
 from middleware.experiment import Experiment, ExperimentResult, FinalCtxSaver, final_ctx_saver
 from middleware.explore import EpsGreedyHandler, eps_greedy_handler
-from middleware.learn import (
-    MultistepTrainer,
-    OffPolicyLearner,
-    OnPolicyLearner,
-    Trainer,
-    multistep_trainer,
-    trainer,
-)
+from middleware.learn import OfflineLearner, OffPolicyLearner, OnPolicyLearner
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger, offline_logger, online_logger
-from middleware.offline_data import (
-    OfflineDataFetcher,
-    OfflineDataSaver,
-    offline_data_fetcher,
-    offline_data_saver,
-)
+from middleware.offline_data import OfflineDataSaver, offline_data_saver
 from middleware.profile import epoch_timer
 from middleware.progress_bar import ProgressBar
-from middleware.replay_buffer import data_pusher, offpolicy_data_fetcher, priority_calculator
+from middleware.replay_buffer import data_pusher, priority_calculator
 from middleware.reward import IntrinsicAdvantage, RewardLearner
 from middleware.roles import Role
 from middleware.run_folder import RunFolder
@@ -65,17 +53,11 @@ __all__ = [
     "montecarlo_return_estimator",
     "RewardLearner",
     "IntrinsicAdvantage",
-    "offpolicy_data_fetcher",
-    "offline_data_fetcher",
-    "OfflineDataFetcher",
     "offline_data_saver",
     "OfflineDataSaver",
     "OffPolicyLearner",
     "OnPolicyLearner",
-    "trainer",
-    "Trainer",
-    "multistep_trainer",
-    "MultistepTrainer",
+    "OfflineLearner",
     "interaction_evaluator",
     "InteractionEvaluator",
     "Experiment",

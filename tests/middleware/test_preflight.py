@@ -27,12 +27,10 @@ from middleware import (
     final_ctx_saver,
     gae_estimator,
     interaction_evaluator,
-    offline_data_fetcher,
     offline_logger,
-    offpolicy_data_fetcher,
     online_logger,
-    trainer,
 )
+from middleware.classic import offline_data_fetcher, offpolicy_data_fetcher, trainer
 
 MODEL = {"encoder_hidden_sizes": [16]}
 
