@@ -9,9 +9,11 @@ import torch
 from dmiddleware.data import Batch, as_tree, cat, map_nested
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
+from dmiddleware.pipeline import Middleware, middleware
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.rows import rows_of
 
 __all__ = [

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from dmiddleware.pipeline import ChainView, Event, OnlineRLContext, Role, SkipRest, Task
+from dmiddleware.pipeline import ChainView, Event, SkipRest, Task
 from dmiddleware.policy import Policy
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.exchange_base import (
     CONSUMED,

@@ -22,23 +22,18 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import (
-    ChainView,
-    Context,
-    OnlineRLContext,
-    Role,
-    Task,
-    middleware_name,
-)
+from dmiddleware.pipeline import ChainView, Context, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.seeding import seed_libraries
+from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
+from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger
 from middleware.progress_bar import ProgressBar
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.console import RunConsole
 
@@ -117,7 +112,7 @@ class ExperimentResult:
         )
 
 
-class Experiment:
+class Experiment(BaseMiddleware):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
@@ -343,7 +338,7 @@ class Experiment:
         return evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
 
 
-class FinalCtxSaver:
+class FinalCtxSaver(BaseMiddleware):
     """Write ``final_ctx.json`` to the run's folder when the task ends, also after an error.
 
     The file has the kept fields of the context that are numbers, strings, booleans or None

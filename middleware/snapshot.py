@@ -17,10 +17,12 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
-from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
+from dmiddleware.pipeline import ChainView, Task, middleware_name
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
+from middleware.base import BaseMiddleware
+from middleware.context import RLContext
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import check_positive
 from middleware.support.folder_lock import RunLock, check_writable
 
@@ -44,7 +46,7 @@ class Stateful(Protocol):
         """Restore a state."""
 
 
-class SnapshotSaver:
+class SnapshotSaver(BaseMiddleware):
     """Save the whole run at intervals and when it stops, to resume it later.
 
     A snapshot has the context, the state of every middleware of the chain, the policies, learners,

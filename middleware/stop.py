@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import Context, Role, Task
+from dmiddleware.pipeline import Context, Task
+from middleware.base import BaseMiddleware
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 
 __all__ = ["TerminationChecker", "termination_checker"]
 
 
-class TerminationChecker:
+class TerminationChecker(BaseMiddleware):
     """Stop the task at the end of the step in which a limit is reached.
 
     In a run of several processes the learner checks the limits, because only it knows the exact

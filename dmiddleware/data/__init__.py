@@ -49,6 +49,7 @@ from dmiddleware.data.minibatches import (
     select_columns,
 )
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
+from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.tensor_buffer import TensorBuffer
@@ -72,6 +73,7 @@ __all__ = [
     "stack",
     "Buffer",
     "BufferMiddleware",
+    "ReplayBuffer",
     "TensorBuffer",
     "DequeBuffer",
     "BufferedData",

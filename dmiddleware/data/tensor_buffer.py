@@ -22,6 +22,7 @@ from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, 
 from dmiddleware.data.schema import Array, Rows, as_batch, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
+from dmiddleware.schedule import Counters, Schedule
 
 __all__ = ["TensorBuffer"]
 
@@ -184,24 +185,41 @@ class TensorBuffer(Buffer):
         """The number of rows of a sequence after its burn-in; None for single rows."""
         return self._unroll_len
 
-    def bind(self, *, n_step: int, discount: float) -> None:
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The settings of the sampler that are schedules, by name."""
+        return self._sampler.schedules if isinstance(self._sampler, PrioritySampler) else {}
+
+    def bind(
+        self, *, n_step: int, discount: float | None = None, burn_in: int | None = None
+    ) -> None:
         """Set the discount of n-step returns, or check that it is the policy's.
 
-        The policy holds n and γ. A buffer built without ``discount`` gets it here; a buffer built
-        with one must have the policy's value. Binding again to the same values has no effect.
+        The policy holds n, γ and the burn-in. A buffer built without ``discount`` gets it here; a
+        buffer built with one must have the policy's value. Binding again to the same values has no
+        effect.
 
         Args:
             n_step: length of the policy's n-step returns.
-            discount: the policy's γ.
+            discount: the policy's γ; None if it has none.
+            burn_in: the policy's burn-in; None if it has none.
 
         Raises:
-            ConfigError: if the buffer has a different ``n_step`` or ``discount``.
+            ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``.
         """
+        if burn_in not in (None, self._burn_in):
+            raise ConfigError(
+                f"the buffer has burn_in={self._burn_in}, but the policy has burn_in={burn_in}; "
+                "build it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
+            )
+        if discount is None:
+            return
         for name, own, wanted in (
             ("n_step", self._n_step, check_count("n_step", n_step)),
             ("discount", self._discount, check_number("discount", discount, high=1.0)),
         ):
-            if own is not None and own != wanted:
+            # A buffer of single steps may hold rows whose n steps were summed before.
+            if own not in (None, wanted) and (name, own) != ("n_step", 1):
                 raise ConfigError(
                     f"the buffer has {name}={own}, but the policy has {name}={wanted}; set it in "
                     "the policy's config, and build the buffer with the policy's value"
@@ -286,7 +304,9 @@ class TensorBuffer(Buffer):
             return drawn
         return self._sample(n, sample_range=sample_range, **kwargs)
 
-    def sample_ahead(self, n: int, *, at_most: int, **kwargs: Any) -> list[Batch]:
+    def sample_ahead(
+        self, n: int, *, at_most: int, counters: Counters | None = None, **kwargs: Any
+    ) -> list[Batch]:
         """Draw several batches for as many updates in a row, with one copy for all of them.
 
         The batches are those that as many calls of :meth:`sample` would return. It is one batch if
@@ -296,6 +316,7 @@ class TensorBuffer(Buffer):
         Args:
             n: number of rows, or of sequences, of each batch.
             at_most: the most batches to draw.
+            counters: how far the run is, for a sampler with a schedule by progress.
             kwargs: for buffer middleware.
 
         Returns:
@@ -305,6 +326,8 @@ class TensorBuffer(Buffer):
             NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
         sampler = self._sampler
+        if counters is not None and isinstance(sampler, PrioritySampler):
+            sampler.progress = counters.progress
         is_independent = isinstance(sampler, UniformSampler) or (
             isinstance(sampler, PrioritySampler) and sampler.alpha == 0.0
         )

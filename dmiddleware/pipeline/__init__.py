@@ -5,8 +5,7 @@ from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.context import (
     Context,
     FieldKind,
-    OfflineRLContext,
-    OnlineRLContext,
+    Vocabulary,
     kept,
     produced,
     renewed,
@@ -17,7 +16,6 @@ from dmiddleware.pipeline.event import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
 from dmiddleware.pipeline.middleware import (
     Middleware,
-    Role,
     Wrapper,
     middleware,
     middleware_location,
@@ -32,15 +30,13 @@ from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_trac
 __all__ = [
     "Task",
     "Context",
-    "OnlineRLContext",
-    "OfflineRLContext",
+    "Vocabulary",
     "FieldKind",
     "kept",
     "renewed",
     "produced",
     "Middleware",
     "Wrapper",
-    "Role",
     "middleware",
     "middleware_name",
     "middleware_location",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
     from dmiddleware.pipeline.task import Task
 
 __all__ = [
-    "KNOWN_ROLES",
     "Middleware",
-    "Role",
     "misspelled_role",
     "Wrapper",
     "middleware",
@@ -43,30 +40,14 @@ _FACTORY = "__middleware_factory__"
 _MISSING: Any = object()
 
 
-class Role(StrEnum):
-    """The part that a process plays in a run; define custom roles in another ``StrEnum``.
-
-    ``COORDINATOR`` and ``AGGREGATOR`` are roles of the classic workers.
-    """
-
-    LEARNER = "learner"
-    COLLECTOR = "collector"
-    EVALUATOR = "evaluator"
-    COORDINATOR = "coordinator"
-    AGGREGATOR = "aggregator"
-
-
-KNOWN_ROLES: Final = tuple(map(str, Role))
-"""The names of the roles that this project uses."""
-
-
-def misspelled_role(name: str, known: Iterable[str] = KNOWN_ROLES) -> str | None:
+def misspelled_role(name: str, known: Iterable[str]) -> str | None:
     """Return the known role for which ``name`` is a misspelling, or None.
 
     A name at an edit distance (insertions, deletions, replacements) of 1 or 2 is a misspelling; any
     other one is a custom role.
     """
-    distance, nearest = min((edit_distance(name, role), role) for role in known)
+    distances = ((edit_distance(name, role), role) for role in known)
+    distance, nearest = min(distances, default=(0, ""))
     return nearest if 1 <= distance <= 2 else None
 
 
@@ -104,7 +85,7 @@ def middleware(
             gets the declarations.
 
     Example:
-        >>> @middleware(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_output",))
+        >>> @middleware(roles=("learner",), reads=("train_data",), writes=("train_output",))
         ... def learn(ctx: Context) -> None: ...
         >>> learn.reads
         ('train_data',)

@@ -12,8 +12,6 @@ from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
-    KNOWN_ROLES,
-    Role,
     declared,
     is_generator_middleware,
     middleware_object,
@@ -29,23 +27,6 @@ __all__ = [
     "idle_part",
     "parts_without_process",
 ]
-
-# Which stock middleware writes a field.
-_WRITERS = {
-    "obs": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "action": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "inference_output": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "trajectories": "StepCollector(policy, env, n_sample=...)",
-    "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
-    "episodes": "EpisodeCollector(policy, env, n_episode=...)",
-    "train_data": (
-        "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy) or "
-        "offline_data_fetcher(dataset, batch_size=...)"
-    ),
-    "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
-    "eval_value": "interaction_evaluator(policy, env, n_episode=...)",
-    "eval_output": "interaction_evaluator(policy, env, n_episode=...)",
-}
 
 
 class ChainView:
@@ -145,17 +126,26 @@ def parts_without_process(items: Iterable[PlanItem], run_roles: Collection[str])
     return list(idle.values())
 
 
-def asks_for_roles(own: Collection[str], run_roles: Collection[str]) -> bool:
-    """Return whether a process checks that each part of the chain has one: the learner, if any."""
-    return Role.LEARNER in own or Role.LEARNER not in run_roles
+def asks_for_roles(own: Collection[str], run_roles: Collection[str], *, lead: str | None) -> bool:
+    """Return whether a process checks that each part of the chain has one.
+
+    Args:
+        own: the roles of the process.
+        run_roles: the roles of all processes.
+        lead: the role that checks this for all others, if a process of the run has it.
+    """
+    return lead in own or lead not in run_roles
 
 
-def idle_part(item: PlanItem, run_roles: Collection[str], *, may_grow: bool = False) -> str:
+def idle_part(
+    item: PlanItem, run_roles: Collection[str], *, lead: str | None, may_grow: bool = False
+) -> str:
     """Say that no process executes a part of the chain, with the remedy.
 
     Args:
         item: the part.
         run_roles: the roles of all processes.
+        lead: the role to name first.
         may_grow: whether processes with further roles may join the run.
     """
     roles = sorted(map(str, item.entry.roles))
@@ -170,12 +160,12 @@ def idle_part(item: PlanItem, run_roles: Collection[str], *, may_grow: bool = Fa
         )
     return (
         f"{what}, so it would never run; start a process with it, as in --roles "
-        f"{_launched(run_roles, roles[0])}, or remove the middleware"
+        f"{_launched(run_roles, roles[0], lead)}, or remove the middleware"
     )
 
 
-def _launched(run_roles: Collection[str], role: str) -> str:
-    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != Role.LEARNER, one))
+def _launched(run_roles: Collection[str], role: str, lead: str | None) -> str:
+    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != lead, one))
     return ",".join(f"{name}=1" for name in names)
 
 
@@ -197,6 +187,7 @@ class _Check:
         self._ctx = ctx
         self._roles = roles
         self._kinds = ctx.field_kinds()
+        self._words = ctx.vocabulary
         self._all = list(leaves((*items, *by_hand)))
         self._active = [item for item in self._all if item.active]
         self._order = {id(item): index for index, item in enumerate(self._all)}
@@ -219,8 +210,8 @@ class _Check:
         parts = set(_declared_roles((*self._items, *self._by_hand)))
         unused = self._roles - parts
         if not parts or (self._run_roles is not None and unused != self._roles):
-            # A chain without roles runs as a whole in every process. A launched process has
-            # "collector" and "evaluator" where there are only two.
+            # A chain without roles runs as a whole in every process. A launched process has two
+            # roles where there are more roles than processes.
             unused = frozenset()
         for role in sorted(unused):
             self._problems.append(
@@ -231,7 +222,7 @@ class _Check:
             )
         if self._run_roles is not None:
             self._check_run_roles({*map(str, self._run_roles), *map(str, self._roles)})
-        known = {*KNOWN_ROLES, *map(str, self._roles)}
+        known = {*self._words.roles, *map(str, self._roles)}
         for item in _every(self._items):
             for role in item.entry.roles:
                 # A member of an Enum was defined somewhere: it is not a typo.
@@ -245,18 +236,19 @@ class _Check:
     def _check_run_roles(self, run_roles: set[str]) -> None:
         """Check that each part of the chain has a process.
 
-        Peers can have been given further roles by the program, which only they know. A learner
+        Peers can have been given further roles by the program, which only they know. The lead
         decides how the launcher connects the processes, so it must be in its plan.
         """
+        lead = self._words.lead_role
         for item in parts_without_process((*self._items, *self._by_hand), run_roles):
-            if Role.LEARNER in item.entry.roles:
+            if lead is not None and lead in item.entry.roles:
                 self._problems.append(
-                    f"{item.label} is for the learner, but the run has no learner (its roles: "
-                    f"{', '.join(sorted(run_roles))}); start the run with a learner, as in "
-                    f"--roles {_launched(run_roles, Role.LEARNER)}"
+                    f"{item.label} is for the {lead}, but the run has no {lead} (its roles: "
+                    f"{', '.join(sorted(run_roles))}); start the run with a {lead}, as in "
+                    f"--roles {_launched(run_roles, lead, lead)}"
                 )
-            elif not self._has_peers and asks_for_roles(self._roles, run_roles):
-                self._problems.append(idle_part(item, run_roles))
+            elif not self._has_peers and asks_for_roles(self._roles, run_roles, lead=lead):
+                self._problems.append(idle_part(item, run_roles, lead=lead))
 
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
         for item in items:
@@ -310,7 +302,7 @@ class _Check:
             roles = ", ".join(sorted(map(str, self._roles)))
             return (
                 f"{start} {inactive[0].label} writes, but that is inactive in the role {roles}; "
-                "add a ContextExchanger before it, to exchange the field between the roles"
+                f"add {self._words.exchange} before it, to exchange the field between the roles"
             )
         if self._ctx.has_value(name):
             return (
@@ -318,7 +310,8 @@ class _Check:
                 f"ctx.keep({name!r})"
             )
         if name in self._kinds or self._ctx.is_kept(name):
-            writer = _WRITERS.get(name, f"a middleware that declares writes=({name!r},)")
+            default = f"a middleware that declares writes=({name!r},)"
+            writer = self._words.writers.get(name, default)
             return (
                 f"{start} no middleware before it writes; add {writer} before it"
                 f"{self._undeclared_writer(item, name)}"
@@ -384,7 +377,7 @@ class _Check:
                 reported.append(store)
                 self._problems.append(
                     f"{item.label} draws from a {type(store).__name__}, which is empty and which "
-                    "no middleware fills; add data_pusher(buffer) before it or, if a custom "
+                    f"no middleware fills; add {self._words.filler} before it or, if a custom "
                     "middleware fills it, declare that with @middleware(fills=(buffer,))"
                 )
 

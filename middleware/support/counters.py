@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from dmiddleware.pipeline import ChainView
 from dmiddleware.rl import Counters, Schedule
-from middleware.support import RLContext
+from middleware.context import RLContext
 
 __all__ = ["RunCounters"]
 

@@ -10,16 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline import (
-    CurrentNode,
-    Event,
-    OnlineRLContext,
-    Patience,
-    Role,
-    SkipRest,
-    Task,
-    current_node,
-)
+from dmiddleware.pipeline import CurrentNode, Event, Patience, SkipRest, Task, current_node
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 from middleware.support.ranks import Ranks
 
@@ -69,7 +63,7 @@ _COUNTERS: Final = ("env_step", "env_episode", "train_iter")
 _log = logging.getLogger(__name__)
 
 
-class Exchange:
+class Exchange(BaseMiddleware):
     """Base of the middleware that exchange data; in a run of one process they do nothing.
 
     A node that is alive and works is waited for as long as it needs. The deadline of a wait counts

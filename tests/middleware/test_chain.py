@@ -16,7 +16,7 @@ from dmiddleware.errors import (
     SpaceError,
     StructureError,
 )
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
 from middleware import (
@@ -24,8 +24,10 @@ from middleware import (
     EpisodeCollector,
     LearningCurve,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     ProgressBar,
+    Role,
     RunFolder,
     StepCollector,
     data_pusher,
@@ -299,17 +301,11 @@ def test_public_names_are_pinned_and_each_documents_its_reads_and_writes() -> No
         "montecarlo_return_estimator",
         "RewardLearner",
         "IntrinsicAdvantage",
-        "offpolicy_data_fetcher",
-        "offline_data_fetcher",
-        "OfflineDataFetcher",
         "offline_data_saver",
         "OfflineDataSaver",
         "OffPolicyLearner",
         "OnPolicyLearner",
-        "trainer",
-        "Trainer",
-        "multistep_trainer",
-        "MultistepTrainer",
+        "OfflineLearner",
         "interaction_evaluator",
         "InteractionEvaluator",
         "Experiment",

@@ -10,12 +10,13 @@ import yaml
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import TaskStateError
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
 from middleware import (
     Experiment,
     InteractionEvaluator,
     OffPolicyLearner,
+    OnlineRLContext,
     ProgressBar,
     RunFolder,
     SnapshotSaver,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.policy import DQNPolicy, PPOPolicy
@@ -18,6 +18,7 @@ from dmiddleware.rollout import evaluate_episodes
 from middleware import (
     IntrinsicAdvantage,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RewardLearner,
     SnapshotSaver,

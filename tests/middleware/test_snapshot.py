@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task, kept
+from dmiddleware import Task, kept
 from dmiddleware.data import PrioritySampler, TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import make_env_manager
@@ -38,6 +38,7 @@ from middleware import (
     ContextExchanger,
     ModelExchanger,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,

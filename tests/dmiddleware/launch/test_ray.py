@@ -35,7 +35,7 @@ PROGRAM = """
     import os, sys, time
     from collections import Counter
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     enough = Path("enough")
     heard = Counter()
@@ -45,13 +45,13 @@ PROGRAM = """
         with Task(Context()) as task:
             task.on("hello", lambda node: heard.update([node]))
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("hello", 60.0)
                 if enough.exists() and min(heard[1], heard[2]) > int(enough.read_text()):
                     task.stop("heard enough")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 task.emit("hello", task.router.node_id, only_remote=True)
                 (Path("seen") / f"{task.router.node_id}-{me}").touch()
