@@ -70,7 +70,7 @@ ROLES = ("--main", "program.main", "--roles", "learner=1,collector=2")
 SLOW_CARTPOLE = """
     import time
     from pathlib import Path
-    from dmiddleware import Role, Task, middleware
+    from dmiddleware import Task, middleware
     from dmiddleware.data import TensorBuffer
     from dmiddleware.env import make_env_manager
     from dmiddleware.policy import DQNPolicy
