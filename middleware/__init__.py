@@ -7,7 +7,14 @@ the chain does not matter. Use the others in the order of the work: exchange, ex
 push, learn, evaluate.
 """
 
-from middleware.advantage import gae_estimator, montecarlo_return_estimator, nstep_reward_enhancer
+from middleware.advantage import (
+    GAEEstimator,
+    MonteCarloReturnEstimator,
+    NStepRewardEnhancer,
+    gae_estimator,
+    montecarlo_return_estimator,
+    nstep_reward_enhancer,
+)
 from middleware.barrier import Barrier
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
@@ -21,9 +28,14 @@ from middleware.learn import OfflineLearner, OffPolicyLearner, OnPolicyLearner
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger, offline_logger, online_logger
 from middleware.offline_data import OfflineDataSaver, offline_data_saver
-from middleware.profile import epoch_timer
+from middleware.profile import EpochTimer, epoch_timer
 from middleware.progress_bar import ProgressBar
-from middleware.replay_buffer import data_pusher, priority_calculator
+from middleware.replay_buffer import (
+    DataPusher,
+    PriorityCalculator,
+    data_pusher,
+    priority_calculator,
+)
 from middleware.reward import IntrinsicAdvantage, RewardLearner
 from middleware.roles import Role
 from middleware.run_folder import RunFolder
@@ -47,10 +59,15 @@ __all__ = [
     "StepCollector",
     "EpisodeCollector",
     "data_pusher",
+    "DataPusher",
     "priority_calculator",
+    "PriorityCalculator",
     "nstep_reward_enhancer",
+    "NStepRewardEnhancer",
     "gae_estimator",
+    "GAEEstimator",
     "montecarlo_return_estimator",
+    "MonteCarloReturnEstimator",
     "RewardLearner",
     "IntrinsicAdvantage",
     "offline_data_saver",
@@ -71,6 +88,7 @@ __all__ = [
     "termination_checker",
     "TerminationChecker",
     "epoch_timer",
+    "EpochTimer",
     "ProgressBar",
     "LearningCurve",
     "final_ctx_saver",

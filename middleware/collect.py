@@ -24,7 +24,7 @@ from middleware.support.checks import (
 __all__ = ["EpisodeCollector", "StepCollector", "collectors_of"]
 
 
-class _Collector(BaseMiddleware):
+class _Collector(BaseMiddleware[OnlineRLContext]):
     """Base of both collectors: runs a :class:`RolloutCollector` and counts what it collects.
 
     The envs are launched when the task starts, unless they are launched already. Only a collector
@@ -71,11 +71,9 @@ class _Collector(BaseMiddleware):
         """Reject a chain that collects data but has no learner."""
         if chain.writes("train_iter") or chain.writes("train_output"):
             return
-        all_declared = all(
-            hasattr(one, "reads") or hasattr(one, "writes") for one in chain.middleware
-        )
+        all_declared = all(one.anything for one in chain.declarations)
         expects_learning = chain.writes("eval_value") or any(
-            getattr(one, "fills", ()) for one in chain.middleware
+            one.fills for one in chain.declarations
         )
         if all_declared and expects_learning and self is collectors_of(chain)[0]:
             yield (

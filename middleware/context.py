@@ -27,6 +27,8 @@ class RLContext(Context):
         train_output: the learner's metrics, a dictionary or a list of them.
         eval_value: the mean return of an evaluation in this step.
         eval_output: further results of that evaluation.
+        trained_env_step: transitions learned from, counted each time they are used.
+        learning_held: whether an exchange pauses learning in this step to keep its pace.
     """
 
     vocabulary: ClassVar[Vocabulary] = Vocabulary(
@@ -53,6 +55,7 @@ class RLContext(Context):
     )
 
     train_iter: int = kept(0)
+    trained_env_step: int = kept(0)
     last_eval_iter: int = kept(-1)
     last_eval_value: float = kept(float("-inf"))
     trajectories: Any = produced()
@@ -60,6 +63,7 @@ class RLContext(Context):
     train_output: Any = produced()
     eval_value: float | None = produced()
     eval_output: Any = produced()
+    learning_held: bool = renewed(False)
 
 
 @dataclass
@@ -93,8 +97,6 @@ class OfflineRLContext(RLContext):
 
     Attributes:
         train_epoch: finished passes over the dataset.
-        trained_env_step: transitions learned from, counted each time they are used.
     """
 
     train_epoch: int = kept(0)
-    trained_env_step: int = kept(0)

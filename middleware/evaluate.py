@@ -21,7 +21,7 @@ from middleware.support.checks import check_positive
 __all__ = ["InteractionEvaluator", "interaction_evaluator"]
 
 
-class InteractionEvaluator(BaseMiddleware):
+class InteractionEvaluator(BaseMiddleware[RLContext]):
     """Evaluate the policy in the first step, and then at an interval of updates.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.

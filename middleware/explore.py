@@ -21,7 +21,7 @@ from middleware.support.counters import RunCounters
 __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 
 
-class EpsGreedyHandler(BaseMiddleware):
+class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     """Set the probability of a random action, which a schedule lowers during the run.
 
     Args:

@@ -19,7 +19,7 @@ from middleware.support.history import BinnedHistory, History
 __all__ = ["LearningCurve"]
 
 
-class LearningCurve(BaseMiddleware):
+class LearningCurve(BaseMiddleware[RLContext]):
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
     It shows the mean returns of evaluations, and the returns of the collected episodes as mean,

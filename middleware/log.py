@@ -29,7 +29,7 @@ _FPS = 20  # frames per second of films of evaluations
 _log = logging.getLogger(__name__)
 
 
-class _Logger(BaseMiddleware):
+class _Logger(BaseMiddleware[RLContext]):
     """Base of both loggers: collects metrics in every step, and writes their means at intervals."""
 
     last_step = True

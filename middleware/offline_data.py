@@ -17,7 +17,7 @@ from middleware.support.rows import rows_of
 __all__ = ["OfflineDataSaver", "offline_data_saver"]
 
 
-class OfflineDataSaver(BaseMiddleware):
+class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves

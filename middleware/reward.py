@@ -21,7 +21,7 @@ from middleware.support.rows import rows_of
 __all__ = ["IntrinsicAdvantage", "RewardLearner"]
 
 
-class RewardLearner(BaseMiddleware):
+class RewardLearner(BaseMiddleware[OnlineRLContext]):
     """Train a reward model on collected rows, and write its rewards into them.
 
     Use it after the collector, before advantages are estimated or rows are pushed into a buffer. In
@@ -77,7 +77,7 @@ class RewardLearner(BaseMiddleware):
         ctx.log("reward/env", env_reward.float().mean().item())
 
 
-class IntrinsicAdvantage(BaseMiddleware):
+class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     """Train a reward model and its critic, and add their advantages to those of the environment.
 
     Use it after ``gae_estimator``. Each of the two rewards then has its own critic and its own sum,

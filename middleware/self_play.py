@@ -15,7 +15,7 @@ from middleware.support.checks import check_instance, check_positive
 __all__ = ["SelfPlay"]
 
 
-class SelfPlay(BaseMiddleware):
+class SelfPlay(BaseMiddleware[OnlineRLContext]):
     """Add the policy to a pool of opponents, at an interval of updates.
 
     The envs draw their opponents from the pool: ``OpponentEnv(game, pool.draw)``. The pool, which

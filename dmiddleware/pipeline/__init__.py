@@ -14,7 +14,9 @@ from dmiddleware.pipeline.current_node import CurrentNode, Progress, current_nod
 from dmiddleware.pipeline.describe import ChainRow, ChainTable
 from dmiddleware.pipeline.event import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
+from dmiddleware.pipeline.lifecycle import Stateful
 from dmiddleware.pipeline.middleware import (
+    Declarations,
     Middleware,
     Wrapper,
     middleware,
@@ -37,6 +39,8 @@ __all__ = [
     "produced",
     "Middleware",
     "Wrapper",
+    "Declarations",
+    "Stateful",
     "middleware",
     "middleware_name",
     "middleware_location",

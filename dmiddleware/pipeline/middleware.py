@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
@@ -20,7 +21,7 @@ __all__ = [
     "misspelled_role",
     "Wrapper",
     "middleware",
-    "declared",
+    "Declarations",
     "middleware_object",
     "check_middleware",
     "middleware_name",
@@ -116,17 +117,59 @@ def middleware(
     return decorate
 
 
-def declared(subject: object, name: str, default: object) -> Any:
-    """Return what a middleware declares under a name, such as ``reads``.
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What a middleware declares about itself.
 
-    A ``functools.partial`` has the declarations of its function, and a bound method that declares
-    nothing itself has those of its object.
+    Attributes:
+        roles: the roles in which it is active; none means all.
+        reads: fields of the context that must have been written before it runs.
+        writes: fields of the context that it sets.
+        receives: further fields that it sets if there are other processes.
+        owns: objects that only one middleware of a chain may use.
+        fills: stores, such as buffers, to which it adds data.
+        draws_from: stores from which it takes data, and which some middleware must fill.
+        last_step: whether it only observes, and also runs in the steps after a stop.
+        lead_only: whether only rank 0 runs it, of several processes that run the task as one.
+        default_context: the context of a task that was built without one.
+        anything: whether it declares anything at all.
     """
-    for part in _parts(subject):
-        value = getattr(part, name, _MISSING)
-        if value is not _MISSING:
-            return value
-    return default
+
+    roles: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+    owns: tuple[object, ...] = ()
+    fills: tuple[object, ...] = ()
+    draws_from: tuple[object, ...] = ()
+    last_step: bool = False
+    lead_only: bool = False
+    default_context: type[Context] | None = None
+    anything: bool = False
+
+    @classmethod
+    def of(cls, subject: object) -> Declarations:
+        """Return what a middleware declares, in the attributes of these names.
+
+        A ``functools.partial`` has the declarations of its function, and a bound method those of
+        its object that it does not declare itself.
+        """
+        given: dict[str, Any] = {}
+        for part in _parts(subject):
+            for name in _DECLARED.difference(given):
+                value = getattr(part, name, _MISSING)
+                if value is not _MISSING:
+                    given[name] = value
+        for name in given.keys() & _NAMES:
+            given[name] = string_tuple(given[name])
+        for name in given.keys() & _OBJECTS:
+            given[name] = tuple(given[name])
+        return cls(**given, anything=bool(given))
+
+
+_NAMES: Final = {"roles", "reads", "writes", "receives"}
+_OBJECTS: Final = {"owns", "fills", "draws_from"}
+_DECLARED: Final = frozenset(f.name for f in fields(Declarations)) - {"anything"}
 
 
 def middleware_object(subject: object) -> object:
@@ -235,7 +278,8 @@ def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     if not callable(candidate):
         kind = type(candidate).__name__
         return f"a {kind} is not callable; a middleware is a callable that takes the context"
-    if declared(candidate, _FACTORY, False) or _returns_middleware(candidate):
+    is_factory = any(hasattr(part, _FACTORY) for part in _parts(candidate))
+    if is_factory or _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):
         return "it is asynchronous; use a plain function or a generator function"

@@ -6,13 +6,14 @@ import enum
 import os
 from collections.abc import Collection, Iterable, Sequence, Sized
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from dmiddleware.errors import ChainError
 from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
-    declared,
+    Declarations,
     is_generator_middleware,
     middleware_object,
     misspelled_role,
@@ -51,21 +52,31 @@ class ChainView:
         return tuple(middleware_object(item.entry.middleware) for item in self._items)
 
     @property
+    def declarations(self) -> Sequence[Declarations]:
+        """What each of them declares about itself, in the same order."""
+        return tuple(item.declares for item in self._items)
+
+    @property
     def active(self) -> Sequence[object]:
         """Those of them that run in this task's roles."""
         return tuple(middleware_object(i.entry.middleware) for i in self._items if i.active)
 
     def writes(self, name: str) -> bool:
         """Return whether any middleware, in any role, declares that it writes the field."""
-        return any(name in item.writes for item in self._items)
+        return any(name in item.declares.writes for item in self._items)
 
     def fills(self, store: object) -> bool:
         """Return whether any middleware, in any role, declares that it fills the store."""
-        return any(_is_in(store, item.fills) for item in self._items)
+        return any(_is_in(store, item.declares.fills) for item in self._items)
 
     def draws_from(self, store: object) -> bool:
         """Return whether any middleware, in any role, declares that it draws from the store."""
-        return any(_is_in(store, item.draws_from) for item in self._items)
+        return any(_is_in(store, item.declares.draws_from) for item in self._items)
+
+
+@runtime_checkable
+class _TakesPartInCheck(Protocol):
+    def preflight(self, chain: ChainView) -> Iterable[str]: ...
 
 
 def check_chain(
@@ -199,7 +210,7 @@ class _Check:
         self._check_roles()
         self._check_locks(self._items, held=())
         self._check_fields(
-            self._items, {name for item in leaves(self._by_hand) for name in item.writes}
+            self._items, {name for item in leaves(self._by_hand) for name in item.declares.writes}
         )
         self._check_owners()
         self._check_stores()
@@ -275,12 +286,12 @@ class _Check:
             elif item.is_group:
                 self._check_fields(item.children, written)
             else:
-                for name in item.reads:
+                for name in item.declares.reads:
                     if name not in written and not self._is_satisfied(item, name):
                         self._problems.append(self._unwritten(item, name))
-                written.update(item.writes)
+                written.update(item.declares.writes)
                 if self._has_peers:
-                    written.update(item.receives)
+                    written.update(item.declares.receives)
 
     def _is_satisfied(self, item: PlanItem, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
@@ -290,14 +301,18 @@ class _Check:
             return True
         # A field that a later middleware writes is there by the next step, or on the way back.
         arrives = is_kept or is_generator_middleware(item.entry.middleware)
-        return arrives and any(name in other.writes for other in self._active)
+        return arrives and any(name in other.declares.writes for other in self._active)
 
     def _unwritten(self, item: PlanItem, name: str) -> str:
         start = f"{item.label} reads ctx.{name}, which"
-        others = [other for other in self._active if name in other.writes and other is not item]
+        others = [
+            other for other in self._active if name in other.declares.writes and other is not item
+        ]
         if others:
             return self._written_elsewhere(item, name, others, start)
-        inactive = [other for other in self._all if name in other.writes and not other.active]
+        inactive = [
+            other for other in self._all if name in other.declares.writes and not other.active
+        ]
         if inactive:
             roles = ", ".join(sorted(map(str, self._roles)))
             return (
@@ -330,10 +345,10 @@ class _Check:
             other for other in self._active if self._order[id(other)] < self._order[id(item)]
         ]
         for other in earlier:
-            for written in other.writes:
+            for written in other.declares.writes:
                 if written not in self._kinds and nearest(written, (name,)):
                     return f" ({other.label} writes ctx.{written}: is that a typo?)"
-        undeclared = [other for other in earlier if not other.declares_fields]
+        undeclared = [other for other in earlier if not _declares_fields(other.declares)]
         if not undeclared:
             return ""
         return (
@@ -359,7 +374,7 @@ class _Check:
     def _check_owners(self) -> None:
         owners: dict[object, PlanItem] = {}
         for item in self._active:
-            for owned in item.owns:
+            for owned in item.declares.owns:
                 other = owners.setdefault(_identity(owned), item)
                 if not _is_same_object(other, item):
                     self._problems.append(
@@ -371,7 +386,7 @@ class _Check:
         view = self._view()
         reported: list[object] = []
         for item in self._active:
-            for store in item.draws_from:
+            for store in item.declares.draws_from:
                 if view.fills(store) or _has_data(store) or _is_in(store, reported):
                     continue
                 reported.append(store)
@@ -386,13 +401,17 @@ class _Check:
         asked: list[object] = []
         for item in self._active:
             subject = middleware_object(item.entry.middleware)
-            preflight = declared(item.entry.middleware, "preflight", None)
-            if callable(preflight) and not _is_in(subject, asked):
+            if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, asked):
                 asked.append(subject)
-                self._problems += [f"{item.label}: {problem}" for problem in preflight(view)]
+                self._problems += [f"{item.label}: {one}" for one in subject.preflight(view)]
 
     def _view(self) -> ChainView:
         return ChainView((*self._items, *self._by_hand), roles=self._roles, context=self._ctx)
+
+
+def _declares_fields(declares: Declarations) -> bool:
+    """Return whether a middleware declares fields, and therefore probably all that it writes."""
+    return bool(declares.reads or declares.writes or declares.receives)
 
 
 def _declared_roles(items: Iterable[PlanItem]) -> Iterable[str]:

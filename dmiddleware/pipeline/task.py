@@ -36,9 +36,9 @@ from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
 from dmiddleware.pipeline.lifecycle import Lifecycle, StopRequest
 from dmiddleware.pipeline.middleware import (
+    Declarations,
     Middleware,
     Wrapper,
-    declared,
     middleware_name,
     middleware_object,
     string_tuple,
@@ -940,13 +940,13 @@ class Task(Generic[C]):
     ) -> Entry:
         entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
         if self._has_default_context:
-            self._take_context(declared(entry.middleware, "default_context", None))
+            self._take_context(Declarations.of(entry.middleware).default_context)
         return entry
 
-    def _take_context(self, kind: type[C] | None) -> None:
+    def _take_context(self, kind: type[Context] | None) -> None:
         """Replace the default context by one of the kind that a middleware declares."""
         if kind is not None:
-            plain, self.ctx = self.ctx, kind()
+            plain, self.ctx = self.ctx, cast(C, kind())
             self.ctx.__dict__.update(plain.__dict__)
             self._has_default_context = False
 
@@ -1033,7 +1033,9 @@ class Task(Generic[C]):
         left = self._lifecycle.pending_steps()
         if left == 0:
             return
-        chain = self._compiler().compile(item for item in leaves(self._plan()) if item.last_step)
+        chain = self._compiler().compile(
+            item for item in leaves(self._plan()) if item.declares.last_step
+        )
         self._in_last_step = True
         try:
             for _ in range(left):

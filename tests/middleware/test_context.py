@@ -14,7 +14,7 @@ def test_an_online_context_keeps_only_its_counters():
     kinds = OnlineRLContext.field_kinds()
     assert {name for name, kind in kinds.items() if kind is FieldKind.KEPT} == {
         "total_step", "task", "env_step", "env_episode", "train_iter", "last_eval_iter",
-        "last_eval_value",
+        "last_eval_value", "trained_env_step",
     }  # fmt: skip
     for name in kinds:
         if name not in ("task", "logged"):

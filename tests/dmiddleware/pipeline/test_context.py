@@ -159,7 +159,7 @@ def test_the_state_has_the_fields_that_carry_over():
     state = ctx.state_dict()
     assert set(state["values"]) == {
         "total_step", "env_step", "env_episode", "train_iter", "last_eval_iter",
-        "last_eval_value", "visits", "own",
+        "last_eval_value", "visits", "own", "trained_env_step",
     }  # fmt: skip
     other = MyContext()
     other.load_state_dict(state)
