@@ -1,6 +1,10 @@
-"""The interface of DI-engine's older pipeline: per-environment policies and command modes."""
+"""The interface of DI-engine's older pipeline, written on the core.
+
+Nothing in the core imports this package.
+"""
 
 from dmiddleware.classic.collate import collate
+from dmiddleware.classic.deque_replay import DequeReplay
 from dmiddleware.classic.modes import (
     CollectMode,
     CommandMode,
@@ -20,6 +24,7 @@ __all__ = [
     "CollectMode",
     "CommandMode",
     "CommandModePolicy",
+    "DequeReplay",
     "EvalMode",
     "LearnMode",
     "Policy",

@@ -7,14 +7,14 @@ updates themselves. The reference gathers every column of each minibatch with ``
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 
 from dmiddleware.data import Batch, as_tree, flatten_lead, index_rows, leaves
-from dmiddleware.pipeline import OnlineRLContext
 from dmiddleware.policy import PPOPolicy
-from middleware import OnPolicyLearner
+from middleware import OnlineRLContext, OnPolicyLearner
 from tests.benchmarks.report import Row, interleaved
 
 T, E = 128, 8
@@ -63,7 +63,9 @@ def rows() -> list[Row]:
     policy = PPOPolicy({"model": {"obs_shape": [4, 84, 84], "action_shape": N_ACTIONS}})
     ours_taken, reference_taken = _Taken(), _Taken()
     learner = OnPolicyLearner(
-        policy.learn_mode._replace(forward=ours_taken), batch_size=BATCH_SIZE, epochs=EPOCHS
+        dataclasses.replace(policy.learn_mode, forward=ours_taken),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
     )
     generator = torch.Generator().manual_seed(0)
 

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -6,8 +7,8 @@ import torch
 from dmiddleware.data import as_tree, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import OnlineRLContext
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from middleware import OnlineRLContext
 from middleware.advantage import (
     gae_estimator,
     montecarlo_return_estimator,
@@ -137,14 +138,8 @@ def test_gae_of_nested_observations_passes_trees_to_the_value_function(run_steps
         return obs["a"].sum(-1)
 
     ppo = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
-    settings = {
-        "value_fn": value_fn,
-        "discount_factor": 1.0,
-        "gae_lambda": 1.0,
-        "scale_rewards": ppo.scale_rewards,
-        "observe_returns": ppo.observe_returns,
-    }
-    mode = ppo.learn_mode._replace(get_attribute=settings.__getitem__)
+    spec = dataclasses.replace(ppo.spec, value_fn=value_fn, discount=1.0, gae_lambda=1.0)
+    mode = dataclasses.replace(ppo.learn_mode, spec=spec)
     ctx = run_steps(give, gae_estimator(mode))
     assert asked == [((3, 3), (3,))]
     assert ctx.train_data["adv"].tolist() == [[3.0, 3.0]] * 4

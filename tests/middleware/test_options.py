@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dmiddleware.classic import collate
 from dmiddleware.config import Configurable
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
-from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy, collate
+from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
 from dmiddleware.worker import BaseLearner
 from dmiddleware.worker.collector import EpisodeSerialCollector, SampleSerialCollector
 from dmiddleware.worker.evaluator import InteractionSerialEvaluator

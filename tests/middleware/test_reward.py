@@ -9,10 +9,10 @@ import torch
 
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role, middleware
+from dmiddleware.pipeline import middleware
 from dmiddleware.policy import Component, adam
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from middleware import IntrinsicAdvantage, RewardLearner
+from middleware import IntrinsicAdvantage, OnlineRLContext, RewardLearner, Role
 
 
 class Constant(RewardModel):
@@ -30,7 +30,7 @@ class Constant(RewardModel):
         return self.number(batch["obs"]).squeeze(-1)
 
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
-        loss = -self._reward(batch).mean()
+        loss = -self.reward_of(batch).mean()
         self.components["number"].step(loss)
         return {"loss": loss}
 

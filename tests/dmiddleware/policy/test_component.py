@@ -389,11 +389,11 @@ class Scaled(Policy):
     """Regression on targets that are scaled by a number that the policy holds."""
 
     def make_components(self) -> dict[str, Component]:
-        self._scale = 1.0
+        self.scale = 1.0
         return {"model": Component(self.model, adam(0.1), acts=True)}
 
     def update(self, batch: Any) -> dict[str, torch.Tensor]:
-        loss = (self.model(batch["obs"]) - self._scale * batch["action"]).square().mean()
+        loss = (self.model(batch["obs"]) - self.scale * batch["action"]).square().mean()
         self.components["model"].step(loss)
         return {"total_loss": loss.detach()}
 
@@ -434,5 +434,5 @@ def test_a_compiled_update_sees_new_shapes_and_what_the_policy_changes() -> None
     policies = pair(nn.Linear(2, 1))
     for n_rows, scale in ((4, 1.0), (6, 1.0), (6, 3.0), (4, 3.0), (9, -1.0)):
         for policy in policies:
-            policy.set_attribute("scale", scale)
+            policy.scale = scale
         assert_same_losses(policies, n_rows)
