@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
@@ -59,26 +59,47 @@ _COLLECT_DATA: Final = "collect_data"
 _LEARN_FROM: Final = "learn_from"
 
 
+def _seed_nothing(seed: int) -> None:
+    """Ignore the seed: the mode has no randomness of its own."""
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
 class _Replaceable:
     """What a named tuple of DI-engine offers."""
 
     _fields: ClassVar[tuple[str, ...]]
+    _field_defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def _set(self, given: Mapping[str, Any]) -> None:
+        """Set the fields from the arguments of a constructor, in DI-engine's order."""
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = given[one.name]
+            if one.name == "spec" and value is None:
+                value = PolicySpec()
+            object.__setattr__(self, one.name, value)
 
     def _replace(self, **changes: Any) -> Self:
         """Return a mode in which some functions are others."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class LearnMode(core.LearnMode, _Replaceable):
     """What a classic learner may use of a policy: ``forward`` also takes a list of samples.
 
-    Attributes:
+    Args:
+        forward: makes updates.
         reset: forgets what learning keeps between forwards.
         info: describes the policy.
         monitor_vars: returns the keys of forward's output that are logged.
         get_attribute: returns an attribute of the policy by its name.
         set_attribute: sets one.
+        state_dict: returns everything that is needed to resume.
+        load_state_dict: restores it.
+        spec: what the policy is; None: a policy that does not say.
     """
 
     _fields = (
@@ -91,8 +112,22 @@ class LearnMode(core.LearnMode, _Replaceable):
     get_attribute: Callable[[str], Any]
     set_attribute: Callable[[str, Any], None]
 
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        reset: Callable[..., None],
+        info: Callable[[], str],
+        monitor_vars: Callable[[], list[str]],
+        get_attribute: Callable[[str], Any],
+        set_attribute: Callable[[str, Any], None],
+        state_dict: Callable[[], dict[str, Any]],
+        load_state_dict: Callable[[dict[str, Any]], None],
+        spec: PolicySpec | None = None,
+    ) -> None:
+        self._set(locals())
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, init=False)
 class CollectMode(core.CollectMode, _Replaceable):
     """What a classic collector may use of a policy.
 
@@ -100,38 +135,84 @@ class CollectMode(core.CollectMode, _Replaceable):
     env id, a list of transitions) and batched data (tensors, treetensors), and return the same
     kind.
 
-    Attributes:
+    Args:
+        forward: acts while collecting.
         process_transition: makes a transition.
         get_train_sample: turns transitions into samples.
+        reset: forgets what the policy keeps of these envs; None: of all.
         get_attribute: returns an attribute of the policy by its name.
         set_attribute: sets one.
+        state_dict: returns what acting needs.
+        load_state_dict: restores it.
+        seed: seeds the randomness of collecting.
+        spec: what the policy is; None: a policy that does not say.
+        train_batch: as in :class:`dmiddleware.policy.CollectMode`.
+        transitions: likewise.
     """
 
     _fields = (
         "forward", "process_transition", "get_train_sample", "reset", "get_attribute",
         "set_attribute", "state_dict", "load_state_dict", "seed",
     )  # fmt: skip
-    process_transition: Callable[..., Any]
-    get_train_sample: Callable[[Any], Any]
-    get_attribute: Callable[[str], Any]
-    set_attribute: Callable[[str, Any], None]
+    _field_defaults = {"seed": _seed_nothing}
+    process_transition: Callable[..., Any] = field()
+    get_train_sample: Callable[[Any], Any] = field()
+    get_attribute: Callable[[str], Any] = field()
+    set_attribute: Callable[[str, Any], None] = field()
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        process_transition: Callable[..., Any],
+        get_train_sample: Callable[[Any], Any],
+        reset: Callable[..., None],
+        get_attribute: Callable[[str], Any],
+        set_attribute: Callable[[str, Any], None],
+        state_dict: Callable[[], dict[str, Any]],
+        load_state_dict: Callable[[dict[str, Any]], None],
+        seed: Callable[[int], None] = _seed_nothing,
+        spec: PolicySpec | None = None,
+        train_batch: Callable[[Batch], Batch] = _as_it_is,
+        transitions: Callable[..., Batch] | None = None,
+    ) -> None:
+        self._set(locals())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class EvalMode(core.EvalMode, _Replaceable):
     """What a classic evaluator may use of a policy: ``forward`` also takes per-env data.
 
-    Attributes:
+    Args:
+        forward: acts greedily.
+        reset: forgets what the policy keeps of these envs; None: of all.
         get_attribute: returns an attribute of the policy by its name.
         set_attribute: sets one.
+        state_dict: returns what acting needs.
+        load_state_dict: restores it.
+        seed: seeds the randomness of evaluating.
+        spec: what the policy is; None: a policy that does not say.
     """
 
     _fields = (
         "forward", "reset", "get_attribute", "set_attribute", "state_dict", "load_state_dict",
         "seed",
     )  # fmt: skip
-    get_attribute: Callable[[str], Any]
-    set_attribute: Callable[[str, Any], None]
+    _field_defaults = {"seed": _seed_nothing}
+    get_attribute: Callable[[str], Any] = field()
+    set_attribute: Callable[[str, Any], None] = field()
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        reset: Callable[..., None],
+        get_attribute: Callable[[str], Any],
+        set_attribute: Callable[[str, Any], None],
+        state_dict: Callable[[], dict[str, Any]],
+        load_state_dict: Callable[[dict[str, Any]], None],
+        seed: Callable[[int], None] = _seed_nothing,
+        spec: PolicySpec | None = None,
+    ) -> None:
+        self._set(locals())
 
 
 class CommandMode(NamedTuple):
@@ -193,7 +274,7 @@ def as_command_mode(policy: Any, *, user: str) -> CommandMode:
 
 def _as_mode(policy: Any, kind: type[M], core_kind: type, name: str, user: str) -> M:
     mode = getattr(policy, name, policy)
-    owner = getattr(getattr(mode, "forward", None), "__self__", None)
+    owner: Any = getattr(getattr(mode, "forward", None), "__self__", None)
     is_ours = isinstance(mode, core_kind) and not isinstance(mode, kind)
     if not isinstance(mode, core_kind) and not _is_foreign(mode, kind):
         raise ConfigError(
@@ -201,8 +282,9 @@ def _as_mode(policy: Any, kind: type[M], core_kind: type, name: str, user: str) 
             f"pass the policy itself, for example {user}(policy, ...)"
         )
     if hasattr(owner, "as_mode") and kind is not CommandMode:
-        functions = {field: getattr(mode, field, None) for field in getattr(kind, "_fields", ())}
-        given = {field: one for field, one in functions.items() if one is not None}
+        functions = {name: getattr(mode, name, None) for name in getattr(kind, "_fields", ())}
+        defaults = (None, *getattr(kind, "_field_defaults", {}).values())
+        given = {name: one for name, one in functions.items() if one not in defaults}
         if given.keys() >= set(kind._fields) - {"seed"}:  # type: ignore[attr-defined]
             built: M = owner.as_mode(kind, given)
             return mode if isinstance(mode, kind) and mode == built else built
@@ -224,9 +306,9 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
     Raises:
         AttributeError: if there is none; the nearest names are listed.
     """
-    field = _DI_ENGINE_NAMES.get(name, name)
-    if hasattr(spec, field):
-        return getattr(spec, field)
+    own = _DI_ENGINE_NAMES.get(name, name)
+    if hasattr(spec, own):
+        return getattr(spec, own)
     known = [one.name for one in dataclasses.fields(spec)] + list(_DI_ENGINE_NAMES)
     raise AttributeError(
         f"{spec.kind.__name__} has no attribute {name!r} here; "
@@ -440,15 +522,15 @@ def spec_from_attributes(get_attribute: Callable[[str], Any], kind: type) -> Pol
         get_attribute: returns an attribute by its name in DI-engine.
         kind: the class of the policy.
     """
-    names = {field: name for name, field in _DI_ENGINE_NAMES.items()}
+    names = {own: name for name, own in _DI_ENGINE_NAMES.items()}
     found: dict[str, Any] = {"kind": kind}
-    for field in dataclasses.fields(PolicySpec):
+    for one in dataclasses.fields(PolicySpec):
         try:
-            value = get_attribute(names.get(field.name, field.name))
+            value = get_attribute(names.get(one.name, one.name))
         except (AttributeError, KeyError, NotImplementedError):
             continue
-        if value is not None and field.name != "kind":
-            found[field.name] = value
+        if value is not None and one.name != "kind":
+            found[one.name] = value
     found["cfg"] = {**_CFG, **found.get("cfg", {})}
     return PolicySpec(**found)
 
@@ -460,16 +542,18 @@ def _adopted(mode: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         return mode.get_attribute(name)
 
     spec = dataclasses.replace(
-        spec_from_attributes(own if hasattr(mode, "get_attribute") else {}.__getitem__, type(mode)),
-        acting_state=lambda: _acting_state(mode),
+        spec_from_attributes(own, type(mode)), acting_state=lambda: _acting_state(mode)
     )
 
     def get_attribute(name: str) -> Any:
+        known = name in _ALWAYS or hasattr(spec, _DI_ENGINE_NAMES.get(name, name))
         try:
             value = own(name)
         except (AttributeError, KeyError, NotImplementedError):
+            if not known:
+                raise
             value = None
-        if value is not None and name != "cfg":
+        if not known or (value is not None and name != "cfg"):
             return value
         return _ALWAYS[name] if name in _ALWAYS else spec_attribute(spec, name)
 

@@ -404,7 +404,7 @@ class Policy(CorePolicy):
     @property
     def learn_mode(self) -> LearnMode:
         """The methods that a learner may call."""
-        return _make_mode(
+        mode: LearnMode = _make_mode(
             self.learn_function,
             forward=self._learn,
             reset=self._reset_learn,
@@ -414,11 +414,12 @@ class Policy(CorePolicy):
             load_state_dict=self._load_state_dict_learn,
             **self._common_functions(),
         )
+        return mode
 
     @property
     def collect_mode(self) -> CollectMode:
         """The methods that a collector may call."""
-        return _make_mode(
+        mode: CollectMode = _make_mode(
             self.collect_function,
             forward=self._collect,
             process_transition=self._public_transition,
@@ -431,11 +432,12 @@ class Policy(CorePolicy):
             transitions=transitions_by(self._process_transition),
             **self._common_functions(),
         )
+        return mode
 
     @property
     def eval_mode(self) -> EvalMode:
         """The methods that an evaluator may call."""
-        return _make_mode(
+        mode: EvalMode = _make_mode(
             self.eval_function,
             forward=self._eval,
             reset=self._reset_eval,
@@ -444,6 +446,7 @@ class Policy(CorePolicy):
             seed=self._seed_eval,
             **self._common_functions(),
         )
+        return mode
 
     def _common_functions(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,12 @@ from typing import Any, ClassVar, Final, TypeVar
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.classic.config_keys import merge_classic, split_classic, take_sections
+from dmiddleware.classic.config_keys import (
+    CLASSIC_SECTIONS,
+    merge_classic,
+    split_classic,
+    take_sections,
+)
 from dmiddleware.classic.modes import (
     CollectMode,
     CommandMode,
@@ -21,7 +26,7 @@ from dmiddleware.classic.modes import (
     as_learn_mode,
 )
 from dmiddleware.classic.policy import Policy
-from dmiddleware.config import entries_of
+from dmiddleware.config import entries_of, merge_config
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.policy import Policy as CorePolicy
@@ -96,6 +101,8 @@ class StockPolicy:
                 out of range.
         """
         own, extras = _divided(cls.core, cfg)
+        if isinstance(cfg, Mapping):
+            _check_keys(cls.core, cfg)
         merged = {**cls.core.merged_config(own), _TRAJ_LEN_INF: False}
         merge_classic(merged, extras)
         return EasyDict(merged)
@@ -203,7 +210,7 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Any]:
     if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
     found = get_core_cls(cfg)
-    return found if issubclass(found, Policy) else _stock_class(found)
+    return found if issubclass(found, Policy) else _stock_class(found)  # type: ignore[arg-type]  # a class is hashable
 
 
 def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Any:
@@ -219,6 +226,15 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Any:
         RegistryError: if the name is not registered; the nearest names are listed.
     """
     return get_policy_cls(cfg)(cfg, **kwargs)
+
+
+def _check_keys(core: type[CorePolicy], cfg: Mapping[str, Any]) -> None:
+    """Refuse unknown keys; those of workers are among the known ones that a message names."""
+    entries = entries_of(core)
+    own, _ = split_classic({**cfg, "cfg_type": ""}, entries, core.__name__)
+    known = {**entries, _TRAJ_LEN_INF: False, "cfg_type": ""}
+    open_paths = ("model", *CLASSIC_SECTIONS)
+    merge_config(known, own, owner=core.__name__, open_paths=open_paths)
 
 
 def _divided(core: type[CorePolicy], cfg: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:

@@ -112,7 +112,7 @@ class BCPolicy(Policy):
             answer["grad_norm"] = norm
         return answer
 
-    def act_collect(
+    def act_collect(  # type: ignore[override]  # takes no other keywords
         self,
         obs: Value,
         env_id: np.ndarray,

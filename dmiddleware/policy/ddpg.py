@@ -202,7 +202,7 @@ class DDPGPolicy(TDPolicy):
         """Return zeros ``[n, A]``, where Ornstein-Uhlenbeck noise starts; None: it is Gaussian."""
         return torch.zeros(n, self.codec.n_outputs) if self.cfg.collect.noise == "ou" else None
 
-    def act_collect(
+    def act_collect(  # type: ignore[override]  # takes no other keywords
         self,
         obs: Value,
         env_id: np.ndarray,

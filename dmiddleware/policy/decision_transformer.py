@@ -80,7 +80,7 @@ class DecisionTransformerPolicy(Policy):
     decay; a warm-up is a schedule of the learning rate.
     """
 
-    act_inputs: ClassVar[tuple[str, ...]] = ("action_mask", "prev_reward")
+    act_inputs: tuple[str, ...] = ("action_mask", "prev_reward")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     norms_dataset: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {

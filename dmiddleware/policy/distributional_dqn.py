@@ -98,6 +98,7 @@ class C51Policy(QLearningPolicy):
     def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Make one update; see :meth:`Policy.learn`."""
         output = super().learn(batch, **kwargs)
+        assert isinstance(output, Mapping)  # of one update
         # A GPU is waited for as rarely as for the check of skipped steps.
         if not self._has_warned_of_clipping and (
             not self.on_gpu or self.train_iter % CHECK_EVERY == 0

@@ -666,7 +666,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self.generator.manual_seed,
+            seed=self._seed_collect,
             train_batch=self.train_batch,
         )
 
@@ -679,7 +679,7 @@ class Policy:
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self.eval_generator.manual_seed,
+            seed=self._seed_eval,
         )
 
     @cached_property
@@ -759,8 +759,14 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
+        self._seed_collect(seed)
+        self._seed_eval(derive_seed(seed, "eval"))
+
+    def _seed_collect(self, seed: int) -> None:
         self.generator.manual_seed(seed)
-        self.eval_generator.manual_seed(derive_seed(seed, "eval"))
+
+    def _seed_eval(self, seed: int) -> None:
+        self.eval_generator.manual_seed(seed)
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Forget what acting keeps of these envs; None: of all. By default there is nothing."""
@@ -1033,7 +1039,7 @@ class Policy:
         }
 
     def _checked_modes(self, modes: Iterable[Mode]) -> frozenset[Mode]:
-        chosen = frozenset((modes,) if isinstance(modes, str) else modes)
+        chosen: frozenset[str] = frozenset((modes,) if isinstance(modes, str) else modes)
         if not chosen or not chosen <= set(MODES):
             raise ConfigError(
                 f"modes must be a non-empty subset of {', '.join(MODES)}, got {sorted(chosen)}"
@@ -1045,7 +1051,7 @@ class Policy:
                 f"{own.__name__} cannot learn: write update(self, batch), which takes columns "
                 "[B, …] and returns tensors to log, or leave 'learn' out of modes"
             )
-        return chosen
+        return frozenset(mode for mode in MODES if mode in chosen)
 
     # Building.
 
@@ -1117,7 +1123,9 @@ class Policy:
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
         act = self._eval if "eval" in self.modes else self._collect
-        inputs = probe_inputs(self.act_inputs, self.initial_state, action_space)
+        inputs: dict[str, Any] | None = probe_inputs(
+            self.act_inputs, self.initial_state, action_space
+        )
         if self.modes.isdisjoint(("eval", "collect")) or inputs is None:
             return None
         generators, acting = self._generator_states(), self._state.acting()

@@ -253,7 +253,7 @@ class QLearningPolicy(TDPolicy):
         """
         raise NotImplementedError
 
-    def act_collect(
+    def act_collect(  # type: ignore[override]  # takes no other keywords
         self,
         obs: Value,
         env_id: np.ndarray,
@@ -271,7 +271,7 @@ class QLearningPolicy(TDPolicy):
         action = epsilon_greedy(logit, eps, generator=self.generator, mask=mask)
         return {"action": self.codec.to_env(action), "logit": logit}
 
-    def act_eval(
+    def act_eval(  # type: ignore[override]  # takes no other keywords
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None
     ) -> dict[str, Any]:
         """Take the action of the highest value; see :meth:`Policy.act_eval`."""

@@ -54,4 +54,4 @@ class RewardModel(RowLearner):
         Returns:
             float32, in the shape of the column ``done``, on the CPU.
         """
-        return self._for_each(self._reward, rows, self.columns)
+        return self._for_each(self.reward_of, rows, self.columns)

@@ -20,12 +20,11 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
 from dmiddleware.policy import Component
-from dmiddleware.policy.component import broken_weights, take_flag
+from dmiddleware.policy.component import broken_weights, optimizer_state, take_flag
 from dmiddleware.policy.state import (
     check_model_state,
     load_model_state,
     model_state,
-    optimizer_state,
 )
 
 __all__ = ["RowLearner"]

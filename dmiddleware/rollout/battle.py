@@ -189,7 +189,7 @@ class BattleStepper:
             }
             if not seen:
                 continue
-            outputs = mode.forward(seen, **policy_kwargs[player])
+            outputs: dict[Any, Any] = mode.forward(seen, **policy_kwargs[player])
             for env_id, obs in seen.items():
                 if env_id not in outputs:
                     raise PolicyOutputError(

@@ -105,8 +105,9 @@ class OpponentPool:
         return self._versions[place]
 
     def _act(self, mode: CollectMode, obs: Any, mask: npt.NDArray[Any] | None) -> Any:
-        asks = mask is not None and "action_mask" in mode.spec.act_inputs
-        inputs = {"action_mask": from_numpy(mask[None] != 0)} if asks else {}
+        inputs = {}
+        if mask is not None and "action_mask" in mode.spec.act_inputs:
+            inputs["action_mask"] = from_numpy(mask[None] != 0)
         rows = map_nested(lambda leaf: np.asarray(leaf)[None], obs)
         action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
         plain = map_nested(lambda leaf: leaf[0], to_numpy(action))

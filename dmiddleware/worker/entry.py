@@ -114,7 +114,7 @@ def serial_run(
     *,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy:
+) -> Policy | StockPolicy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -142,7 +142,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy = create_policy(cfg.policy, model=model)
+    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
     _check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -166,7 +166,9 @@ def serial_run(
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
         commander = None
         if hasattr(policy, "command_mode"):
-            commander = BaseSerialCommander({}, learner, collector, evaluator, buffer, policy)
+            commander = BaseSerialCommander(
+                {}, learner, collector, evaluator, buffer, policy.command_mode
+            )
         learn = (
             _DirectLearning(cfg, learner, is_whole=isinstance(policy, Policy))
             if learner.policy.spec.on_policy
@@ -357,7 +359,7 @@ def _options_of(cls: Callable[..., Any], names: Iterable[str]) -> list[str]:
 
 def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the config of a part with the defaults of its class, and a seed if it takes one."""
-    if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
+    if not (inspect.isclass(cls) and hasattr(cls, "merged_config")):
         return given
     merged: dict[str, Any] = cls.merged_config(given)
     if "seed" in merged and merged["seed"] is None:

@@ -81,7 +81,7 @@ class CountingPolicy(Policy):
     """Written batched: the same actions, and a count of steps per env that reset clears."""
 
     def setup(self):
-        self._steps = {}
+        self.steps = {}
         self.resets = []
 
     def learn(self, batch):
@@ -91,8 +91,8 @@ class CountingPolicy(Policy):
         if fail_at is not None and (obs[:, 2] == fail_at).any():
             raise ArithmeticError("a failure for the test")
         for one in env_id.tolist():
-            self._steps[one] = self._steps.get(one, 0) + 1
-        memory = torch.tensor([self._steps[one] for one in env_id.tolist()])
+            self.steps[one] = self.steps.get(one, 0) + 1
+        memory = torch.tensor([self.steps[one] for one in env_id.tolist()])
         action = (obs[:, 2].long() + shift) % 2
         return {"action": action, "memory": memory}
 
@@ -101,8 +101,8 @@ class CountingPolicy(Policy):
 
     def reset(self, env_ids=None):
         self.resets.append(None if env_ids is None else list(env_ids))
-        for one in list(self._steps) if env_ids is None else env_ids:
-            self._steps.pop(one, None)
+        for one in list(self.steps) if env_ids is None else env_ids:
+            self.steps.pop(one, None)
 
     def check_spaces(self, observation_space, action_space):
         pass

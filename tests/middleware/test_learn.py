@@ -136,7 +136,7 @@ def test_priorities_of_several_outputs_go_to_the_rows_of_each(
         drawn.update(batch["index"].tolist())
         return priorities_in_two_halves(batch)
 
-    mode = dqn.learn_dataclasses.replace(mode, forward=forward)
+    mode = dataclasses.replace(dqn.learn_mode, forward=forward)
     assert run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1).train_iter == 2
     after = buffer.sample(32)
     # A row's importance weight is in inverse proportion to its priority.

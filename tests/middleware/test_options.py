@@ -73,12 +73,17 @@ class RecordedConfig(dict[str, Any]):
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the paths that are read from all configs built during the test."""
     found: set[str] = set()
-    merged_config = vars(Configurable)["merged_config"].__func__
 
-    def recorded(cls: type[Configurable], cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
-        return RecordedConfig(merged_config(cls, cfg), found)
+    def record(base: Any) -> None:
+        merged_config = vars(base)["merged_config"].__func__
 
-    monkeypatch.setattr(Configurable, "merged_config", classmethod(recorded))
+        def recorded(cls: Any, cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
+            return RecordedConfig(merged_config(cls, cfg), found)
+
+        monkeypatch.setattr(base, "merged_config", classmethod(recorded))
+
+    record(Configurable)
+    record(Policy)
     return found
 
 
@@ -98,7 +103,7 @@ def cartpole() -> BaseEnvManager:
     return make_env_manager("CartPole-v1", env_num=2, seed=0)
 
 
-def unread(cls: type[Configurable], read: Iterable[str]) -> set[str]:
+def unread(cls: Any, read: Iterable[str]) -> set[str]:
     return set(cls.options()) - set(read)
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -314,7 +314,7 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         self._closing.clear()
         self._loader = PrefetchLoader(
-            self._get_data, self.policy.spec.batch_size, **self._cfg.dataloader
+            self._get_data, cast(Any, self.policy.spec.batch_size), **self._cfg.dataloader
         )
 
     @property

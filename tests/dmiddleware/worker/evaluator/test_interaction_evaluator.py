@@ -267,9 +267,9 @@ def test_reset_takes_another_policy(evaluator, per_env_policy):
 
 def test_a_policy_is_accepted_as_its_eval_mode(evaluator, batched_policy):
     evaluator.reset_policy(batched_policy)
-    assert evaluator.policy == batched_policy.eval_mode
+    assert evaluator.policy.spec is batched_policy.spec
     created = InteractionSerialEvaluator({}, policy=batched_policy)
-    assert created.policy == batched_policy.eval_mode
+    assert created.policy.spec is batched_policy.spec
 
 
 def test_an_argument_of_the_wrong_type_is_rejected(evaluator, batched_policy):

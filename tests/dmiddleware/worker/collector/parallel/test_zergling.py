@@ -426,9 +426,10 @@ def test_the_defaults_are_the_classic_ones():
 class RememberingPolicy(Policy):
     """Counts its steps in its recurrent state; acts by their parity."""
 
+    config = {"n_episode": 1}
     act_inputs = ("prev_action", "prev_reward", "is_first")
 
-    def _create_model(self, cfg, model=None):
+    def make_model(self):
         return torch.nn.Linear(1, 1, bias=False)
 
     def initial_state(self, n):
@@ -439,9 +440,6 @@ class RememberingPolicy(Policy):
         return {"action": state % 2, "state": state + 1}
 
     act_eval = act_collect
-
-    def _get_n_episode(self):
-        return 1
 
     def check_spaces(self, observation_space, action_space):
         pass
