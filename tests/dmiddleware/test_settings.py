@@ -112,7 +112,9 @@ def test_settings_are_frozen_and_take_keywords_only() -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         dataclasses.replace(settings, batch_size=0)
     assert pickle.loads(pickle.dumps(settings)) == settings
-    assert inspect.signature(Every).parameters["batch_size"].default == 256
+    parameter = inspect.signature(Every).parameters["batch_size"]
+    assert (parameter.default, parameter.annotation) == (256, int)
+    assert not inspect.signature(Settings).parameters
 
 
 def test_a_subclass_gives_an_inherited_field_another_default() -> None:
@@ -144,6 +146,7 @@ def test_unknown_names_are_answered_with_the_nearest_known_one() -> None:
     assert "Every: unknown setting gamma; did you mean discount?" in refused(Every, gamma=0.9)
     assert "did you mean batch_size?" in refused(Every, batchsize=3)
     assert "known are: bounding, low" in refused(Actor, colour=3)
+    assert "got 'rescal'; did you mean 'rescale'?" in refused(Actor, bounding="rescal")
 
 
 def test_every_problem_is_reported_with_path_value_and_what_is_allowed() -> None:
