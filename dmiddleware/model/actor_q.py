@@ -13,7 +13,6 @@ from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm, activation_of, call, check_sizes
-from dmiddleware.model.linear import batched_linear
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
@@ -44,7 +43,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[n, B, out_features]`` of ``x [n, B, in_features]``."""
-        return batched_linear(x, self.weight, self.bias)
+        return torch.baddbmm(self.bias, x, self.weight)
 
 
 class QEnsemble(nn.Module):

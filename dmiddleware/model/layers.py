@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.model.linear import linear
 from dmiddleware.registry import nearest
 
 __all__ = [
@@ -131,13 +131,13 @@ class NoisyLinear(nn.Linear):
             noise: standard normal numbers, ``[n_noise]``, or ``[…, n_noise]`` for a draw per row;
                 None: the weights are their means.
         """
-        mean: torch.Tensor = linear(x, self.weight, self.bias)
+        mean: torch.Tensor = F.linear(x, self.weight, self.bias)
         if noise is None:
             return mean
         shaped = noise.sign() * noise.abs().sqrt()
         for_input, for_output = shaped[..., : self.in_features], shaped[..., self.in_features :]
         # Equal to a matrix product with the noisy weights, which are never built.
-        moved: torch.Tensor = linear(x * for_input, self.weight_sigma, self.bias_sigma)
+        moved: torch.Tensor = F.linear(x * for_input, self.weight_sigma, self.bias_sigma)
         return mean + for_output * moved
 
 
@@ -204,7 +204,7 @@ class MLP(nn.Sequential):
         for layer in self._modules.values():
             if type(layer) is nn.Linear and not _has_hooks(layer):
                 parameters: dict[str, Any] = layer._parameters
-                x = unseen = linear(x, parameters["weight"], parameters["bias"])
+                x = unseen = F.linear(x, parameters["weight"], parameters["bias"])
             elif type(layer) is nn.ReLU and not _has_hooks(layer):
                 x = torch.relu_(x) if x is unseen else torch.relu(x)
             else:
