@@ -291,7 +291,7 @@ def _in_words(
     for one in errors:
         name = str(one["loc"][0]) if one["loc"] else ""
         cause = one.get("ctx", {}).get("error")
-        if name and name not in hints:
+        if one["loc"] and name not in hints:
             problem = f"unknown setting {name}; {unknown_name(name, map(path_of, _fields(cls)))}"
         elif isinstance(cause, _Refused):
             name, wanted, value = cause.args
@@ -460,20 +460,24 @@ def from_nested(cls: type[S], cfg: Mapping[str, Any]) -> S:
 
     Args:
         cls: the class of the settings.
-        cfg: the values that differ from the defaults.
+        cfg: the values that differ from the defaults. A dictionary for a setting whose default is
+            a schedule has the attributes that differ from that one.
 
     Raises:
         ConfigError: as of :class:`Settings`, with the paths of the config.
     """
     paths = _paths(cls)
     names = {path: name for name, path in paths.items()}
+    defaults = _defaults(cls)
     sections = {path[:at] for path in names for at, char in enumerate(path) if char == "."}
 
     def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in values.items():
             path = f"{prefix}{key}"
             if path in names:
-                yield names[path], value
+                default = defaults[names[path]]
+                is_changed = dataclasses.is_dataclass(default) and isinstance(value, Mapping)
+                yield names[path], {**plain_values(default), **value} if is_changed else value
             elif path not in sections:
                 hint = unknown_name(path, names.keys() | sections)
                 raise ConfigError(f"{cls.__name__}: unknown setting {path}; {hint}")
