@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -37,7 +38,7 @@ from dmiddleware.foreign_names import unknown_name
 from dmiddleware.registry import nearest
 
 if typing.TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
     from pydantic_core import CoreSchema, ErrorDetails
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "SettingInfo",
     "Settings",
     "Whole",
+    "checked",
     "describe",
     "from_nested",
     "nested",
@@ -268,6 +270,38 @@ def _check(
         if isinstance(cause, Exception) and not problems[0]["loc"] and type(cause) is not _Refused:
             raise cause from None  # an error of __post_init__
         raise cls.raises(_in_words(cls, problems, given, path_of)) from None
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Return an argument, checked and converted as a setting of this type is.
+
+    Args:
+        name: its name, for the message.
+        value: what was passed.
+        hint: the type, such as :data:`Count`.
+
+    Raises:
+        ConfigError: with the value and what is allowed.
+
+    Example:
+        >>> checked("env_num", 0, Count)
+        Traceback (most recent call last):
+        dmiddleware.errors.ConfigError: env_num must be an integer ≥ 1, got 0
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError:
+        words = values_in_words(hint)
+        raise ConfigError(f"{name} must be {words}, got {_shown(value, words)}") from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint, config=Settings.__pydantic_config__)
 
 
 def _validator(cls: type[Settings]) -> Any:

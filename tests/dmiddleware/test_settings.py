@@ -33,6 +33,7 @@ from dmiddleware.settings import (
     Positive,
     Settings,
     Whole,
+    checked,
     describe,
     from_nested,
     nested,
@@ -202,6 +203,14 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers() -> None:
     assert (settings.positive, settings.low) == (0.5, (1.0, 2.0))
     assert type(settings.batch_size) is type(settings.whole) is int
     assert "got 1.5" in refused(Every, batch_size=1.5)
+
+
+def test_an_argument_is_checked_as_a_setting_is() -> None:
+    assert checked("n", np.int64(3), Count) == checked("n", 3.0, Count) == 3
+    assert checked("n", None, Count | None) is None
+    for value, words in ((0, "≥ 1, got 0"), (True, "got True"), ("3", "got the text '3'")):
+        with pytest.raises(ConfigError, match=f"n must be an integer .*{words}"):
+            checked("n", value, Count)
 
 
 def is_real(value: Any) -> bool:
