@@ -2,8 +2,8 @@
 
 This module has the names of the pipeline: contexts, middleware, tasks, events and errors. The
 learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``policy``,
-``rollout`` and ``worker``, and the stock middleware is in the package ``middleware``. Importing
-this package does not import torch.
+``rollout`` and ``worker``. The package ``middleware`` has the stock middleware, and the contexts
+and roles of reinforcement learning. Importing this package does not import torch.
 """
 
 from dmiddleware.errors import (
@@ -21,9 +21,6 @@ from dmiddleware.pipeline import (
     Context,
     Event,
     Middleware,
-    OfflineRLContext,
-    OnlineRLContext,
-    Role,
     StepTimer,
     Task,
     TraceFile,
@@ -36,13 +33,10 @@ from dmiddleware.pipeline import (
 __all__ = [
     "Task",
     "Context",
-    "OnlineRLContext",
-    "OfflineRLContext",
     "kept",
     "renewed",
     "produced",
     "Middleware",
-    "Role",
     "middleware",
     "Event",
     "StepTimer",

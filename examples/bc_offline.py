@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dmiddleware import OfflineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, Policy
@@ -11,12 +11,12 @@ from examples.common import command
 from middleware import (
     Experiment,
     ExperimentResult,
+    OfflineLearner,
+    OfflineRLContext,
     StepCollector,
     interaction_evaluator,
-    offline_data_fetcher,
     offline_data_saver,
     termination_checker,
-    trainer,
 )
 
 ENV = cartpole_dqn.ENV
@@ -51,8 +51,7 @@ def main(
     experiment = Experiment(exp_name, policy)
     with OfflineDataset(data_path) as dataset, Task(OfflineRLContext(), seed=seed) as task:
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        task.use(offline_data_fetcher(dataset, batch_size=256))
-        task.use(trainer(policy))
+        task.use(OfflineLearner(policy, dataset, batch_size=256))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=500, stop_value=495

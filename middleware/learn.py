@@ -9,7 +9,10 @@ import torch
 
 from dmiddleware.data import (
     Batch,
+    Minibatches,
     MinibatchUnit,
+    OfflineDataset,
+    ReplayBuffer,
     as_tree,
     flatten_lead,
     minibatches,
@@ -17,9 +20,9 @@ from dmiddleware.data import (
     select_columns,
     to_device,
 )
-from dmiddleware.errors import ConfigError, NotEnoughData, PolicyOutputError
+from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, Role, Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
@@ -31,36 +34,31 @@ from dmiddleware.policy import (
     update_outputs,
 )
 from middleware.advantage import AdvantageEstimator
+from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
-from middleware.support import RLContext
-from middleware.support.checks import check_positive, policy_setting, value_or_setting
+from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
+from middleware.exchange import ContextExchanger
+from middleware.roles import Role
+from middleware.support.checks import (
+    check_instance,
+    check_positive,
+    policy_setting,
+    value_or_setting,
+)
 from middleware.support.counters import RunCounters
 from middleware.support.replay import (
-    ReplayBuffer,
-    RowIndex,
-    Samples,
     SkippedDraws,
     bind_to_policy,
     check_buffer,
     check_start,
     count_drawn,
     counters_for,
-    draw_ahead,
     n_step_problems,
-    note_progress,
-    rows_per_draw,
     update_priorities,
 )
 from middleware.support.rows import rows_of
 
-__all__ = [
-    "MultistepTrainer",
-    "OffPolicyLearner",
-    "OnPolicyLearner",
-    "Trainer",
-    "multistep_trainer",
-    "trainer",
-]
+__all__ = ["OffPolicyLearner", "OfflineLearner", "OnPolicyLearner", "PolicyUpdater"]
 
 
 @runtime_checkable
@@ -90,11 +88,11 @@ Learner: TypeAlias = HasModes | LearnMode | LearnerWithHooks
 """What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
 
 
-class _PolicyUpdater:
+class PolicyUpdater(BaseMiddleware[C]):
     """Base of the middleware that learn: makes updates and runs the hooks of a learner's run."""
 
     roles = (Role.LEARNER,)
-    writes = ("train_output", "train_iter")
+    writes: tuple[str, ...] = ("train_output", "train_iter")
     _n_ranks = 1
 
     def __init__(self, policy: Learner) -> None:
@@ -103,7 +101,7 @@ class _PolicyUpdater:
             self._learner, self._mode = policy, policy.policy
         else:
             self._mode = as_learn_mode(policy, user=type(self).__name__)
-        self._forward: Callable[[Samples], object] = (
+        self._forward: Callable[[Batch], object] = (
             self._mode.forward if self._learner is None else self._train
         )
         self._env_step = -1
@@ -139,7 +137,7 @@ class _PolicyUpdater:
                 f"{size} ranks run this program, but the policy has multi_gpu=False, so each would "
                 "learn alone; build it with multi_gpu=True"
             )
-        if not any(getattr(one, "agrees_on_stops", False) for one in chain.middleware):
+        if not any(isinstance(one, ContextExchanger) for one in chain.middleware):
             yield (
                 f"{size} ranks run this program, and would stop in different steps; use "
                 "ContextExchanger() first in the chain"
@@ -151,26 +149,26 @@ class _PolicyUpdater:
             return update
         return sum_over_ranks([float(not update)]) == [0.0]
 
-    def _update(self, ctx: RLContext, batch: Samples) -> list[dict[str, Any]]:
+    def _update(self, ctx: RLContext, batch: Batch) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
-        self._env_step = getattr(ctx, "env_step", -1)
+        self._env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
         if self._counters.needed:
             self._mode.set_attribute("counters", self._counters.of(ctx))
         outputs = update_outputs(self._forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs
 
-    def _train(self, batch: Samples) -> object:
+    def _train(self, batch: Batch) -> object:
         assert self._learner is not None
         return self._learner.train(batch, envstep=self._env_step)
 
 
-class OffPolicyLearner(_PolicyUpdater):
+class OffPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from batches that it draws from a buffer.
 
     Learning starts when the buffer holds ``learn_start`` rows. Priorities that the policy returns
-    are written to the buffer. If the buffer cannot supply enough rows for an update, for example
-    because a buffer middleware deleted stale ones, the update is skipped, counted and logged.
+    are written to the buffer. If the buffer cannot supply enough rows for an update, the update is
+    skipped, counted and logged.
 
     Args:
         policy: a policy, its learn mode, or a learner with hooks.
@@ -180,8 +178,6 @@ class OffPolicyLearner(_PolicyUpdater):
         update_per_collect: updates in each step of the task; None: the policy's
             ``learn.update_per_collect``, or one.
         learn_start: rows that the buffer must hold before the first update; None: ``batch_size``.
-        pass_train_iter: pass the iteration to the buffer with each sample, as ``staleness_check``
-            needs it.
 
     Reads:
         ctx.train_iter: incremented.
@@ -190,7 +186,7 @@ class OffPolicyLearner(_PolicyUpdater):
         ctx.train_output: a list with the output of each update; None while the buffer fills, or
             while an exchange pauses learning to keep its pace.
         ctx.train_iter: with the updates made.
-        ctx.trained_env_step: with the rows drawn, if the context has it.
+        ctx.trained_env_step: with the rows drawn.
 
     Raises:
         ConfigError: if ``policy`` or ``buffer`` has the wrong type, or the buffer's ``n_step`` or
@@ -211,7 +207,6 @@ class OffPolicyLearner(_PolicyUpdater):
         batch_size: int | None = None,
         update_per_collect: int | None = None,
         learn_start: int | None = None,
-        pass_train_iter: bool = False,
     ) -> None:
         super().__init__(policy)
         check_buffer(buffer)
@@ -228,7 +223,6 @@ class OffPolicyLearner(_PolicyUpdater):
         self._learn_start = check_start(
             buffer, batch_size=self._batch_size, learn_start=learn_start
         )
-        self._pass_train_iter = pass_train_iter
         self._skipped = SkippedDraws()
         self.draws_from = (buffer,)
         self.snapshot_parts["buffer"] = buffer
@@ -238,7 +232,6 @@ class OffPolicyLearner(_PolicyUpdater):
             "batch_size": self._batch_size,
             "update_per_collect": update_per_collect,
             "learn_start": self._learn_start,
-            "pass_train_iter": pass_train_iter,
             "buffer": buffer.settings,
         }
 
@@ -260,40 +253,36 @@ class OffPolicyLearner(_PolicyUpdater):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
-        ready = len(buffer) >= self._learn_start and not getattr(ctx, "learning_held", False)
+        ready = len(buffer) >= self._learn_start and not ctx.learning_held
         if not self._all_can(update=ready):
             return
-        if self._counters.needed:
-            note_progress(buffer, self._counters.of(ctx))
         outputs: list[dict[str, Any]] = []
         n_drawn = 0
-        drawn: list[tuple[Samples, RowIndex]] = []
+        drawn: list[Batch] = []
         for n_made in range(self._n_updates):
             drawn = drawn or self._draw(ctx, at_most=self._n_updates - n_made)
             if not self._all_can(update=bool(drawn)):
                 break
-            batch, index = drawn.pop(0)
+            batch = drawn.pop(0)
             updates = self._update(ctx, batch)
-            update_priorities(buffer, index, updates)
+            update_priorities(buffer, batch, updates)
             outputs += updates
             n_drawn += batch_size
-        count_drawn(ctx, n_drawn * rows_per_draw(buffer))
+        count_drawn(ctx, buffer, n_drawn)
         if outputs:
             ctx.train_output = outputs
 
-    def _draw(self, ctx: RLContext, *, at_most: int) -> list[tuple[Samples, RowIndex]]:
+    def _draw(self, ctx: RLContext, *, at_most: int) -> list[Batch]:
         """Return the next batches; none if the buffer cannot supply one."""
-        train_iter = ctx.train_iter if self._pass_train_iter else None
+        counters = self._counters.of(ctx)
         try:
-            return draw_ahead(
-                self._buffer, self._batch_size, at_most=at_most, train_iter=train_iter
-            )
+            return self._buffer.sample_ahead(self._batch_size, at_most=at_most, counters=counters)
         except NotEnoughData as error:
             self._skipped.add(ctx, error)
             return []
 
 
-class OnPolicyLearner(_PolicyUpdater):
+class OnPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from all of the collected data, in minibatches, for several epochs.
 
     The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
@@ -387,8 +376,10 @@ class OnPolicyLearner(_PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        name = "trajectories" if self._takes_trajectories else "train_data"
-        rows = rows_of(getattr(ctx, name), name=f"ctx.{name}")
+        if self._takes_trajectories:
+            rows = rows_of(ctx.trajectories)
+        else:
+            rows = rows_of(ctx.train_data, name="ctx.train_data")
         if "collect_iter" in rows:
             ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean().item())
         n_lead = rows["done"].dim()
@@ -422,6 +413,82 @@ class OnPolicyLearner(_PolicyUpdater):
         return True
 
 
+class OfflineLearner(PolicyUpdater[OfflineRLContext]):
+    """Update the policy from the next minibatch of a dataset, once in each step of the task.
+
+    It reads the dataset epoch after epoch, each in a new random order. Rows that are left over at
+    the end of an epoch are skipped.
+
+    Args:
+        policy: a policy, its learn mode, or a learner with hooks.
+        dataset: the dataset. It stays open; its owner closes it.
+        batch_size: rows in a minibatch; None: the policy's ``learn.batch_size``.
+
+    Reads:
+        ctx.train_iter, ctx.trained_env_step: incremented.
+
+    Writes:
+        ctx.train_output: a list with the output of each update.
+        ctx.train_iter: with the updates made.
+        ctx.train_epoch: passes over the dataset that are finished with this minibatch.
+        ctx.trained_env_step: with the rows of the minibatch.
+
+    Raises:
+        ConfigError: if ``policy`` or ``dataset`` has the wrong type.
+        ValueError: if ``batch_size`` is not positive.
+        NotEnoughData: if the dataset has fewer rows than a minibatch.
+        ChainError: before the first step, if the policy has ``nstep`` above 1, and the dataset has
+            no n-step returns.
+        NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
+    """
+
+    reads = ("train_iter", "trained_env_step")
+    writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
+
+    @checks_options
+    def __init__(
+        self, policy: Learner, dataset: OfflineDataset, *, batch_size: int | None = None
+    ) -> None:
+        super().__init__(policy)
+        user = "OfflineLearner"
+        hint = "open one with OfflineDataset(path)"
+        self._dataset = check_instance(dataset, OfflineDataset, user=user, hint=hint)
+        self._batch_size = value_or_setting(
+            batch_size, self._mode, "learn.batch_size", user=user, name="batch_size"
+        )
+        self._minibatches = self._make_minibatches(seed=0)
+        self.policy_settings["learn.batch_size"] = self._batch_size
+        self.settings = {"dataset": str(dataset.path), "batch_size": self._batch_size}
+
+    def setup(self, task: Task[Any]) -> None:
+        """Seed the order of the minibatches from the task's seed."""
+        super().setup(task)
+        self._minibatches = self._make_minibatches(seed=task.seed_for("learner", "dataset"))
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a dataset without the n-step returns that the policy learns from."""
+        yield from super().preflight(chain)
+        if "discount" not in self._dataset.leaves:  # the column of nstep_reward_enhancer
+            yield from n_step_problems(None, self._mode, chain)
+
+    def __call__(self, ctx: OfflineRLContext) -> None:
+        """Learn."""
+        ctx.train_output = self._update(ctx, next(self._minibatches))
+        ctx.train_epoch = self._minibatches.epoch
+        ctx.trained_env_step += self._batch_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the dataset."""
+        return self._minibatches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._minibatches.load_state_dict(state)
+
+    def _make_minibatches(self, *, seed: int) -> Minibatches:
+        return self._dataset.batches(self._batch_size, epochs=None, drop_last=True, seed=seed)
+
+
 def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
     """Return the columns that the policy may read when it learns; None: any of them."""
     optional = mode.get_attribute("optional_columns")
@@ -430,86 +497,3 @@ def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
     # What it saw when it acted; the infos are one nested column.
     seen = (name.partition(".")[0] for name in mode.get_attribute("act_inputs"))
     return (*mode.get_attribute("learn_columns"), *optional, *seen, "state")
-
-
-class Trainer(_PolicyUpdater):
-    """Update the policy once from ``ctx.train_data``; do nothing in a step without data.
-
-    Args:
-        policy: a policy, its learn mode, or a learner with hooks.
-
-    Reads:
-        ctx.train_data: a batch ``[B, …]``, from a fetcher.
-        ctx.train_iter: incremented.
-
-    Writes:
-        ctx.train_output: the output of the update.
-        ctx.train_iter: plus one.
-
-    Raises:
-        ConfigError: if ``policy`` is not a policy.
-        ChainError: before the first step, if the policy has ``nstep`` above 1, and nothing in the
-            chain computes n-step returns.
-        PolicyOutputError: in the first update, if the policy makes several updates from a batch.
-    """
-
-    reads = ("train_data", "train_iter")
-
-    def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject data whose n-step length or discount is not the policy's."""
-        yield from super().preflight(chain)
-        if not any(getattr(one, "draws_from", ()) for one in chain.middleware):
-            yield from n_step_problems(None, self._mode, chain)
-        for one in chain.middleware:
-            for buffer in getattr(one, "draws_from", ()):
-                try:
-                    bind_to_policy(buffer, self._mode)
-                except ConfigError as error:
-                    yield str(error)
-                else:
-                    yield from n_step_problems(buffer, self._mode, chain)
-
-    def __call__(self, ctx: RLContext) -> None:
-        """Learn."""
-        if self._all_can(update=ctx.train_data is not None):
-            outputs = self._update(ctx, ctx.train_data)
-            if len(outputs) != 1:
-                raise PolicyOutputError(
-                    f"the policy's forward in learn mode returned {len(outputs)} outputs, but "
-                    f"{type(self).__name__} makes one update in a step; use MultistepTrainer"
-                )
-            ctx.train_output = outputs[0]
-
-
-class MultistepTrainer(Trainer):
-    """Call a policy whose forward makes several updates from one batch.
-
-    The forward returns a list of outputs, each of which counts as one update. In a step without
-    data, nothing happens.
-
-    Args:
-        policy: a policy, its learn mode, or a learner with hooks.
-
-    Reads:
-        ctx.train_data: a batch, from a fetcher or an estimator.
-        ctx.train_iter: incremented.
-
-    Writes:
-        ctx.train_output: a list with the output of each update.
-        ctx.train_iter: with the updates made.
-
-    Raises:
-        ConfigError: if ``policy`` is not a policy.
-    """
-
-    def __call__(self, ctx: RLContext) -> None:
-        """Learn."""
-        if self._all_can(update=ctx.train_data is not None):
-            ctx.train_output = self._update(ctx, ctx.train_data)
-
-
-trainer = Trainer
-"""DI-engine's name of :class:`Trainer`."""
-
-multistep_trainer = MultistepTrainer
-"""DI-engine's name of :class:`MultistepTrainer`."""

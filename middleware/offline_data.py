@@ -1,4 +1,4 @@
-"""Offline data: save collected data to a file, and learn from such a file."""
+"""Save collected data to a file, to learn from it offline."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.data import (
-    Batch,
-    Minibatches,
-    OfflineDataset,
-    as_tree,
-    cat,
-    map_leaves,
-    save_dataset,
-)
+from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
-from middleware.support.checks import check_instance, check_positive
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
+from middleware.support.checks import check_positive
 from middleware.support.rows import rows_of
 
-__all__ = [
-    "OfflineDataFetcher",
-    "OfflineDataSaver",
-    "offline_data_fetcher",
-    "offline_data_saver",
-]
+__all__ = ["OfflineDataSaver", "offline_data_saver"]
 
 
-class OfflineDataSaver:
+class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
@@ -115,66 +104,6 @@ class OfflineDataSaver:
         return as_tree({name: batch[name] for name in self._columns})
 
 
-class OfflineDataFetcher:
-    """Read the next minibatch of a dataset, epoch after epoch, each in a new random order.
-
-    Args:
-        dataset: the dataset. It stays open; its owner closes it.
-        batch_size: rows in a minibatch; rows that are left over at the end of an epoch are skipped.
-
-    Reads:
-        ctx.trained_env_step: incremented.
-
-    Writes:
-        ctx.train_data: a batch ``[batch_size, …]``.
-        ctx.train_epoch: passes over the dataset that are finished with this minibatch.
-        ctx.trained_env_step: plus ``batch_size``.
-
-    Raises:
-        ConfigError: if ``dataset`` is not an OfflineDataset.
-        ValueError: if ``batch_size`` is not positive.
-        NotEnoughData: if the dataset has fewer rows than a minibatch.
-    """
-
-    roles = (Role.LEARNER,)
-    reads = ("train_epoch", "trained_env_step")
-    writes = ("train_data", "train_epoch", "trained_env_step")
-
-    def __init__(self, dataset: OfflineDataset, *, batch_size: int) -> None:
-        hint = "open one with OfflineDataset(path)"
-        self._dataset = check_instance(
-            dataset, OfflineDataset, user="offline_data_fetcher", hint=hint
-        )
-        check_positive(batch_size=batch_size)
-        self._batch_size = batch_size
-        self._minibatches = self._make_minibatches(seed=0)
-        if "discount" in dataset.leaves:  # saved after nstep_reward_enhancer
-            self.computes_n_step = True
-        self.policy_settings = {"learn.batch_size": batch_size}
-        self.settings = {"dataset": str(dataset.path), "batch_size": batch_size}
-
-    def setup(self, task: Task[Any]) -> None:
-        """Seed the order of the minibatches from the task's seed."""
-        self._minibatches = self._make_minibatches(seed=task.seed_for("learner", "dataset"))
-
-    def __call__(self, ctx: OfflineRLContext) -> None:
-        """Read a minibatch."""
-        ctx.train_data = next(self._minibatches)
-        ctx.train_epoch = self._minibatches.epoch
-        ctx.trained_env_step += self._batch_size
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the dataset."""
-        return self._minibatches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._minibatches.load_state_dict(state)
-
-    def _make_minibatches(self, *, seed: int) -> Minibatches:
-        return self._dataset.batches(self._batch_size, epochs=None, drop_last=True, seed=seed)
-
-
 def _by_env(batch: Batch) -> Batch:
     """Return rows ``[N, …]`` in the order in which a dataset has them: env by env."""
     if batch["done"].dim() == 1:
@@ -184,6 +113,3 @@ def _by_env(batch: Batch) -> Batch:
 
 offline_data_saver = OfflineDataSaver
 """DI-engine's name of :class:`OfflineDataSaver`."""
-
-offline_data_fetcher = OfflineDataFetcher
-"""DI-engine's name of :class:`OfflineDataFetcher`."""

@@ -19,10 +19,13 @@ from dmiddleware.torch_private import plain_torch
 with mock.patch.object(sys, "addaudithook"):
     import filelock  # noqa: F401
 
-# A shell that starts a command in the background makes it ignore Ctrl-C, and so would all the
-# processes that the tests start and interrupt.
+# A shell that starts a command in the background makes it ignore Ctrl-C, and nohup the end of the
+# terminal; so would all the processes that the tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for _ending in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_ending) is signal.SIG_IGN:
+        signal.signal(_ending, signal.SIG_DFL)
 
 
 COMPILES = torch.__version__ >= "2.13"

@@ -49,9 +49,9 @@ from dmiddleware.data.minibatches import (
     select_columns,
 )
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
-from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
+from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.tensor_buffer import TensorBuffer
+from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer
 
 __all__ = [
     "Batch",
@@ -72,13 +72,13 @@ __all__ = [
     "stack",
     "Buffer",
     "BufferMiddleware",
+    "ReplayBuffer",
     "TensorBuffer",
     "DequeBuffer",
     "BufferedData",
+    "SampleTransform",
     "HindsightReplay",
     "GoalFunction",
-    "SharedHandle",
-    "SharedColumns",
     "Sampler",
     "Eligible",
     "UniformSampler",

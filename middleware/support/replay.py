@@ -1,72 +1,48 @@
-"""Push, sample and update priorities, for either kind of replay buffer."""
+"""Push rows into a replay buffer, draw batches from it and update its priorities."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
 
-from dmiddleware.data import (
-    Batch,
-    DequeBuffer,
-    PrioritySampler,
-    TensorBuffer,
-    as_tree,
-    flatten_lead,
-    index_rows,
-    to_dict,
-)
+from dmiddleware.data import Batch, ReplayBuffer, as_tree
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
-from dmiddleware.rl import Counters, Schedule
+from dmiddleware.rl import Schedule
+from middleware.base import stock_middleware
+from middleware.context import RLContext
 from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
 
 __all__ = [
-    "ReplayBuffer",
-    "RowIndex",
-    "Samples",
+    "bind_to_policy",
     "check_buffer",
     "check_start",
     "count_drawn",
     "counters_for",
-    "draw",
-    "draw_ahead",
     "n_step_problems",
-    "note_progress",
-    "bind_to_policy",
+    "push_rows",
     "update_priorities",
     "SkippedDraws",
-    "push_item",
-    "push_rows",
-    "rows_per_draw",
 ]
 
 _log = logging.getLogger(__name__)
 
-ReplayBuffer: TypeAlias = TensorBuffer | DequeBuffer
-"""A buffer that stores rows in columns, or one that stores Python objects."""
-
-Samples: TypeAlias = Batch | list[dict[str, Any]]
-"""Data to learn from, in the form that its buffer gives."""
-
-RowIndex: TypeAlias = torch.Tensor | list[int]
-"""Where a buffer keeps the rows of a draw."""
-
 
 def check_buffer(buffer: object) -> None:
-    """Reject anything but a buffer.
+    """Reject anything but a replay buffer.
 
     Raises:
         ConfigError: with the value.
     """
-    if not isinstance(buffer, TensorBuffer | DequeBuffer):
+    if not isinstance(buffer, ReplayBuffer):
         raise ConfigError(
-            f"the buffer must be a TensorBuffer or a DequeBuffer, got {buffer!r:.100}"
+            f"the buffer must be a TensorBuffer, or have the interface ReplayBuffer, got "
+            f"{buffer!r:.100}; wrap a DequeBuffer in dmiddleware.classic.DequeReplay"
         )
 
 
@@ -88,107 +64,25 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
     return start
 
 
-def push_rows(buffer: ReplayBuffer, batch: Batch, *, train_iter: int) -> None:
-    """Push the rows of a batch; a column ``priority`` sets their priorities and is not stored.
-
-    A :class:`DequeBuffer` gets each row as a dictionary, with ``train_iter`` in its metadata.
-    """
+def push_rows(buffer: ReplayBuffer, batch: Batch) -> None:
+    """Push the rows of a batch; a column ``priority`` sets their priorities and is not stored."""
     priority = batch.get("priority")
-    rows = batch
-    if priority is not None:
-        rows = as_tree({key: column for key, column in batch.items() if key != "priority"})
-    if isinstance(buffer, DequeBuffer):
-        if rows["done"].dim() == 2:
-            rows = flatten_lead(rows, 2)
-        for number in range(rows["done"].shape[0]):
-            meta = {} if priority is None else {"priority": float(priority.flatten()[number])}
-            push_item(buffer, to_dict(index_rows(rows, number)), train_iter=train_iter, **meta)
+    if priority is None:
+        buffer.push(batch)
         return
-    index = buffer.push(rows)
-    if priority is not None:
-        # Of more rows than fit, only the newest were stored.
-        buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
-
-
-def push_item(buffer: DequeBuffer, item: Any, *, train_iter: int, **meta: Any) -> None:
-    """Push one object, with the iteration of the policy that collected it in its metadata."""
-    buffer.push(item, meta={"train_iter_data_collected": train_iter, **meta})
+    rows = {key: column for key, column in batch.items() if key != "priority"}
+    index = buffer.push(as_tree(rows))
+    # Of more rows than fit, only the newest were stored.
+    buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
-    """Return the counters that schedules, and those of a buffer's sampler, read from a context."""
-    sampler = _prioritised(buffer)
-    own = {} if sampler is None else sampler.schedules
-    return RunCounters({**schedules, **{f"{name} of the buffer": own[name] for name in own}})
+    """Return the counters that schedules, and those of a buffer, read from a context."""
+    own = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
+    return RunCounters({**schedules, **own})
 
 
-def note_progress(buffer: ReplayBuffer, counters: Counters) -> None:
-    """Pass the progress of the run to a sampler that may depend on it."""
-    sampler = _prioritised(buffer)
-    if sampler is not None:
-        sampler.progress = counters.progress
-
-
-def _prioritised(buffer: ReplayBuffer) -> PrioritySampler | None:
-    if isinstance(buffer, TensorBuffer) and isinstance(buffer.sampler, PrioritySampler):
-        return buffer.sampler
-    return None
-
-
-def draw(
-    buffer: ReplayBuffer, n: int, *, train_iter: int | None = None
-) -> tuple[Samples, RowIndex]:
-    """Draw data to learn from.
-
-    Args:
-        buffer: the buffer to sample.
-        n: number of rows.
-        train_iter: the learner's iteration, for buffers that limit staleness; None: leave it out.
-
-    Returns:
-        A batch ``[n, …]`` or a list of dictionaries, as a policy's learn mode takes it, and the
-        indices for :func:`update_priorities`.
-
-    Raises:
-        NotEnoughData: if fewer than ``n`` rows may be drawn.
-    """
-    options: dict[str, Any] = {} if train_iter is None else {"train_iter_sample_data": train_iter}
-    if isinstance(buffer, TensorBuffer):
-        batch = buffer.sample(n, **options)
-        return batch, batch["index"]
-    items = buffer.sample(n, **options)
-    samples = [
-        {**item.data, "weight": float(item.meta["priority_IS"])}
-        if "priority_IS" in item.meta
-        else item.data
-        for item in items
-    ]
-    return samples, [item.index for item in items]
-
-
-def draw_ahead(
-    buffer: ReplayBuffer, n: int, *, at_most: int, train_iter: int | None = None
-) -> list[tuple[Samples, RowIndex]]:
-    """Draw data for one or several updates in a row, with one copy where the buffer allows it.
-
-    Args:
-        buffer: the buffer to sample.
-        n: number of rows for each update.
-        at_most: the most updates to draw for.
-        train_iter: as for :func:`draw`.
-
-    Returns:
-        One to ``at_most`` results of :func:`draw`.
-
-    Raises:
-        NotEnoughData: if fewer than ``n`` rows may be drawn.
-    """
-    if isinstance(buffer, TensorBuffer) and train_iter is None:
-        return [(batch, batch["index"]) for batch in buffer.sample_ahead(n, at_most=at_most)]
-    return [draw(buffer, n, train_iter=train_iter)]
-
-
-def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[str, Any]]) -> None:
+def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str, Any]]) -> None:
     """Write the priorities that one forward returned, if any, to the rows that they are for.
 
     The key ``priority`` is removed from the outputs.
@@ -197,6 +91,7 @@ def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[
         ConfigError: if the buffer draws by priority, but the policy returns no priorities, and
             nothing else has set any.
     """
+    index = batch["index"]
     found = priorities_of_rows(outputs, len(index))
     for output in outputs:
         output.pop("priority", None)
@@ -204,49 +99,39 @@ def update_priorities(buffer: ReplayBuffer, index: RowIndex, outputs: list[dict[
         if buffer.lacks_priorities:
             raise ConfigError(
                 "the buffer draws by priority, but the policy returned no priorities, and nothing "
-                "else has set any, so all draws would be uniform; draw uniformly (a TensorBuffer "
-                "without PrioritySampler, a DequeBuffer without PriorityExperienceReplay), use a "
-                "policy that returns 'priority', or set priorities with buffer.update_priority"
+                "else has set any, so all draws would be uniform; draw uniformly, use a policy "
+                "that returns 'priority', or set priorities with buffer.update_priority"
             )
         return
     rows, priority = found
-    if isinstance(buffer, TensorBuffer):
-        assert isinstance(index, torch.Tensor)
-        buffer.update_priority(index if rows is None else index[rows], priority)
-        return
-    assert isinstance(index, list)
-    chosen = index if rows is None else [index[row] for row in rows.tolist()]
-    for one, value in zip(chosen, torch.as_tensor(priority).tolist(), strict=True):
-        buffer.update(one, meta={"priority": value})
+    buffer.update_priority(index if rows is None else index[rows], priority)
 
 
-def bind_to_policy(buffer: object, mode: LearnMode) -> None:
-    """Make a buffer that computes n-step returns use the policy's discount.
+def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
+    """Give a buffer the policy's discount, and compare what both of them have.
 
     Raises:
         ConfigError: if the buffer was built with another discount, n-step length or burn-in.
     """
-    burn_in = policy_setting(mode, "burn_in")
-    if isinstance(buffer, TensorBuffer) and burn_in not in (None, buffer.burn_in):
-        raise ConfigError(
-            f"the buffer has burn_in={buffer.burn_in}, but the policy has burn_in={burn_in}; build "
-            "it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
-        )
-    discount = mode.get_attribute("discount_factor")
-    if isinstance(buffer, TensorBuffer) and buffer.n_step > 1 and discount is not None:
-        buffer.bind(n_step=mode.get_attribute("nstep"), discount=discount)
+    buffer.bind(
+        n_step=mode.get_attribute("nstep"),
+        discount=mode.get_attribute("discount_factor"),
+        burn_in=policy_setting(mode, "burn_in"),
+    )
 
 
-def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterator[str]:
+def n_step_problems(
+    buffer: ReplayBuffer | None, mode: LearnMode, chain: ChainView
+) -> Iterator[str]:
     """Yield the problem of a policy for n-step returns that gets one-step transitions.
 
     Args:
         buffer: from where the rows are drawn; None: no buffer of the chain.
         mode: the policy's learn mode.
-        chain: the chain; middleware with the attribute ``computes_n_step`` provide such returns.
+        chain: the chain; its middleware may compute such returns.
     """
     n_step = mode.get_attribute("nstep")
-    if n_step == 1 or any(hasattr(one, "computes_n_step") for one in chain.middleware):
+    if n_step == 1 or any(one.computes_n_step for one in stock_middleware(chain)):
         return
     if buffer is None:
         yield (
@@ -255,24 +140,19 @@ def n_step_problems(buffer: object, mode: LearnMode, chain: ChainView) -> Iterat
             "OffPolicyLearner, or build the policy with nstep=1 (a middleware that draws from a "
             "buffer of its own declares it with draws_from)"
         )
-    elif isinstance(buffer, TensorBuffer) and buffer.n_step != n_step:
+    elif buffer.n_step not in (None, n_step):
         yield (
             f"the policy has nstep={n_step}, but the buffer has n_step={buffer.n_step}; build it "
             "with TensorBuffer(size, n_step=policy.nstep)"
         )
 
 
-def rows_per_draw(buffer: ReplayBuffer) -> int:
-    """Return how many rows one drawn item has to learn from: those of a sequence, or one."""
-    length = buffer.unroll_len if isinstance(buffer, TensorBuffer) else None
-    return length or 1
+def count_drawn(ctx: RLContext, buffer: ReplayBuffer, n: int) -> None:
+    """Add the rows of ``n`` drawn items to ``ctx.trained_env_step``.
 
-
-def count_drawn(ctx: Context, n_rows: int) -> None:
-    """Add to ``ctx.trained_env_step``, if the context has that field."""
-    counted = getattr(ctx, "trained_env_step", None)
-    if counted is not None:
-        ctx.trained_env_step = counted + n_rows  # type: ignore[attr-defined]
+    An item has as many rows to learn from as a sequence, or one.
+    """
+    ctx.trained_env_step += n * (buffer.unroll_len or 1)
 
 
 class SkippedDraws:

@@ -8,28 +8,19 @@ import pytest
 import torch
 
 from dmiddleware.data import (
-    DequeBuffer,
     PrioritySampler,
     TensorBuffer,
     as_tree,
-    index_rows,
     leaves,
     save_checkpoint,
-    to_dict,
-)
-from dmiddleware.data.buffer_middleware import (
-    PriorityExperienceReplay,
-    staleness_check,
-    use_time_check,
 )
 from dmiddleware.errors import (
     ChainError,
     ConfigError,
     NonFiniteLoss,
-    PolicyOutputError,
     StructureError,
 )
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import (
     BCPolicy,
     CQLPolicy,
@@ -38,40 +29,14 @@ from dmiddleware.policy import (
     IQLPolicy,
     PPOPolicy,
     TD3BCPolicy,
-    collate,
 )
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
-from middleware.learn import OffPolicyLearner, OnPolicyLearner, multistep_trainer, trainer
-from middleware.replay_buffer import offpolicy_data_fetcher
+from middleware.learn import OffPolicyLearner, OnPolicyLearner
 from middleware.stop import termination_checker
-
-
-def transitions(n: int, seed: int = 0) -> Any:
-    draw = torch.Generator().manual_seed(seed)
-    return as_tree(
-        {
-            "obs": torch.randn(n, 4, generator=draw),
-            "action": torch.randint(2, (n,), generator=draw),
-            "reward": torch.rand(n, generator=draw),
-            "next_obs": torch.randn(n, 4, generator=draw),
-            "done": torch.zeros(n, dtype=torch.bool),
-            "terminated": torch.zeros(n, dtype=torch.bool),
-            "truncated": torch.zeros(n, dtype=torch.bool),
-            "episode_id": torch.zeros(n, dtype=torch.int64),
-            "collect_iter": torch.full((n,), 3),
-        }
-    )
-
-
-def filled(n: int = 64, **options: Any) -> TensorBuffer:
-    buffer = TensorBuffer(1000, seed=0, **options)
-    buffer.push(transitions(n))
-    return buffer
-
-
-SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+from tests.middleware.small_dqn import SMALL, filled, priorities_in_two_halves, transitions
 
 
 @pytest.mark.parametrize(
@@ -159,26 +124,6 @@ def test_priorities_are_written_to_the_buffer(run_steps: Any, dqn: DQNPolicy) ->
     assert "priority" not in ctx.train_output[0]
 
 
-def deque(n: int) -> DequeBuffer:
-    buffer = DequeBuffer(1000, seed=0)
-    batch = transitions(n)
-    for number in range(n):
-        buffer.push(to_dict(index_rows(batch, number)))
-    return buffer
-
-
-def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:
-    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, update_per_collect=3)
-    ctx = run_steps(learner)
-    assert ctx.train_iter == 3
-    assert ctx.train_output[0]["total_loss"] > 0
-
-
-def priorities_in_two_halves(batch: Any) -> list[dict[str, Any]]:
-    rewards = collate(batch)["reward"] if isinstance(batch, list) else batch["reward"]
-    return [{"priority": half + 1} for half in rewards.split(16)]
-
-
 def test_priorities_of_several_outputs_go_to_the_rows_of_each(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
@@ -204,67 +149,6 @@ def test_priorities_of_several_outputs_go_to_the_rows_of_each(
     assert len(products) == 1
 
 
-def test_priorities_of_several_outputs_are_written_to_a_deque_buffer(
-    run_steps: Any, dqn: DQNPolicy
-) -> None:
-    buffer = deque(32)
-    mode = dqn.learn_mode._replace(forward=priorities_in_two_halves)
-    run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1)
-    changed = [item for item in buffer if "priority" in item.meta]
-    assert len(changed) == 32
-    for item in changed:
-        assert item.meta["priority"] == pytest.approx(float(item.data["reward"]) + 1)
-
-
-def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
-    buffer = DequeBuffer(1000, seed=0)
-    buffer.use(PriorityExperienceReplay(buffer))
-    batch = transitions(8)
-    for number in range(8):
-        buffer.push(to_dict(index_rows(batch, number)))
-    run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, update_per_collect=20))
-    assert len({item.meta["priority"] for item in buffer}) > 1
-
-
-class WithoutPriorities(DQNPolicy):
-    """Returns no priorities, like the offline algorithms."""
-
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
-        output = dict(super()._forward_learn(batch, **kwargs))
-        output.pop("priority", None)
-        return output
-
-
-def prioritised(kind: str) -> Any:
-    if kind == "TensorBuffer":
-        return filled(sampler=PrioritySampler())
-    buffer = DequeBuffer(1000, seed=0)
-    buffer.use(PriorityExperienceReplay(buffer))
-    for row in range(64):
-        buffer.push(to_dict(index_rows(transitions(64), row)))
-    return buffer
-
-
-def learning_from(buffer: Any, policy: Any, *, by: str) -> list[Any]:
-    if by == "OffPolicyLearner":
-        return [OffPolicyLearner(policy, buffer, batch_size=8)]
-    return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
-
-
-KINDS = ["TensorBuffer", "DequeBuffer"]
-LEARNERS = ["OffPolicyLearner", "fetcher"]
-
-
-@pytest.mark.parametrize("by", LEARNERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_prioritized_buffer_that_nothing_updates_is_refused(
-    run_steps: Any, kind: str, by: str
-) -> None:
-    policy = WithoutPriorities(SMALL)
-    with pytest.raises(ConfigError, match="returned no priorities"):
-        run_steps(*learning_from(prioritised(kind), policy, by=by))
-
-
 @pytest.mark.parametrize("policy_class", [BCPolicy, IQLPolicy, CQLPolicy, TD3BCPolicy])
 def test_stock_policies_update_priorities_or_refuse_them(run_steps: Any, policy_class: Any) -> None:
     env = SimpleNamespace(
@@ -283,84 +167,6 @@ def test_stock_policies_update_priorities_or_refuse_them(run_steps: Any, policy_
         return
     with pytest.raises(ConfigError, match="returned no priorities"):
         run_steps(OffPolicyLearner(policy, buffer, batch_size=8))
-
-
-@pytest.mark.parametrize("by", LEARNERS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) -> None:
-    buffer, policy = prioritised(kind), WithoutPriorities(SMALL)
-    if kind == "TensorBuffer":
-        buffer.update_priority([3], [2.0])
-    else:
-        buffer.update(3, meta={"priority": 2.0})
-    ctx = run_steps(*learning_from(buffer, policy, by=by))
-    assert ctx.train_iter == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_buffer_counts_as_updated(run_steps: Any, kind: str) -> None:
-    buffer, resumed = prioritised(kind), prioritised(kind)
-    run_steps(OffPolicyLearner(DQNPolicy(SMALL), buffer, batch_size=8))
-    resumed.load_state_dict(buffer.state_dict())
-    assert not resumed.lacks_priorities
-
-
-def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
-    buffer = filled(64)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-    learner = OffPolicyLearner(
-        dqn.learn_mode, buffer, batch_size=16, update_per_collect=9, pass_train_iter=True
-    )
-    # The rows were collected at iteration 3, so updates 0 to 8 may use them.
-    assert run_steps(learner).train_iter == 9
-
-
-def warned(caplog: pytest.LogCaptureFixture) -> list[int]:
-    """Return the numbers of skipped updates that were warned of."""
-    return [
-        int(re.findall(r"skipped (\d+) update", record.getMessage())[0])
-        for record in caplog.records
-        if record.name.startswith("middleware.")
-    ]
-
-
-def test_update_without_enough_fresh_rows_is_skipped_and_counted(
-    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    buffer = filled(64)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-
-    @middleware(fills=(buffer,))
-    def collect_old_rows(ctx: OnlineRLContext) -> None:
-        buffer.push(transitions(32))
-
-    learner = OffPolicyLearner(dqn, buffer, batch_size=16, pass_train_iter=True)
-    ctx = run_steps(collect_old_rows, learner, n_steps=15)
-    assert ctx.train_iter == 9
-    assert ctx.train_output is None
-    assert ctx.logged["learn/skipped_draws"] == 6
-    assert warned(caplog) == [1, 2, 4]
-
-
-def test_update_without_enough_unused_rows_is_skipped_and_counted(
-    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    buffer = filled(64)
-    buffer.use(use_time_check(buffer, max_use=1))
-    learner = OffPolicyLearner(dqn, buffer, batch_size=16, update_per_collect=9)
-    ctx = run_steps(learner)
-    assert 1 <= ctx.train_iter < 9
-    assert len(ctx.train_output) == ctx.train_iter
-    assert warned(caplog) == [1]
-
-
-def test_trainer_skips_a_step_without_enough_usable_rows(run_steps: Any, dqn: DQNPolicy) -> None:
-    buffer = filled(64)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, pass_train_iter=True)
-    ctx = run_steps(fetcher, trainer(dqn), ctx=OnlineRLContext(train_iter=20))
-    assert ctx.train_iter == 20
-    assert ctx.train_data is None
 
 
 def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPolicy) -> None:
@@ -459,22 +265,6 @@ def test_learning_rate_follows_the_counter_of_its_schedule(run_steps: Any) -> No
     assert learning_rates(run_steps, by_update) == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
 
 
-@pytest.mark.parametrize("fetches", [False, True])
-def test_beta_of_a_buffer_may_follow_the_progress(run_steps: Any, fetches: bool) -> None:
-    def draw(*limits: Any) -> float:
-        sampler = PrioritySampler(beta=Schedule.linear(0.0, 1.0, by="progress"))
-        policy, buffer = DQNPolicy(SMALL), filled(sampler=sampler)
-        chain: list[Any] = [OffPolicyLearner(policy, buffer, batch_size=16)]
-        if fetches:
-            chain = [offpolicy_data_fetcher(buffer, batch_size=16), trainer(policy)]
-        run_steps(*chain, *limits, ctx=OnlineRLContext(env_step=25))
-        return sampler.beta
-
-    assert draw(termination_checker(max_env_step=100)) == 0.25
-    with pytest.raises(ChainError, match="beta of the buffer is scheduled by progress"):
-        draw()
-
-
 def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) -> None:
     policy = DQNPolicy({**SMALL, "learn": {"learning_rate": {"start": 1.0, "end": 0.0}}})
     with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):
@@ -484,10 +274,8 @@ def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) ->
 
 
 def test_argument_that_is_not_a_buffer_is_rejected(dqn: DQNPolicy) -> None:
-    with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
+    with pytest.raises(ConfigError, match="must be a TensorBuffer"):
         OffPolicyLearner(dqn.learn_mode, [], batch_size=16)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="TensorBuffer or a DequeBuffer"):
-        offpolicy_data_fetcher([], batch_size=16)  # type: ignore[arg-type]
 
 
 def test_argument_that_is_not_a_learner_is_rejected(dqn: DQNPolicy) -> None:
@@ -767,91 +555,10 @@ def test_order_continues_from_a_saved_state(ppo: PPOPolicy) -> None:
     assert begin + rest == whole
 
 
-def test_trainer_learns_from_what_was_fetched(run_steps: Any, dqn: DQNPolicy) -> None:
-    ctx = run_steps(
-        offpolicy_data_fetcher(filled(), batch_size=16), trainer(dqn.learn_mode), n_steps=3
-    )
-    assert ctx.train_iter == 3
-    assert ctx.train_data["obs"].shape == (16, 4)
-    assert ctx.train_output["total_loss"] > 0
-
-
-def test_trainer_waits_while_the_buffer_fills(run_steps: Any, dqn: DQNPolicy) -> None:
-    fetcher = offpolicy_data_fetcher(filled(20), batch_size=16, learn_start=21)
-    ctx = run_steps(fetcher, trainer(dqn.learn_mode))
-    assert (ctx.train_iter, ctx.train_data, ctx.train_output) == (0, None, None)
-
-
-def test_fetcher_writes_priorities_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
-    buffer = filled(4, sampler=PrioritySampler(alpha=1.0))
-    ctx = run_steps(
-        offpolicy_data_fetcher(buffer, batch_size=4), trainer(dqn.learn_mode), n_steps=20
-    )
-    assert len(buffer.sample(4)["weight"].unique()) > 1
-    assert "priority" not in ctx.train_output
-
-
-def test_fetcher_takes_samples_of_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
-    ctx = run_steps(offpolicy_data_fetcher(deque(64), batch_size=16), trainer(dqn.learn_mode))
-    assert isinstance(ctx.train_data, list)
-    assert ctx.train_iter == 1
-
-
-def test_fetcher_passes_the_iteration_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
-    buffer = filled(64)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-    fetcher = offpolicy_data_fetcher(buffer, batch_size=16, pass_train_iter=True)
-    assert run_steps(fetcher, trainer(dqn.learn_mode), n_steps=2).train_iter == 2
-
-
-def test_fetcher_asks_for_a_trainer(dqn: DQNPolicy) -> None:
-    with Task(OnlineRLContext()) as task:
-        task.use(offpolicy_data_fetcher(filled(), batch_size=4))
-        with pytest.raises(ValueError, match=r"reads ctx\.train_output"):
-            task.run(max_step=1)
-
-
-def test_fetcher_rejects_a_start_that_is_never_reached() -> None:
-    with pytest.raises(ValueError, match=r"at most the buffer's size \(1000\).*; got 1001"):
-        offpolicy_data_fetcher(filled(), batch_size=8, learn_start=1001)
-
-
-def test_fetcher_rejects_a_start_below_the_batch_size() -> None:
-    with pytest.raises(ValueError, match=r"learn_start must be at least batch_size \(8\), got 7"):
-        offpolicy_data_fetcher(filled(), batch_size=8, learn_start=7)
-
-
-def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn: DQNPolicy) -> None:
-    mode = dqn.learn_mode
-
-    def several(batch: Any) -> list[dict[str, Any]]:
-        return [mode.forward(batch) for _ in range(3)]
-
-    ctx = run_steps(
-        offpolicy_data_fetcher(filled(), batch_size=16),
-        multistep_trainer(mode._replace(forward=several)),
-        n_steps=2,
-    )
-    assert ctx.train_iter == 6
-    assert len(ctx.train_output) == 3
-
-
-@pytest.mark.parametrize("n_outputs", [0, 2])
-def test_trainer_rejects_a_forward_that_makes_several_updates(
-    run_steps: Any, dqn: DQNPolicy, n_outputs: int
-) -> None:
-    mode = dqn.learn_mode._replace(forward=lambda batch: [{"total_loss": 0.0}] * n_outputs)
-    with pytest.raises(PolicyOutputError, match=rf"{n_outputs} outputs.*MultistepTrainer"):
-        run_steps(offpolicy_data_fetcher(filled(), batch_size=16), trainer(mode))
-
-
 def test_learners_are_active_in_the_role_learner(dqn: DQNPolicy) -> None:
     mode = dqn.learn_mode
     for one in (
         OffPolicyLearner(mode, filled(), batch_size=1),
         OnPolicyLearner(mode, batch_size=1, epochs=1),
-        trainer(mode),
-        multistep_trainer(mode),
-        offpolicy_data_fetcher(filled(), batch_size=1),
     ):
         assert one.roles == (Role.LEARNER,)  # type: ignore[union-attr]

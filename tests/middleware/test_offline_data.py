@@ -4,26 +4,24 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.data import OfflineDataset, as_tree, save_dataset
+from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ChainError, NotEnoughData, StructureError
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
+from dmiddleware.errors import ChainError, ConfigError, NotEnoughData, StructureError
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import nstep_reward_enhancer
 from middleware.collect import StepCollector
-from middleware.learn import trainer
-from middleware.offline_data import offline_data_fetcher, offline_data_saver
+from middleware.learn import OfflineLearner
+from middleware.offline_data import offline_data_saver
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import termination_checker
-
-MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}
+from tests.middleware.offline_rows import MODEL, collector_of_two, ten_rows
 
 
 @pytest.fixture
 def collector() -> StepCollector:
-    policy = DQNPolicy({"seed": 0, "model": MODEL})
-    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-    return StepCollector(policy.collect_mode, envs, n_sample=10)
+    return collector_of_two()
 
 
 def test_saved_data_can_be_read(run_steps: Any, collector: StepCollector, tmp_path: Path) -> None:
@@ -128,67 +126,58 @@ def test_invalid_options_are_rejected(tmp_path: Path) -> None:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Any:
-    path = tmp_path / "rows.safetensors"
-    draw = torch.Generator().manual_seed(0)
-    rows = {
-        "row": torch.arange(10),
-        "obs": torch.randn(10, 4, generator=draw),
-        "action": torch.randint(2, (10,), generator=draw),
-        "done": torch.zeros(10, dtype=torch.bool),
-    }
-    save_dataset(path, as_tree(rows))
-    with OfflineDataset(path) as opened:
+    with OfflineDataset(ten_rows(tmp_path)) as opened:
         yield opened
 
 
-def fetched(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any = None) -> Any:
-    seen = []
+def learned(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any = None) -> Any:
+    seen: list[list[int]] = []
 
-    def note(ctx: OfflineRLContext) -> None:
-        seen.append(ctx.train_data["row"].tolist())
+    def forward(batch: Any) -> dict[str, float]:
+        seen.append(batch["row"].tolist())
+        return {"total_loss": 0.0}
 
+    mode = BCPolicy({"seed": 0, "model": MODEL}).learn_mode._replace(forward=forward)
     with Task(OfflineRLContext(), seed=seed) as task:
-        task.use(offline_data_fetcher(dataset, batch_size=5)).use(note)
+        task.use(OfflineLearner(mode, dataset, batch_size=5))
         if state is not None:
             task.load_state_dict(state)
         task.run(max_step=n_steps)
         return seen, task.ctx, task.state_dict()
 
 
-def test_every_epoch_sees_all_rows_in_a_new_order(dataset: OfflineDataset) -> None:
-    seen, ctx, _ = fetched(dataset, 4)
+def test_every_epoch_learns_from_all_rows_in_a_new_order(dataset: OfflineDataset) -> None:
+    seen, ctx, _ = learned(dataset, 4)
     epochs = [seen[0] + seen[1], seen[2] + seen[3]]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 2
     assert epochs[0] != epochs[1]
-    assert ctx.train_epoch == 2
-    assert ctx.trained_env_step == 20
+    assert (ctx.train_epoch, ctx.train_iter, ctx.trained_env_step) == (2, 4, 20)
 
 
 def test_order_follows_the_seed_of_the_task(dataset: OfflineDataset) -> None:
-    assert fetched(dataset, 2, seed=1)[0] == fetched(dataset, 2, seed=1)[0]
-    assert fetched(dataset, 2, seed=1)[0] != fetched(dataset, 2, seed=2)[0]
+    assert learned(dataset, 2, seed=1)[0] == learned(dataset, 2, seed=1)[0]
+    assert learned(dataset, 2, seed=1)[0] != learned(dataset, 2, seed=2)[0]
 
 
-def test_resumed_run_continues_with_the_same_minibatches(
-    dataset: OfflineDataset,
-) -> None:
-    whole, _, _ = fetched(dataset, 7)
-    begin, _, state = fetched(dataset, 3)
-    rest, ctx, _ = fetched(dataset, 4, state=state)
+def test_resumed_run_continues_with_the_same_minibatches(dataset: OfflineDataset) -> None:
+    whole, _, _ = learned(dataset, 7)
+    begin, _, state = learned(dataset, 3)
+    rest, ctx, _ = learned(dataset, 4, state=state)
     assert begin + rest == whole
     assert ctx.trained_env_step == 35
 
 
 def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
-    policy = BCPolicy({"seed": 0, "learn": {"learning_rate": 0.05}, "model": MODEL})
+    learn = {"learning_rate": 0.05, "batch_size": 5}
+    policy = BCPolicy({"seed": 0, "learn": learn, "model": MODEL})
     accuracy = []
 
     def note(ctx: OfflineRLContext) -> None:
-        accuracy.append(ctx.train_output["accuracy"])
+        accuracy.extend(output["accuracy"] for output in ctx.train_output)
 
     with Task(OfflineRLContext()) as task:
-        task.use(offline_data_fetcher(dataset, batch_size=5)).use(trainer(policy.learn_mode))
-        task.use(note).use(termination_checker(max_train_epoch=60))
+        task.use(OfflineLearner(policy, dataset)).use(note)
+        task.use(termination_checker(max_train_epoch=60))
         task.run()
         assert task.ctx.train_iter == 120
     assert sum(accuracy[-10:]) == 10.0
@@ -204,23 +193,29 @@ def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
     enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
     run_steps(collector, *enhancers, offline_data_saver(path))
     with OfflineDataset(path) as dataset:
-        chain = [offline_data_fetcher(dataset, batch_size=5), trainer(policy)]
+        learner = OfflineLearner(policy, dataset, batch_size=5)
         if nstep == 1 or saves_n_step:
-            assert run_steps(*chain, ctx=OfflineRLContext()).train_iter == 1
+            assert run_steps(learner, ctx=OfflineRLContext()).train_iter == 1
             return
         with pytest.raises(ChainError, match=r"nstep=3, but nothing .* computes n-step returns"):
-            run_steps(*chain, ctx=OfflineRLContext())
+            run_steps(learner, ctx=OfflineRLContext())
 
 
 def test_dataset_smaller_than_a_minibatch_is_rejected(dataset: OfflineDataset) -> None:
+    policy = BCPolicy({"seed": 0, "model": MODEL})
     with pytest.raises(NotEnoughData, match="no minibatch of 11 is full"):
-        offline_data_fetcher(dataset, batch_size=11)
+        OfflineLearner(policy, dataset, batch_size=11)
+
+
+def test_argument_that_is_not_a_dataset_is_rejected() -> None:
+    policy = BCPolicy({"seed": 0, "model": MODEL})
+    with pytest.raises(ConfigError, match=r"got 'rows\.safetensors'"):
+        OfflineLearner(policy, "rows.safetensors")  # type: ignore[arg-type]
 
 
 def test_offline_middleware_are_active_in_their_roles(
     dataset: OfflineDataset, tmp_path: Path
 ) -> None:
-    fetcher: Any = offline_data_fetcher(dataset, batch_size=1)
-    saver: Any = offline_data_saver(tmp_path / "x")
-    assert fetcher.roles == (Role.LEARNER,)
-    assert saver.roles == (Role.COLLECTOR,)
+    learner = OfflineLearner(BCPolicy({"seed": 0, "model": MODEL}), dataset, batch_size=1)
+    assert learner.roles == (Role.LEARNER,)
+    assert offline_data_saver(tmp_path / "x").roles == (Role.COLLECTOR,)

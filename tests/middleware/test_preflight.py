@@ -8,7 +8,7 @@ import pytest
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
-from dmiddleware.pipeline import OnlineRLContext, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     CkptSaver,
@@ -17,6 +17,7 @@ from middleware import (
     LearningCurve,
     ModelExchanger,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
@@ -26,12 +27,10 @@ from middleware import (
     final_ctx_saver,
     gae_estimator,
     interaction_evaluator,
-    offline_data_fetcher,
     offline_logger,
-    offpolicy_data_fetcher,
     online_logger,
-    trainer,
 )
+from middleware.classic import offline_data_fetcher, offpolicy_data_fetcher, trainer
 
 MODEL = {"encoder_hidden_sizes": [16]}
 

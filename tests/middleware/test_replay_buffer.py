@@ -5,38 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer, as_tree
-from dmiddleware.data.buffer_middleware import PriorityExperienceReplay
+from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.rl import q_target, sequence_priority
+from middleware import OnlineRLContext, Role
 from middleware.collect import StepCollector
 from middleware.learn import OffPolicyLearner
 from middleware.replay_buffer import data_pusher, priority_calculator
 from middleware.snapshot import SnapshotSaver
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
-
-
-def rows(*lead: int, **more: torch.Tensor) -> Any:
-    n = int(torch.tensor(lead).prod())
-    return as_tree(
-        {
-            "obs": torch.arange(float(n)).reshape(*lead, 1),
-            "reward": torch.ones(lead),
-            "done": torch.zeros(lead, dtype=torch.bool),
-            **more,
-        }
-    )
-
-
-def write(**fields: Any) -> Any:
-    def write(ctx: OnlineRLContext) -> None:
-        for name, value in fields.items():
-            setattr(ctx, name, value)
-
-    write.writes = tuple(fields)  # type: ignore[attr-defined]
-    return write
+from tests.middleware.replay_rows import FORMS, rows, transition, write
 
 
 def test_trajectories_are_pushed_as_one_batch(run_steps: Any) -> None:
@@ -44,21 +24,6 @@ def test_trajectories_are_pushed_as_one_batch(run_steps: Any) -> None:
     run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), n_steps=2)
     assert buffer.count() == 12
     assert buffer.get(range(12))["obs"].flatten().tolist() == [0, 1, 2, 3, 4, 5] * 2
-
-
-def transition(number: int) -> dict[str, Any]:
-    return {"obs": np.array([number], np.float32), "reward": 1.0, "done": number == 2}
-
-
-FORMS = {
-    "dictionaries": [transition(number) for number in range(3)],
-    "batches": tuple(as_tree(transition(number)) for number in range(3)),
-    "columns": {
-        "obs": torch.arange(3.0)[:, None],
-        "reward": torch.ones(3),
-        "done": np.arange(3) == 2,
-    },
-}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -75,13 +40,6 @@ def test_transitions_are_pushed_in_every_form_of_the_context(
     held = buffer.get(range(3))
     assert held["obs"].flatten().tolist() == [0.0, 1.0, 2.0]
     assert held["done"].tolist() == [False, False, True]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_deque_buffer_gets_each_transition_of_every_form(run_steps: Any, form: str) -> None:
-    buffer = DequeBuffer(100, seed=0)
-    run_steps(write(trajectories=FORMS[form]), data_pusher(buffer))
-    assert [float(item.data["obs"]) for item in buffer] == [0.0, 1.0, 2.0]
 
 
 def test_a_step_that_collected_nothing_pushes_nothing(run_steps: Any) -> None:
@@ -171,35 +129,8 @@ def test_priorities_are_float32_without_gradient(run_steps: Any) -> None:
     assert priority.tolist() == [[2.0] * 3] * 2
 
 
-def test_deque_buffer_stores_single_rows_with_the_iteration(run_steps: Any) -> None:
-    buffer = DequeBuffer(100, seed=0)
-    ctx = OnlineRLContext(train_iter=7)
-    run_steps(write(trajectories=rows(3, 2)), data_pusher(buffer), ctx=ctx)
-    items = list(buffer)
-    assert [float(item.data["obs"]) for item in items] == [0, 1, 2, 3, 4, 5]
-    assert all(isinstance(item.data, dict) for item in items)
-    assert items[0].meta == {"train_iter_data_collected": 7}
-
-
-def test_deque_buffer_stores_first_priorities(run_steps: Any) -> None:
-    buffer = DequeBuffer(100, seed=0)
-    buffer.use(PriorityExperienceReplay(buffer))
-    run_steps(
-        write(trajectories=rows(2, 2)),
-        priority_calculator(lambda batch: batch["obs"][..., 0] + 1),
-        data_pusher(buffer),
-    )
-    assert [item.meta["priority"] for item in buffer] == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
-    buffer = DequeBuffer(100, seed=0)
-    run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(buffer, what="episodes"))
-    assert [len(item.data["done"]) for item in buffer] == [3, 5]
-
-
 def test_argument_that_is_not_a_buffer_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"TensorBuffer or a DequeBuffer, got \[\]"):
+    with pytest.raises(ConfigError, match=r"must be a TensorBuffer.* got \[\]"):
         data_pusher([])  # type: ignore[arg-type]
 
 

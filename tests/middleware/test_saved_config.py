@@ -30,9 +30,8 @@ from middleware import (
     data_pusher,
     eps_greedy_handler,
     gae_estimator,
-    offpolicy_data_fetcher,
-    trainer,
 )
+from middleware.classic import offpolicy_data_fetcher, trainer
 from tests.dmiddleware.policy.every_policy import (
     DISCRETE,
     EVERY,

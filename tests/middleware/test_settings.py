@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import middleware
+import middleware.classic
 from dmiddleware.data import PrioritySampler, TensorBuffer, as_tree, save_dataset
 from dmiddleware.data.offline_dataset import OfflineDataset
 from dmiddleware.env import make_env_manager
@@ -25,12 +26,12 @@ NOT_SETTINGS = {
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
-NO_SETTINGS = {
-    "priority_calculator", "nstep_reward_enhancer", "gae_estimator", "montecarlo_return_estimator",
-    "Trainer", "trainer", "MultistepTrainer", "multistep_trainer", "FinalCtxSaver",
-    "final_ctx_saver",
-}  # fmt: skip
-OTHERS = {"ExperimentResult", "RunFolder"}
+STOCK = {
+    name
+    for name in middleware.__all__
+    if issubclass(getattr(middleware, name), middleware.BaseMiddleware)
+} - {"BaseMiddleware", "GAEEstimator", "gae_estimator"}
+"""All that have arguments which this policy and these envs fit."""
 
 
 @pytest.fixture
@@ -60,14 +61,18 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "n_sample": 4,
             "period": 5,
             "max_env_step": 100,
+            "priority_fn": abs,
         }
 
 
-@pytest.mark.parametrize("name", sorted(set(middleware.__all__) - NO_SETTINGS - OTHERS))
+FETCHERS = {"offpolicy_data_fetcher", "OfflineDataFetcher", "offline_data_fetcher"}
+
+
+@pytest.mark.parametrize("name", sorted(STOCK | FETCHERS))
 def test_settings_have_every_plain_argument_of_a_middleware(
     name: str, arguments: dict[str, Any]
 ) -> None:
-    factory = getattr(middleware, name)
+    factory = getattr(middleware.classic if name in FETCHERS else middleware, name)
     parameters = set(inspect.signature(factory).parameters)
     built = factory(**{key: value for key, value in arguments.items() if key in parameters})
     expected = parameters - NOT_SETTINGS - ({"name"} if name == "Experiment" else set())

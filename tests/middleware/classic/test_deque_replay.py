@@ -1,0 +1,233 @@
+"""A DequeBuffer in a chain, and what it has in common with a TensorBuffer there."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from dmiddleware.classic import DequeReplay
+from dmiddleware.data import DequeBuffer, PrioritySampler, index_rows, to_dict
+from dmiddleware.data.buffer_middleware import (
+    PriorityExperienceReplay,
+    staleness_check,
+    use_time_check,
+)
+from dmiddleware.errors import ChainError, ConfigError
+from dmiddleware.pipeline import middleware
+from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
+from middleware import (
+    OffPolicyLearner,
+    OnlineRLContext,
+    data_pusher,
+    priority_calculator,
+    termination_checker,
+)
+from middleware.classic import offpolicy_data_fetcher, trainer
+from tests.middleware.replay_rows import FORMS, rows, write
+from tests.middleware.small_dqn import SMALL, filled, priorities_in_two_halves, transitions
+
+
+@pytest.fixture
+def dqn() -> DQNPolicy:
+    return DQNPolicy(SMALL)
+
+
+def deque(n: int) -> DequeReplay:
+    buffer = DequeBuffer(1000, seed=0)
+    batch = transitions(n)
+    for number in range(n):
+        buffer.push(to_dict(index_rows(batch, number)))
+    return DequeReplay(buffer)
+
+
+def fresh(n: int) -> DequeReplay:
+    buffer = DequeBuffer(1000, seed=0)
+    buffer.use(staleness_check(buffer, max_staleness=5))
+    replay = DequeReplay(buffer, pass_train_iter=True)
+    replay.push(transitions(n))
+    return replay
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_deque_buffer_gets_each_transition_of_every_form(run_steps: Any, form: str) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    run_steps(write(trajectories=FORMS[form]), data_pusher(DequeReplay(buffer)))
+    assert [float(item.data["obs"]) for item in buffer] == [0.0, 1.0, 2.0]
+
+
+def test_deque_buffer_stores_single_rows_with_the_iteration(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    collected = rows(3, 2, collect_iter=torch.full((3, 2), 7))
+    run_steps(write(trajectories=collected), data_pusher(DequeReplay(buffer)))
+    items = list(buffer)
+    assert [float(item.data["obs"]) for item in items] == [0, 1, 2, 3, 4, 5]
+    assert all(isinstance(item.data, dict) for item in items)
+    assert items[0].meta == {"train_iter_data_collected": 7}
+
+
+def test_deque_buffer_stores_first_priorities(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    run_steps(
+        write(trajectories=rows(2, 2)),
+        priority_calculator(lambda batch: batch["obs"][..., 0] + 1),
+        data_pusher(DequeReplay(buffer)),
+    )
+    assert [item.meta["priority"] for item in buffer] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
+    buffer = DequeBuffer(100, seed=0)
+    replay = DequeReplay(buffer, whole_episodes=True)
+    run_steps(write(episodes=[rows(3), rows(5)]), data_pusher(replay, what="episodes"))
+    assert [len(item.data["done"]) for item in buffer] == [3, 5]
+
+
+def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:
+    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, update_per_collect=3)
+    ctx = run_steps(learner)
+    assert ctx.train_iter == 3
+    assert ctx.train_output[0]["total_loss"] > 0
+
+
+def test_priorities_of_several_outputs_are_written_to_a_deque_buffer(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    replay = deque(32)
+    mode = dqn.learn_mode._replace(forward=priorities_in_two_halves)
+    run_steps(OffPolicyLearner(mode, replay, batch_size=32), n_steps=1)
+    changed = [item for item in replay.buffer if "priority" in item.meta]
+    assert len(changed) == 32
+    for item in changed:
+        assert item.meta["priority"] == pytest.approx(float(item.data["reward"]) + 1)
+
+
+def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+    buffer = DequeBuffer(1000, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    batch = transitions(8)
+    for number in range(8):
+        buffer.push(to_dict(index_rows(batch, number)))
+    learner = OffPolicyLearner(
+        dqn.learn_mode, DequeReplay(buffer), batch_size=8, update_per_collect=20
+    )
+    run_steps(learner)
+    assert len({item.meta["priority"] for item in buffer}) > 1
+
+
+class WithoutPriorities(DQNPolicy):
+    """Returns no priorities, like the offline algorithms."""
+
+    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
+        output = dict(super()._forward_learn(batch, **kwargs))
+        output.pop("priority", None)
+        return output
+
+
+def prioritised(kind: str) -> Any:
+    if kind == "TensorBuffer":
+        return filled(sampler=PrioritySampler())
+    buffer = DequeBuffer(1000, seed=0)
+    buffer.use(PriorityExperienceReplay(buffer))
+    for row in range(64):
+        buffer.push(to_dict(index_rows(transitions(64), row)))
+    return DequeReplay(buffer)
+
+
+def learning_from(buffer: Any, policy: Any, *, by: str) -> list[Any]:
+    if by == "OffPolicyLearner":
+        return [OffPolicyLearner(policy, buffer, batch_size=8)]
+    return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
+
+
+KINDS = ["TensorBuffer", "DequeBuffer"]
+LEARNERS = ["OffPolicyLearner", "fetcher"]
+
+
+@pytest.mark.parametrize("by", LEARNERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prioritized_buffer_that_nothing_updates_is_refused(
+    run_steps: Any, kind: str, by: str
+) -> None:
+    policy = WithoutPriorities(SMALL)
+    with pytest.raises(ConfigError, match="returned no priorities"):
+        run_steps(*learning_from(prioritised(kind), policy, by=by))
+
+
+@pytest.mark.parametrize("by", LEARNERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) -> None:
+    buffer, policy = prioritised(kind), WithoutPriorities(SMALL)
+    buffer.update_priority([3], [2.0])
+    ctx = run_steps(*learning_from(buffer, policy, by=by))
+    assert ctx.train_iter == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_buffer_counts_as_updated(run_steps: Any, kind: str) -> None:
+    buffer, resumed = prioritised(kind), prioritised(kind)
+    run_steps(OffPolicyLearner(DQNPolicy(SMALL), buffer, batch_size=8))
+    resumed.load_state_dict(buffer.state_dict())
+    assert not resumed.lacks_priorities
+
+
+def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
+    learner = OffPolicyLearner(dqn.learn_mode, fresh(64), batch_size=16, update_per_collect=9)
+    # The rows were collected at iteration 3, so updates 0 to 8 may use them.
+    assert run_steps(learner).train_iter == 9
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """Return the numbers of skipped updates that were warned of."""
+    return [
+        int(re.findall(r"skipped (\d+) update", record.getMessage())[0])
+        for record in caplog.records
+        if record.name.startswith("middleware.")
+    ]
+
+
+def test_update_without_enough_fresh_rows_is_skipped_and_counted(
+    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = fresh(64)
+
+    @middleware(fills=(replay,))
+    def collect_old_rows(ctx: OnlineRLContext) -> None:
+        replay.push(transitions(32))
+
+    learner = OffPolicyLearner(dqn, replay, batch_size=16)
+    ctx = run_steps(collect_old_rows, learner, n_steps=15)
+    assert ctx.train_iter == 9
+    assert ctx.train_output is None
+    assert ctx.logged["learn/skipped_draws"] == 6
+    assert warned(caplog) == [1, 2, 4]
+
+
+def test_update_without_enough_unused_rows_is_skipped_and_counted(
+    run_steps: Any, dqn: DQNPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay = deque(64)
+    replay.buffer.use(use_time_check(replay.buffer, max_use=1))
+    learner = OffPolicyLearner(dqn, replay, batch_size=16, update_per_collect=9)
+    ctx = run_steps(learner)
+    assert 1 <= ctx.train_iter < 9
+    assert len(ctx.train_output) == ctx.train_iter
+    assert warned(caplog) == [1]
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+def test_beta_of_a_buffer_may_follow_the_progress(run_steps: Any, fetches: bool) -> None:
+    def draw(*limits: Any) -> float:
+        sampler = PrioritySampler(beta=Schedule.linear(0.0, 1.0, by="progress"))
+        policy, buffer = DQNPolicy(SMALL), filled(sampler=sampler)
+        chain: list[Any] = [OffPolicyLearner(policy, buffer, batch_size=16)]
+        if fetches:
+            chain = [offpolicy_data_fetcher(buffer, batch_size=16), trainer(policy)]
+        run_steps(*chain, *limits, ctx=OnlineRLContext(env_step=25))
+        return sampler.beta
+
+    assert draw(termination_checker(max_env_step=100)) == 0.25
+    with pytest.raises(ChainError, match="beta of the buffer is scheduled by progress"):
+        draw()

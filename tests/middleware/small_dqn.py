@@ -1,0 +1,36 @@
+"""Rows and buffers for tests of learning, with policies small enough to learn at once."""
+
+from typing import Any
+
+import torch
+
+from dmiddleware.data import TensorBuffer, as_tree
+
+SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+
+
+def transitions(n: int, seed: int = 0) -> Any:
+    draw = torch.Generator().manual_seed(seed)
+    return as_tree(
+        {
+            "obs": torch.randn(n, 4, generator=draw),
+            "action": torch.randint(2, (n,), generator=draw),
+            "reward": torch.rand(n, generator=draw),
+            "next_obs": torch.randn(n, 4, generator=draw),
+            "done": torch.zeros(n, dtype=torch.bool),
+            "terminated": torch.zeros(n, dtype=torch.bool),
+            "truncated": torch.zeros(n, dtype=torch.bool),
+            "episode_id": torch.zeros(n, dtype=torch.int64),
+            "collect_iter": torch.full((n,), 3),
+        }
+    )
+
+
+def filled(n: int = 64, **options: Any) -> TensorBuffer:
+    buffer = TensorBuffer(1000, seed=0, **options)
+    buffer.push(transitions(n))
+    return buffer
+
+
+def priorities_in_two_halves(batch: Any) -> list[dict[str, Any]]:
+    return [{"priority": half + 1} for half in batch["reward"].split(16)]
