@@ -91,7 +91,8 @@ def fused_adam(
         found_inf: a float32 scalar, 0 or 1.
         **options: ``lr``, ``beta1``, ``beta2``, ``weight_decay`` and ``eps``.
     """
-    lists = (parameters, gradients, first_moments, second_moments, [], steps)
+    maxima: list[torch.Tensor] = []  # of the second moments, for AMSGrad
+    lists = (parameters, gradients, first_moments, second_moments, maxima, steps)
     with torch.no_grad():
         if not _is_on:
             adam(*lists, fused=True, amsgrad=False, maximize=False, found_inf=found_inf, **options)

@@ -575,9 +575,11 @@ def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
     Checking all of them takes longer than some updates. Guards of the batch, and of what else the
     policy holds, are kept.
     """
-    not_of_modules = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
-    not_of_globals = torch.compiler.skip_guard_on_globals_unsafe(guards)
-    return [a and b for a, b in zip(not_of_modules, not_of_globals, strict=True)]
+    filters: list[Callable[..., list[bool]]] = [
+        torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+        torch.compiler.skip_guard_on_globals_unsafe,
+    ]
+    return [all(kept) for kept in zip(*(keep(guards) for keep in filters), strict=True)]
 
 
 def _is_scalar(value: object) -> bool:
