@@ -45,9 +45,13 @@ def main(
     """Train DQN to flip 30 bits to a goal, with hindsight (her) or without (dqn)."""
     policy = make_policy(seed)
     experiment = Experiment(exp_name, policy)
-    buffer = TensorBuffer(200_000, follow_episodes=True, seed=seed)
-    if algo == "her":
-        buffer.use(HindsightReplay(compute_reward, compute_terminated=reached))
+    hindsight = HindsightReplay(compute_reward, compute_terminated=reached)
+    buffer = TensorBuffer(
+        200_000,
+        follow_episodes=True,
+        transform=hindsight if algo == "her" else None,
+        seed=seed,
+    )
     with Task(seed=seed) as task:
         collect_env, eval_env = (
             make_env_manager(ENV, env_num=n, mode="vector", seed=task.seed_for(role))

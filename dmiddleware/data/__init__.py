@@ -50,9 +50,8 @@ from dmiddleware.data.minibatches import (
 )
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.replay_buffer import ReplayBuffer
-from dmiddleware.data.ring.storage import SharedColumns, SharedHandle
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.tensor_buffer import TensorBuffer
+from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer
 
 __all__ = [
     "Batch",
@@ -77,10 +76,9 @@ __all__ = [
     "TensorBuffer",
     "DequeBuffer",
     "BufferedData",
+    "SampleTransform",
     "HindsightReplay",
     "GoalFunction",
-    "SharedHandle",
-    "SharedColumns",
     "Sampler",
     "Eligible",
     "UniformSampler",

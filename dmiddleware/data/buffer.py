@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -13,9 +12,10 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dmiddleware.data.arguments import check_count
+from dmiddleware.data.buffer_state import generator_from_text, generator_to_text
 from dmiddleware.errors import CheckpointMismatch
 
-__all__ = ["ACTIONS", "Buffer", "BufferMiddleware", "check_state"]
+__all__ = ["ACTIONS", "Buffer", "BufferMiddleware"]
 
 ACTIONS = ("push", "sample", "update", "delete", "clear")
 """The actions that buffer middleware wraps."""
@@ -149,7 +149,7 @@ class Buffer:
     def _common_state(self) -> dict[str, Any]:
         """Return the state of the generator and of the buffer middleware."""
         return {
-            "generator": _generator_to_text(self._generator),
+            "generator": generator_to_text(self._generator),
             "middleware": [
                 middleware.state_dict() if hasattr(middleware, "state_dict") else None
                 for middleware in self._middleware
@@ -162,29 +162,7 @@ class Buffer:
                 f"the state comes from a buffer with {len(state['middleware'])} buffer middleware, "
                 f"but this one has {len(self._middleware)}; add the same ones before loading"
             )
-        self._generator = _generator_from_text(state["generator"])
+        self._generator = generator_from_text(state["generator"])
         for middleware, own in zip(self._middleware, state["middleware"], strict=True):
             if hasattr(middleware, "load_state_dict") and own is not None:
                 middleware.load_state_dict(own)
-
-
-def check_state(name: str, state: object, keys: Collection[str]) -> None:
-    """Raise a :class:`~dmiddleware.errors.CheckpointMismatch` if a state lacks a key."""
-    missing = [key for key in keys if not isinstance(state, Mapping) or key not in state]
-    if missing:
-        raise CheckpointMismatch(
-            f"this is not the state of a {name}: it has no {', '.join(missing)}; pass what its "
-            "state_dict() returned"
-        )
-
-
-def _generator_to_text(generator: np.random.Generator) -> str:
-    """Return the state of a generator as JSON (its integers have more than 64 bits)."""
-    return json.dumps(generator.bit_generator.state)
-
-
-def _generator_from_text(text: str) -> np.random.Generator:
-    """Return a generator in the state that :func:`_generator_to_text` wrote."""
-    bit_generator = np.random.PCG64()
-    bit_generator.state = json.loads(text)
-    return np.random.Generator(bit_generator)

@@ -1,20 +1,6 @@
 """Buffer middleware: wraps a buffer's push, sample, update, delete and clear.
 
-Add one to a buffer with ``buffer.use``. All of them work on a
-:class:`~dmiddleware.data.DequeBuffer`. Those that make sense for columns also work on a
-:class:`~dmiddleware.data.TensorBuffer`; for the others, ``use`` raises an error that names the
-alternative.
-
-| name | DequeBuffer | TensorBuffer |
-| --- | --- | --- |
-| :class:`PriorityExperienceReplay` | yes | no: ``sampler=PrioritySampler()`` |
-| :class:`clone_object` | yes | no: it always copies |
-| :class:`staleness_check` | yes | yes, by the column ``collect_iter`` |
-| :class:`use_time_check` | yes | yes |
-| :class:`group_sample` | yes | no: ``unroll_len`` |
-| :class:`padding` | yes | no: ``unroll_pad`` |
-| :class:`sample_range_view` | yes | yes |
-| :class:`~dmiddleware.data.HindsightReplay` | no | yes |
+Add one to a :class:`DequeBuffer` with ``buffer.use``.
 """
 
 # The lower-case class names are the ones that DI-engine's users know.
@@ -24,19 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dmiddleware.data.arguments import check_count, check_flag, check_number, check_priority
 from dmiddleware.data.batch import Batch, map_leaves
-from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Ints, PrioritySampler
-from dmiddleware.data.schema import to_array
-from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.schedule import Schedule
 
 __all__ = [
@@ -59,18 +41,11 @@ class ActionMiddleware:
 
     A method ``push``, ``sample``, ``update``, ``delete`` or ``clear`` takes the chain and the
     action's arguments; actions without a method run unchanged.
-
-    Attributes:
-        instead: what to use on a TensorBuffer, if this middleware does not work there.
     """
 
-    instead: ClassVar[str | None] = None
-
-    def __init__(self, buffer: Buffer | None = None) -> None:
-        if buffer is not None and not isinstance(buffer, Buffer):
-            raise TypeError(
-                f"{type(self).__name__} needs a TensorBuffer or a DequeBuffer, got {buffer!r:.100}"
-            )
+    def __init__(self, buffer: DequeBuffer | None = None) -> None:
+        if buffer is not None and not isinstance(buffer, DequeBuffer):
+            raise TypeError(f"{type(self).__name__} needs a DequeBuffer, got {buffer!r:.100}")
         self._buffer = buffer
 
     def __call__(self, action: str, chain: Chain, *args: Any, **kwargs: Any) -> Any:
@@ -78,32 +53,24 @@ class ActionMiddleware:
         method = getattr(self, action, None)
         return chain(*args, **kwargs) if method is None else method(chain, *args, **kwargs)
 
-    def attach(self, buffer: Buffer) -> None:
-        """Check that this buffer middleware works on the buffer.
+    def attach(self, buffer: DequeBuffer) -> None:
+        """Belong to a buffer.
 
         Raises:
-            TypeError: if it does not.
             ValueError: if the buffer middleware was made for another buffer.
         """
-        name = type(self).__name__
-        if isinstance(buffer, TensorBuffer) and self.instead is not None:
-            raise TypeError(f"{name} does not work on a TensorBuffer: {self.instead}")
         if self._buffer is not None and self._buffer is not buffer:
+            name = type(self).__name__
             raise ValueError(f"this {name} was made for another buffer; make one for each")
         self._buffer = buffer
 
     @property
-    def _attached(self) -> Buffer:
+    def _attached(self) -> DequeBuffer:
         if self._buffer is None:
             raise ValueError(
                 f"this {type(self).__name__} has no buffer yet; pass it to buffer.use(...)"
             )
         return self._buffer
-
-    @property
-    def _deque(self) -> DequeBuffer:
-        assert isinstance(self._attached, DequeBuffer)  # attach refuses the other kind
-        return self._attached
 
 
 class PriorityExperienceReplay(ActionMiddleware):
@@ -126,13 +93,9 @@ class PriorityExperienceReplay(ActionMiddleware):
         eps: added to every priority, so that every item can be drawn; positive.
     """
 
-    instead: ClassVar[str | None] = (
-        "build the buffer with sampler=PrioritySampler(), which does the same much faster"
-    )
-
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: DequeBuffer,
         *,
         IS_weight: bool = True,  # noqa: N803  the established name
         priority_power_factor: float = 0.6,
@@ -203,7 +166,7 @@ class PriorityExperienceReplay(ActionMiddleware):
                 "PriorityExperienceReplay draws items, not groups; sample without groupby, or use "
                 "a buffer without this middleware"
             )
-        rows = self._deque.drawable(sample_range)
+        rows = self._attached.drawable(sample_range)
         if not rows.count or size < 1:  # the buffer raises that there is not enough
             return chain(size=size, sample_range=sample_range, **kwargs)
         self._give_to_sampler()
@@ -232,10 +195,10 @@ class PriorityExperienceReplay(ActionMiddleware):
         """Never draw deleted items again."""
         wanted = [indices] if isinstance(indices, int | np.integer) else list(indices)
         self._give_to_sampler()
-        held = [index for index in wanted if index in self._deque]
+        held = [index for index in wanted if index in self._attached]
         deleted: int = chain(wanted)
         if held:
-            self._sampler.deleted(np.array(held))
+            self._sampler.exclude(np.array(held))
         return deleted
 
     def clear(self, chain: Chain) -> None:
@@ -247,12 +210,12 @@ class PriorityExperienceReplay(ActionMiddleware):
     def state_dict(self) -> dict[str, Any]:
         """Return priorities and counters."""
         self._give_to_sampler()
-        return self._sampler.state_dict(self._deque.drawable().every_index())
+        return self._sampler.state_dict(self._attached.drawable().every_index())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; the buffer's items are restored before."""
         self._unset, self._first_new, self._lacks_priorities = {}, None, False
-        self._sampler.load_state_dict(state, self._deque.drawable().every_index())
+        self._sampler.load_state_dict(state, self._attached.drawable().every_index())
         self._highest = self._sampler.highest
 
     def _set(self, index: int, priority: float) -> None:
@@ -279,8 +242,6 @@ class clone_object(ActionMiddleware):
     cloned without their gradient history; everything else is copied deeply.
     """
 
-    instead: ClassVar[str | None] = "it always copies rows on push and sample; leave this out"
-
     def __init__(self) -> None:
         super().__init__()
 
@@ -304,34 +265,22 @@ class staleness_check(ActionMiddleware):
 
     Samples state the learner's iteration: ``buffer.sample(n, train_iter_sample_data=i)``. An item's
     staleness is ``i`` minus the iteration of the policy that collected it; items above the limit
-    are deleted. In a DequeBuffer, push each item with ``meta['train_iter_data_collected']``;
-    samples also have ``meta['staleness']``. In a TensorBuffer, the column ``collect_iter`` holds
-    the iteration.
+    are deleted. Push each item with ``meta['train_iter_data_collected']``; samples also have
+    ``meta['staleness']``.
 
     Args:
-        buffer: a buffer of either kind.
+        buffer: the buffer.
         max_staleness: the limit, in training iterations.
     """
 
-    def __init__(self, buffer: Buffer, max_staleness: float = float("inf")) -> None:
+    def __init__(self, buffer: DequeBuffer, max_staleness: float = float("inf")) -> None:
         super().__init__(buffer)
         self._max_staleness = check_number("max_staleness", max_staleness)
-        # The iteration of the item in each slot of a DequeBuffer; NaN where it is only in its meta.
-        self._collected = np.full(buffer.size if isinstance(buffer, DequeBuffer) else 0, np.nan)
-        self._lowest = _LowestIterations(buffer) if isinstance(buffer, TensorBuffer) else None
+        # The iteration of the item in each slot; NaN where it is only in its meta.
+        self._collected = np.full(buffer.size, np.nan)
 
     def push(self, chain: Chain, data: Any, **kwargs: Any) -> Any:
         """Check that the data states its iteration."""
-        if isinstance(self._buffer, TensorBuffer):
-            if "collect_iter" not in data:
-                raise ValueError(
-                    "staleness_check needs the column collect_iter (the iteration of the policy "
-                    "that collected each row), but the batch does not have it"
-                )
-            pushed: range = chain(data, **kwargs)
-            if self._lowest is not None and len(pushed):
-                self._lowest.push(pushed, float(to_array(data["collect_iter"]).min()))
-            return pushed
         meta = kwargs.get("meta") or {}
         if "train_iter_data_collected" not in meta:
             raise ValueError(
@@ -344,10 +293,7 @@ class staleness_check(ActionMiddleware):
 
     def update(self, chain: Chain, index: Any, *args: Any, **kwargs: Any) -> Any:
         """Change items, perhaps their iterations too."""
-        if isinstance(self._buffer, DequeBuffer):
-            self._collected[index % len(self._collected)] = np.nan
-        if self._lowest is not None:
-            self._lowest.forget()
+        self._collected[index % len(self._collected)] = np.nan
         return chain(index, *args, **kwargs)
 
     def sample(
@@ -361,10 +307,9 @@ class staleness_check(ActionMiddleware):
             )
         self.delete_stale(train_iter_sample_data)
         result = chain(*args, **kwargs)
-        if isinstance(self._attached, DequeBuffer):
-            for item in _items(result):
-                collected = item.meta["train_iter_data_collected"]
-                item.meta["staleness"] = train_iter_sample_data - collected
+        for item in _items(result):
+            collected = item.meta["train_iter_data_collected"]
+            item.meta["staleness"] = train_iter_sample_data - collected
         return result
 
     def delete_stale(self, train_iter: int) -> int:
@@ -377,14 +322,12 @@ class staleness_check(ActionMiddleware):
             return 0
         buffer = self._attached
         oldest = train_iter - self._max_staleness
-        if self._lowest is not None:
-            return self._lowest.delete_below(oldest)
-        index = self._deque.drawable().every_index()
+        index = self._attached.drawable().every_index()
         collected = self._collected.take(index % buffer.size)
         for i in np.flatnonzero(np.isnan(collected)):
-            collected[i] = self._deque.get(int(index[i])).meta["train_iter_data_collected"]
+            collected[i] = self._attached.get(int(index[i])).meta["train_iter_data_collected"]
         self._collected[index % buffer.size] = collected
-        return self._deque.delete(index[collected < oldest].tolist())
+        return self._attached.delete(index[collected < oldest].tolist())
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state: the items have it all."""
@@ -393,99 +336,38 @@ class staleness_check(ActionMiddleware):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Read the iterations from the items again."""
         self._collected[:] = np.nan
-        if self._lowest is not None:
-            self._lowest.forget()
-
-
-class _LowestIterations:
-    """The lowest iteration in each block of a TensorBuffer's rows, to find stale rows quickly.
-
-    What it keeps are lower bounds: rows may be overwritten or deleted without its knowledge.
-
-    Args:
-        buffer: the buffer, with the column ``collect_iter``.
-    """
-
-    _LENGTH = 512
-
-    def __init__(self, buffer: TensorBuffer) -> None:
-        self._buffer = buffer
-        # By the block's number modulo their count; no two blocks with held rows share a place.
-        self._lows = np.full(buffer.size // self._LENGTH + 2, np.inf)
-        self._last_block: int | None = None
-
-    def push(self, pushed: range, lowest: float) -> None:
-        """Note rows that were pushed, and the lowest of their iterations."""
-        if self._last_block is not None:
-            first, self._last_block = (row // self._LENGTH for row in (pushed[0], pushed[-1]))
-            places = np.arange(first, self._last_block + 1) % len(self._lows)
-            self._lows[places] = np.minimum(self._lows[places], lowest)
-
-    def forget(self) -> None:
-        """Look at all rows again the next time, because they may have changed."""
-        self._last_block = None
-
-    def delete_below(self, limit: float) -> int:
-        """Delete the rows whose iteration is below the limit, and return their number."""
-        if self._last_block is None:
-            index = self._buffer.index
-            self._last_block = int(index[-1]) // self._LENGTH
-            self._lows[:] = np.inf
-            places = index // self._LENGTH % len(self._lows)
-            np.minimum.at(self._lows, places, self._iterations(index))
-        place = np.flatnonzero(self._lows < limit)
-        if not len(place):
-            return 0
-        found: list[Ints] = []
-        for block in (self._last_block - (self._last_block - place) % len(self._lows)).tolist():
-            index = self._buffer.held(block * self._LENGTH, (block + 1) * self._LENGTH)
-            iterations = self._iterations(index)
-            is_below = iterations < limit
-            found.append(index[is_below])
-            self._lows[block % len(self._lows)] = iterations[~is_below].min(initial=np.inf)
-        return self._buffer.delete(np.concatenate(found))
-
-    def _iterations(self, index: Ints) -> npt.NDArray[np.float64]:
-        return to_array(self._buffer.get(index, ["collect_iter"])["collect_iter"]).astype(
-            np.float64
-        )
 
 
 class use_time_check(ActionMiddleware):
     """Deletes items that have been sampled often enough, after each sample.
 
-    In a DequeBuffer, ``meta['use_count']`` counts how often an item has been sampled.
+    ``meta['use_count']`` counts how often an item has been sampled.
 
     Args:
-        buffer: a buffer of either kind.
+        buffer: the buffer.
         max_use: how often an item is sampled at most. Repeated draws in one batch all count, so
             the last batch may exceed the limit.
     """
 
-    def __init__(self, buffer: Buffer, max_use: float = float("inf")) -> None:
+    def __init__(self, buffer: DequeBuffer, max_use: float = float("inf")) -> None:
         super().__init__(buffer)
         self._max_use = check_number("max_use", max_use, low=1)
         self._count = np.zeros(buffer.size, np.int64)
 
     def push(self, chain: Chain, *args: Any, **kwargs: Any) -> Any:
         """Start counting for new items."""
-        pushed: range | int = chain(*args, **kwargs)
-        index = np.arange(pushed.start, pushed.stop) if isinstance(pushed, range) else pushed
+        index: int = chain(*args, **kwargs)
         self._count[index % self._attached.size] = 0
-        return pushed
+        return index
 
     def sample(self, chain: Chain, *args: Any, **kwargs: Any) -> Any:
         """Draw, then delete the items that have reached the limit."""
         result = chain(*args, **kwargs)
-        buffer = self._attached
-        if isinstance(buffer, TensorBuffer):
-            buffer.delete(self._count_uses(result["index"].numpy())[1])
-            return result
         items = _items(result)
         counts, used_up = self._count_uses(np.array([item.index for item in items], np.int64))
         for item, count in zip(items, counts.tolist(), strict=True):
             item.meta["use_count"] = count
-        self._deque.delete(used_up.tolist())
+        self._attached.delete(used_up.tolist())
         return result
 
     def state_dict(self) -> dict[str, Any]:
@@ -513,8 +395,6 @@ class group_sample(ActionMiddleware):
         max_use_in_group: start where ``size_in_group`` items follow. If False, start anywhere: the
             last items are then as likely as the others, and some groups are shorter.
     """
-
-    instead: ClassVar[str | None] = "build it with unroll_len to sample sequences of episodes"
 
     def __init__(
         self, size_in_group: int, *, ordered_in_group: bool = True, max_use_in_group: bool = True
@@ -552,8 +432,6 @@ class padding(ActionMiddleware):
             ``BufferedData(None, None, {})``.
     """
 
-    instead: ClassVar[str | None] = "with unroll_len it pads sequences itself and returns a mask"
-
     def __init__(self, policy: Literal["random", "none"] = "random") -> None:
         super().__init__()
         if policy not in ("random", "none"):
@@ -582,12 +460,14 @@ class sample_range_view(ActionMiddleware):
     ``sample`` applies within that part.
 
     Args:
-        buffer: a buffer of either kind.
+        buffer: the buffer.
         start: position of the oldest item to draw, negative from the newest; None is the oldest.
         end: position after the newest item to draw; None includes the newest.
     """
 
-    def __init__(self, buffer: Buffer, start: int | None = None, end: int | None = None) -> None:
+    def __init__(
+        self, buffer: DequeBuffer, start: int | None = None, end: int | None = None
+    ) -> None:
         super().__init__(buffer)
         for name, position in (("start", start), ("end", end)):
             if position is not None and not isinstance(position, int):

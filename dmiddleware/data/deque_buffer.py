@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from dmiddleware.data.arguments import check_count
-from dmiddleware.data.buffer import Buffer, check_state
+from dmiddleware.data.buffer import Buffer
+from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints

@@ -11,8 +11,6 @@ import torch
 
 from dmiddleware.data.arguments import check_count
 from dmiddleware.data.batch import Batch, leaves
-from dmiddleware.data.buffer import Buffer
-from dmiddleware.data.buffer_middleware import ActionMiddleware, Chain
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
 
@@ -39,7 +37,7 @@ class GoalFunction(Protocol):
         ...
 
 
-class HindsightReplay(ActionMiddleware):
+class HindsightReplay:
     """Replaces the goals of sampled rows by goals that their episodes reached later.
 
     Hindsight experience replay (Andrychowicz et al., "Hindsight Experience Replay", NeurIPS 2017,
@@ -50,10 +48,10 @@ class HindsightReplay(ActionMiddleware):
     samples have the same mix. The policy must learn from single steps (``nstep=1``), because the
     rewards of later steps are not computed again.
 
-    Add it to a buffer that follows episodes::
+    It transforms the samples of a buffer that follows episodes::
 
-        buffer = TensorBuffer(100_000, follow_episodes=True)
-        buffer.use(HindsightReplay(env.unwrapped.compute_reward))
+        hindsight = HindsightReplay(env.unwrapped.compute_reward)
+        buffer = TensorBuffer(100_000, follow_episodes=True, transform=hindsight)
 
     Args:
         compute_reward: the reward of each pair of goals; the env's method, or a function.
@@ -66,8 +64,8 @@ class HindsightReplay(ActionMiddleware):
         n_goals: k, the ratio of new goals to the episodes' own.
 
     Raises:
-        ConfigError: if the strategy is unknown or a function is missing; from ``buffer.use``, if
-            the buffer computes n-step returns or sequences, or does not follow episodes; from
+        ConfigError: if the strategy is unknown or a function is missing; from ``TensorBuffer``, if
+            it computes n-step returns or sequences, or does not follow episodes; from
             ``buffer.sample``, if a function reads the info.
         StructureError: from ``buffer.sample``, if rows have no goals, or a function does not return
             one value for each.
@@ -78,8 +76,8 @@ class HindsightReplay(ActionMiddleware):
         ...     return -np.any(achieved != desired, -1).astype(np.float32)
         >>> at = torch.arange(5.0)[:, None]
         >>> goal = torch.full((4, 1), 9.0)
-        >>> buffer = TensorBuffer(10, follow_episodes=True, seed=0)
-        >>> _ = buffer.use(HindsightReplay(reward, strategy="final", n_goals=1000))
+        >>> hindsight = HindsightReplay(reward, strategy="final", n_goals=1000)
+        >>> buffer = TensorBuffer(10, follow_episodes=True, transform=hindsight, seed=0)
         >>> _ = buffer.push(as_tree({
         ...     "obs": {"observation": at[:4], "achieved_goal": at[:4], "desired_goal": goal},
         ...     "next_obs": {"observation": at[1:], "achieved_goal": at[1:], "desired_goal": goal},
@@ -103,7 +101,6 @@ class HindsightReplay(ActionMiddleware):
         strategy: Literal["future", "final"] = "future",
         n_goals: int = 4,
     ) -> None:
-        super().__init__()
         for name, function in (
             ("compute_reward", compute_reward),
             ("compute_terminated", compute_terminated),
@@ -119,20 +116,15 @@ class HindsightReplay(ActionMiddleware):
         self._compute_terminated = compute_terminated
         self._strategy = strategy
         check_count("n_goals", n_goals)
+        self.settings = {"strategy": strategy, "n_goals": n_goals}
         self._share = n_goals / (n_goals + 1)
 
-    def attach(self, buffer: Buffer) -> None:
-        """Check that this buffer middleware works on the buffer.
+    def attach(self, buffer: TensorBuffer) -> None:
+        """Check that the buffer samples single steps, and follows episodes.
 
         Raises:
-            TypeError: if it is not a TensorBuffer.
-            ConfigError: if it computes n-step returns or sequences, or does not follow episodes.
+            ConfigError: if it does not.
         """
-        if not isinstance(buffer, TensorBuffer):
-            raise TypeError(
-                f"HindsightReplay works on a TensorBuffer, which knows the later rows of an "
-                f"episode, got a {type(buffer).__name__}"
-            )
         settings = buffer.settings
         for name, needed in (("n_step", 1), ("unroll_len", None), ("follow_episodes", True)):
             if settings[name] != needed:
@@ -141,22 +133,20 @@ class HindsightReplay(ActionMiddleware):
                     f"{name}={settings[name]}; it gives new goals to single steps, and takes them "
                     "from later steps of the same episodes"
                 )
-        super().attach(buffer)
 
-    def sample(self, chain: Chain, n: int, **kwargs: Any) -> Batch:
-        """Draw rows, and give new goals to some of them."""
-        batch: Batch = chain(n, **kwargs)
+    def __call__(self, batch: Batch, buffer: TensorBuffer) -> Batch:
+        """Give new goals to some of the rows ``[n, …]``, in place."""
         columns = dict(leaves(batch))
         _check_columns(columns)
-        chosen = np.flatnonzero(self._attached.generator.random(n) < self._share)
+        chosen = np.flatnonzero(buffer.generator.random(len(columns["index"])) < self._share)
         if len(chosen):
-            self._relabel(columns, torch.from_numpy(chosen))
+            self._relabel(columns, torch.from_numpy(chosen), buffer)
         return batch
 
-    def _relabel(self, columns: dict[str, torch.Tensor], chosen: torch.Tensor) -> None:
+    def _relabel(
+        self, columns: dict[str, torch.Tensor], chosen: torch.Tensor, buffer: TensorBuffer
+    ) -> None:
         """Give new goals to the chosen rows ``[m]`` of a batch's leaves, in place."""
-        buffer = self._attached
-        assert isinstance(buffer, TensorBuffer)
         index = columns["index"][chosen]
         if self._strategy == "future":
             later = buffer.sample_future(index)

@@ -105,8 +105,8 @@ class Sampler(Protocol):
     def pushed(self, first: int, n: int) -> None:
         """Handle that rows ``first … first + n - 1`` were written, in place of old ones."""
 
-    def deleted(self, index: Ints) -> None:
-        """Handle that these rows, all held until now, were removed."""
+    def exclude(self, index: Ints) -> None:
+        """Never draw these rows, all of which are held; no sequence starts there."""
 
     def cleared(self) -> None:
         """Handle that all rows were removed."""
@@ -154,8 +154,8 @@ class UniformSampler:
     def pushed(self, first: int, n: int) -> None:
         """Do nothing."""
 
-    def deleted(self, index: Ints) -> None:
-        """Do nothing."""
+    def exclude(self, index: Ints) -> None:
+        """Do nothing: the other rows are passed to each draw."""
 
     def cleared(self) -> None:
         """Do nothing."""
@@ -337,7 +337,7 @@ class PrioritySampler:
         if until_end < n:
             tree.fill(0, n - until_end, mass)
 
-    def deleted(self, index: Ints) -> None:
+    def exclude(self, index: Ints) -> None:
         """Never draw these rows again."""
         self._tree.set(index % self._tree.size, 0.0)
 

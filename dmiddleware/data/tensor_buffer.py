@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dmiddleware.data.arguments import check_count, check_flag, check_number
-from dmiddleware.data.batch import Batch, index_rows, nest
-from dmiddleware.data.buffer import Buffer, check_state
+from dmiddleware.data.batch import Batch, nest
+from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
 from dmiddleware.data.n_step import n_step_returns
-from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.ring.row_ring import RowRing
-from dmiddleware.data.ring.storage import RamStorage, SharedHandle, SharedStorage, make_storage
+from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, Rows, as_batch, as_index, to_array
+from dmiddleware.data.schema import Array, Rows, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.schedule import Counters, Schedule
 
-__all__ = ["TensorBuffer"]
+__all__ = ["SampleTransform", "TensorBuffer"]
 
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
@@ -32,13 +34,37 @@ _BYTES_AHEAD = 2**19
 _OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 
 
-class TensorBuffer(Buffer):
+class SampleTransform(Protocol):
+    """Changes the rows of each sample, such as :class:`~dmiddleware.data.HindsightReplay`."""
+
+    def attach(self, buffer: TensorBuffer) -> None:
+        """Check that the transform works on a buffer.
+
+        Raises:
+            ConfigError: if it does not.
+        """
+        ...
+
+    def __call__(self, batch: Batch, buffer: TensorBuffer) -> Batch:
+        """Return the sample to use instead.
+
+        Args:
+            batch: ``[n, …]``, as :meth:`TensorBuffer.sample` returns it; it may be changed.
+            buffer: from where it was drawn. Draw random numbers from its ``generator``, so that
+                they are part of its state.
+        """
+        ...
+
+
+class TensorBuffer:
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
     The first push fixes the structure. Each row has a permanent index: the number of rows pushed
     before it. With ``n_step``, ``unroll_len``, ``follow_episodes`` or ``store_next_obs=False`` the
     buffer follows episodes: rows of one env with the same ``episode_id`` are consecutive steps,
     also across pushes, where ``next_obs`` of a row must equal ``obs`` of the following one.
+
+    Methods hold a lock, so several threads may share a buffer.
 
     Args:
         size: capacity in rows.
@@ -67,9 +93,10 @@ class TensorBuffer(Buffer):
         frame_stacks: dotted paths of the leaves of ``obs`` that are stacks of frames ``[K, …]`` in
             each row, the newest frame last. Each frame is stored once, and samples have the
             complete stacks. Requires ``store_next_obs=False``.
-        storage: ``"ram"``, ``"shared"`` (memory that other processes can attach to, see
-            :attr:`shared_handle`) or the path of a folder for memory-mapped files. The files are
-            scratch space, removed by :meth:`close`; each buffer needs a folder of its own.
+        transform: changes the rows of each sample.
+        storage: a folder for memory-mapped files, for more rows than fit into memory; None: keep
+            the rows in memory. The files have no names; they are gone when the buffer is closed, or
+            its process ends. To keep rows, save the buffer's state.
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
@@ -89,10 +116,20 @@ class TensorBuffer(Buffer):
         follow_episodes: bool = False,
         store_next_obs: bool = True,
         frame_stacks: Collection[str] = (),
-        storage: Literal["ram", "shared"] | Path = "ram",
+        transform: SampleTransform | None = None,
+        storage: Path | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__(size, seed)
+        self._size = check_count("size", size)
+        if seed is not None:
+            check_count("seed", seed, at_least=0)
+        if storage is not None and not isinstance(storage, Path):
+            raise TypeError(
+                f"storage must be a pathlib.Path (a folder for memory-mapped files) or None, got "
+                f"{storage!r:.100}"
+            )
+        self._lock = threading.RLock()
+        self._generator = np.random.default_rng(seed)
         self._n_step = check_count("n_step", n_step)
         self._discount = None if discount is None else check_number("discount", discount, high=1.0)
         _check_sequences(unroll_len, burn_in, stride, start_columns)
@@ -113,10 +150,10 @@ class TensorBuffer(Buffer):
         self._shortest = burn_in + (1 if unroll_pad or unroll_len is None else unroll_len)
         self._frame_stacks = tuple(frame_stacks)
         self._sampler: Sampler = UniformSampler() if sampler is None else sampler
-        self._storage = make_storage(storage)
+        self._storage = storage
         self._rows = RowRing(
             size,
-            self._storage,
+            in_memory if storage is None else mapped_to(storage),
             linked=n_step > 1 or unroll_len is not None or follow_episodes or not store_next_obs,
             store_next_obs=store_next_obs,
             stride=stride if follow_episodes or unroll_len is not None else None,
@@ -131,13 +168,27 @@ class TensorBuffer(Buffer):
             ),
         )
         self._sampler.attach(size)
-        self._deleted = DeletedRows(size)
         self._closed = False
+        self._transform = transform
+        if transform is not None:
+            transform.attach(self)
+
+    @property
+    def size(self) -> int:
+        """Capacity in rows."""
+        return self._size
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The buffer's random generator."""
+        return self._generator
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The class and the arguments that are plain values, with those of the sampler."""
-        return super().settings | {
+        """The class and the arguments that are plain values, with those of what it was given."""
+        return {
+            "type": type(self).__name__,
+            "size": self._size,
             "n_step": self._n_step,
             "unroll_len": self._unroll_len,
             "unroll_pad": self._unroll_pad,
@@ -147,10 +198,8 @@ class TensorBuffer(Buffer):
             "follow_episodes": self._follow_episodes,
             "store_next_obs": self._store_next_obs,
             "frame_stacks": list(self._frame_stacks),
-            "sampler": {
-                "type": type(self._sampler).__name__,
-                **getattr(self._sampler, "settings", {}),
-            },
+            "sampler": _settings_of(self._sampler),
+            "transform": None if self._transform is None else _settings_of(self._transform),
         }
 
     @property
@@ -161,9 +210,7 @@ class TensorBuffer(Buffer):
     @property
     def lacks_priorities(self) -> bool:
         """Whether rows are drawn by priority, but no priority was ever set."""
-        sampler = self._sampler
-        by_sampler = isinstance(sampler, PrioritySampler) and sampler.lacks_priorities
-        return by_sampler or super().lacks_priorities
+        return isinstance(self._sampler, PrioritySampler) and self._sampler.lacks_priorities
 
     @property
     def n_step(self) -> int:
@@ -232,32 +279,17 @@ class TensorBuffer(Buffer):
         return self._rows.nbytes
 
     @property
-    def shared_handle(self) -> SharedHandle:
-        """The handle with which another process attaches to the columns; it can be pickled.
-
-        Raises:
-            ValueError: if the storage is not ``"shared"``, or nothing has been pushed.
-        """
-        if not isinstance(self._storage, SharedStorage) or not self._rows.paths:
-            raise ValueError(
-                "only a buffer with storage='shared' has a handle, and only after its first push"
-            )
-        return self._storage.handle()
-
-    @property
     def index(self) -> Ints:
         """The index of every row held, oldest first: int64 ``[len(buffer)]``."""
         with self._lock:
-            return self._deleted.present(self._rows.first, self._rows.total).copy()
-
-    def held(self, first: int, stop: int) -> Ints:
-        """Return which of the rows ``first … stop - 1`` are held, oldest first: int64 ``[n]``."""
-        with self._lock:
-            index = np.arange(max(first, self._rows.first), min(stop, self._rows.total))
-            return index[~self._deleted.at(index)] if len(self._deleted) else index
+            return np.arange(self._rows.first, self._rows.total)
 
     def __len__(self) -> int:
-        return self._rows.total - self._rows.first - len(self._deleted)
+        return self._rows.total - self._rows.first
+
+    def count(self) -> int:
+        """Return the number of rows held."""
+        return len(self)
 
     def push(self, batch: Rows) -> range:
         """Append the rows of a batch; a full buffer drops its oldest rows.
@@ -274,19 +306,20 @@ class TensorBuffer(Buffer):
             StructureError: if the structure of the batch differs from the first one, or the batch
                 does not have a column that the buffer's options need; the buffer is unchanged.
         """
-        if self._middleware:
-            pushed: range = self._through("push", self._push, batch)
-            return pushed
-        return self._push(batch)
+        with self._lock:
+            self._check_open()
+            first, n = self._rows.push(batch)
+            self._sampler.pushed(first, n)
+            if self._rows.starts is not None and n:
+                index = np.arange(first, first + n)
+                self._sampler.exclude(index[~self._rows.is_start(index)])
+            return range(first, first + n)
 
-    def sample(self, n: int, *, sample_range: slice | None = None, **kwargs: Any) -> Batch:
+    def sample(self, n: int) -> Batch:
         """Draw rows, as a batch of new tensors that the caller owns.
 
         Args:
             n: number of rows, or of sequences.
-            sample_range: draw only from this part of the rows by age; ``slice(-100, None)`` is the
-                hundred newest.
-            kwargs: for buffer middleware.
 
         Returns:
             ``[n, …]`` (``[L, n, …]`` with ``unroll_len``): the stored leaves; ``discount`` float32
@@ -297,27 +330,32 @@ class TensorBuffer(Buffer):
         Raises:
             NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
-        if self._middleware:
-            drawn: Batch = self._through(
-                "sample", self._sample, n, sample_range=sample_range, **kwargs
-            )
-            return drawn
-        return self._sample(n, sample_range=sample_range, **kwargs)
+        if type(n) is not int:
+            n = check_count("n", n)
+        with self._lock:
+            self._check_open()
+            eligible = self._eligible(n)
+            index, weight = self._sampler.draw(n, eligible, self._generator)
+            taken = self._gather(index)
+            taken["index"] = index
+            if weight is not None:
+                taken["weight"] = weight
+            batch = _as_batch(taken)
+            return batch if self._transform is None else self._transform(batch, self)
 
     def sample_ahead(
-        self, n: int, *, at_most: int, counters: Counters | None = None, **kwargs: Any
+        self, n: int, *, at_most: int, counters: Counters | None = None
     ) -> list[Batch]:
         """Draw several batches for as many updates in a row, with one copy for all of them.
 
         The batches are those that as many calls of :meth:`sample` would return. It is one batch if
-        the next one may depend on what happens in between (priorities, buffer middleware), and few
-        if they are large.
+        the next one may depend on what happens in between (priorities, a transform), and few if
+        they are large.
 
         Args:
             n: number of rows, or of sequences, of each batch.
             at_most: the most batches to draw.
             counters: how far the run is, for a sampler with a schedule by progress.
-            kwargs: for buffer middleware.
 
         Returns:
             One to ``at_most`` batches, each as :meth:`sample` returns it.
@@ -331,12 +369,12 @@ class TensorBuffer(Buffer):
         is_independent = isinstance(sampler, UniformSampler) or (
             isinstance(sampler, PrioritySampler) and sampler.alpha == 0.0
         )
-        if is_independent and not self._middleware and not kwargs and n > 0:
+        if is_independent and self._transform is None and n > 0:
             length = 1 if self._unroll_len is None else self._burn_in + self._unroll_len
             n_fit = _BYTES_AHEAD // max(1, n * length * self._rows.row_nbytes)
             if min(n_fit, at_most) > 1:
                 return self._sample_several(n, min(n_fit, at_most))
-        return [self.sample(n, **kwargs)]
+        return [self.sample(n)]
 
     def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:
         """Copy rows by index, as they were pushed.
@@ -362,8 +400,6 @@ class TensorBuffer(Buffer):
     def steps_left(self, index: Any) -> torch.Tensor:
         """Return how many rows of its episode the buffer holds after each row.
 
-        A deleted row ends the known part of its episode.
-
         Args:
             index: int64 ``[n]``, rows that are held.
 
@@ -375,7 +411,7 @@ class TensorBuffer(Buffer):
             TypeError: if the buffer was built without ``unroll_len`` and ``follow_episodes``.
         """
         with self._lock:
-            return torch.from_numpy(self._steps_left(self._rows_of_episodes(index)))
+            return torch.from_numpy(self._rows.steps_left(self._rows_of_episodes(index)))
 
     def ahead(self, index: Any, n_steps: Any) -> torch.Tensor:
         """Return the rows that are a number of steps later in the same episode.
@@ -395,7 +431,7 @@ class TensorBuffer(Buffer):
         with self._lock:
             rows = self._rows_of_episodes(index)
             steps = np.broadcast_to(as_index(n_steps), rows.shape)
-            beyond = (steps < 0) | (steps > self._steps_left(rows))
+            beyond = (steps < 0) | (steps > self._rows.steps_left(rows))
             if beyond.any():
                 raise IndexError(
                     f"the known part of its episode has no row {steps[beyond][0]} steps after row "
@@ -423,27 +459,9 @@ class TensorBuffer(Buffer):
         """
         with self._lock:
             rows = self._rows_of_episodes(index)
-            n_later = self._steps_left(rows) + 1
+            n_later = self._rows.steps_left(rows) + 1
             n_steps = (self._generator.random(len(rows)) * n_later).astype(np.int64)
             return torch.from_numpy(self._rows.ahead(rows, n_steps))
-
-    def update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
-        """Replace some leaves of rows.
-
-        Args:
-            index: int64 ``[n]``, from ``push`` or a sample. Rows no longer held are skipped.
-            batch: ``[n, …]``, the leaves to replace.
-
-        Returns:
-            The number of rows replaced.
-
-        Raises:
-            StructureError: if a leaf is unknown, has a different shape or dtype, or determines the
-                links between rows.
-            IndexError: if an index was never assigned, or is not an integer.
-        """
-        n_updated: int = self._through("update", self._update, index, batch)
-        return n_updated
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Set priorities, for a :class:`~dmiddleware.data.PrioritySampler`.
@@ -477,31 +495,54 @@ class TensorBuffer(Buffer):
             self._sampler.update_priority(rows, values)
             return len(rows)
 
-    def delete(self, index: Any) -> int:
-        """Remove rows; they are never sampled again, not even as part of a sequence.
-
-        Args:
-            index: int64 ``[n]``. Rows no longer held are skipped.
-
-        Returns:
-            The number of rows removed.
-
-        Raises:
-            IndexError: if an index was never assigned, or is not an integer.
-        """
-        n_deleted: int = self._through("delete", self._delete, index)
-        return n_deleted
-
     def clear(self) -> None:
         """Remove all rows; structure and memory stay, and indices continue to count."""
-        self._through("clear", self._clear)
+        with self._lock:
+            self._sampler.cleared()
+            self._rows.clear()
 
     def close(self) -> None:
-        """Free the memory and remove the files of the storage; may be called twice."""
+        """Free the memory, and remove the folder of the storage if it is empty.
+
+        It may be called twice.
+        """
         with self._lock:
             self._closed = True
-            self._deleted.clear()
             self._rows.close()
+            if self._storage is not None:
+                with suppress(OSError):  # it has other files, or is gone already
+                    self._storage.rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the buffer with everything it holds, its sampler and its generator.
+
+        Raises:
+            TypeError: if its rows are in files.
+        """
+        if self._storage is not None:
+            raise TypeError(
+                "only a buffer in memory can be copied; build another one and load this one's "
+                "state_dict() into it"
+            )
+        with self._lock:
+            copied = type(self).__new__(type(self))
+            memo[id(self)] = copied
+            memo[id(self._lock)] = threading.RLock()
+            vars(copied).update(
+                {name: copy.deepcopy(value, memo) for name, value in vars(self).items()}
+            )
+        return copied
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later samples depend on: rows, links, priorities, generator.
@@ -525,14 +566,11 @@ class TensorBuffer(Buffer):
 
     def _state(self, *, live: bool) -> dict[str, Any]:
         self._check_open()
-        held = self._rows.first, self._rows.total
-        present = self._deleted.present(*held)
         return {
             "rows": self._rows.state_dict(live=live),
-            "deleted": self._deleted.state_dict(np.arange(*held)),
-            "sampler": self._sampler.state_dict(present),
+            "sampler": self._sampler.state_dict(np.arange(self._rows.first, self._rows.total)),
             "sampler_type": type(self._sampler).__name__,
-            **self._common_state(),
+            "generator": generator_to_text(self._generator),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -553,50 +591,14 @@ class TensorBuffer(Buffer):
                     f"has a {own}; build it with the same options"
                 )
             self._rows.load_state_dict(state["rows"])
-            self._deleted.load_state_dict(state["deleted"])
-            present = self._deleted.present(self._rows.first, self._rows.total)
-            self._sampler.load_state_dict(state["sampler"], present)
-            self._load_common_state(state)
-
-    def _push(self, batch: Rows) -> range:
-        with self._lock:
-            self._check_open()
-            first, n = self._rows.push(batch)
-            self._deleted.write(first, n)
-            self._sampler.pushed(first, n)
-            if self._rows.starts is not None and n:
-                index = np.arange(first, first + n)
-                self._sampler.deleted(index[~self._rows.is_start(index)])
-            return range(first, first + n)
-
-    def _sample(self, n: int, *, sample_range: slice | None = None, **unknown: Any) -> Batch:
-        if unknown:
-            raise TypeError(
-                f"sample() got {', '.join(unknown)}, which neither a TensorBuffer nor its buffer "
-                "middleware takes"
-            )
-        if type(n) is not int:
-            n = check_count("n", n)
-        with self._lock:
-            self._check_open()
-            eligible = self._eligible(sample_range)
-            count = min(eligible.count, len(self))
-            if n > count or n < 1:
-                raise _not_enough(n, count, len(self))
-            index, weight = self._sampler.draw(n, eligible, self._generator)
-            taken = self._gather(index)
-            taken["index"] = index
-            if weight is not None:
-                taken["weight"] = weight
-            return _as_batch(taken)
+            held = np.arange(self._rows.first, self._rows.total)
+            self._sampler.load_state_dict(state["sampler"], held)
+            self._generator = generator_from_text(state["generator"])
 
     def _sample_several(self, n: int, n_batches: int) -> list[Batch]:
         with self._lock:
             self._check_open()
-            eligible = self._eligible(None)
-            count = min(eligible.count, len(self))
-            if n > count:
-                raise _not_enough(n, count, len(self))
+            eligible = self._eligible(n)
             drawn = [self._sampler.draw(n, eligible, self._generator) for _ in range(n_batches)]
             index = np.stack([rows for rows, _ in drawn])
             taken = self._gather(index)
@@ -610,37 +612,14 @@ class TensorBuffer(Buffer):
                 for number in range(n_batches)
             ]
 
-    def _eligible(self, sample_range: slice | None) -> Eligible:
-        first, total, count = self._rows.first, self._rows.total, len(self)
+    def _eligible(self, n: int) -> Eligible:
+        """Return the rows that can be drawn, or raise an error if they are fewer than ``n``."""
+        rows = self._rows
+        count = len(self) if rows.starts is None else len(rows.starts)
+        if n > count or n < 1:
+            raise _not_enough(n, count, len(self))
         accept = self._begins_sequence if self._shortest > 1 else None
-        if len(self._deleted) and sample_range is None and self._rows.starts is None:
-            # Without a look at every row, if the sampler can.
-            if type(self._sampler) is PrioritySampler and accept is None:
-                return Eligible(first, count, total, self._size)  # deleted rows have no mass
-            may_retry = type(self._sampler) is UniformSampler and self._sampler.replace
-            if may_retry and 2 * count >= total - first:
-                accept = self._is_present if accept is None else self._begins_present_sequence
-                return Eligible(first, total - first, total, self._size, accept=accept)
-        index = self._deleted.present(first, total) if len(self._deleted) else None
-        starts = self._rows.starts
-        is_all = True
-        if sample_range is not None:
-            if not isinstance(sample_range, slice) or sample_range.step not in (None, 1):
-                raise ValueError(
-                    "sample_range must be a slice without a step, for example slice(-100, None), "
-                    f"got {sample_range!r:.100}"
-                )
-            start, stop, _ = sample_range.indices(count)
-            is_all = stop - start >= count
-            count = max(0, stop - start)
-            first = first + start if index is None else int(index[start]) if count else total
-            index = None if index is None else index[start:stop]
-        if starts is not None:
-            last = first + count - 1 if index is None else int(index[-1]) if count else first - 1
-            starts = starts[starts.searchsorted(first) : starts.searchsorted(last, side="right")]
-            index = starts[~self._deleted.at(starts)] if len(self._deleted) else starts
-            count = len(index)
-        return Eligible(first, count, total, self._size, is_all, index, accept)
+        return Eligible(rows.first, count, rows.total, self._size, index=rows.starts, accept=accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}
@@ -656,7 +635,7 @@ class TensorBuffer(Buffer):
             )
         window = n_step_returns(
             index,
-            self._successor,
+            self._rows.successor,
             lambda rows: self._rows.take(rows, ("reward",))["reward"],
             n_step=self._n_step,
             discount=self._discount,
@@ -666,22 +645,9 @@ class TensorBuffer(Buffer):
         own = set(self._rows.paths) - ends - {"reward"}
         return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
 
-    def _successor(self, index: Ints) -> Ints:
-        following = self._rows.successor(index)
-        if len(self._deleted):
-            following[self._deleted.at(following)] = -1
-        return following
-
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
-        wanted = self._shortest - 1
-        begins: npt.NDArray[np.bool_] = self._steps_left(index, at_most=wanted) == wanted
+        begins: npt.NDArray[np.bool_] = self._rows.steps_left(index) >= self._shortest - 1
         return begins
-
-    def _is_present(self, index: Ints) -> npt.NDArray[np.bool_]:
-        return ~self._deleted.at(index)
-
-    def _begins_present_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
-        return self._is_present(index) & self._begins_sequence(index)
 
     def _sequences(self, start: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return the rows of the sequences that start at rows ``[…, n]``, with their mask.
@@ -691,22 +657,8 @@ class TensorBuffer(Buffer):
         assert self._unroll_len is not None
         length = self._burn_in + self._unroll_len
         n_steps = np.arange(length)[:, None]
-        left = self._steps_left(start, at_most=length - 1)[..., None, :]
+        left = self._rows.steps_left(start)[..., None, :]
         return self._rows.ahead(start[..., None, :], np.minimum(n_steps, left)), n_steps <= left
-
-    def _steps_left(self, index: Ints, *, at_most: int | None = None) -> Ints:
-        left = self._rows.steps_left(index)
-        if at_most is not None:
-            left = np.minimum(left, at_most)
-        if len(self._deleted):
-            # Look at all later rows of each row, one after the other.
-            count = left.reshape(-1)
-            row = np.repeat(np.arange(len(count)), count)
-            n_steps = np.arange(1, len(row) + 1) - np.repeat(count.cumsum() - count, count)
-            gone = self._deleted.at(self._rows.ahead(index.reshape(-1)[row], n_steps))
-            np.minimum.at(count, row[gone], n_steps[gone] - 1)
-            left = count.reshape(index.shape)
-        return left
 
     def _rows_of_episodes(self, index: Any) -> Ints:
         if self._unroll_len is None and not self._follow_episodes:
@@ -725,48 +677,9 @@ class TensorBuffer(Buffer):
             )
         return rows
 
-    def _update(self, index: Any, batch: Batch | Mapping[str, Any]) -> int:
-        with self._lock:
-            rows = as_index(index)
-            held = self._is_held(rows)
-            if not held.all():
-                kept = torch.from_numpy(np.flatnonzero(held))
-                rows, batch = rows[held], index_rows(as_batch(batch), kept)
-            self._rows.update(rows, batch)
-            return len(rows)
-
-    def _delete(self, index: Any) -> int:
-        with self._lock:
-            rows = np.unique(as_index(index))
-            rows = rows[self._is_held(rows)]
-            if len(rows):
-                self._sampler.deleted(rows)
-                self._deleted.delete(rows)
-                self._drop_deleted_at_the_old_end()
-            return len(rows)
-
-    def _drop_deleted_at_the_old_end(self) -> None:
-        oldest = self._deleted.oldest_present(self._rows.first, self._rows.total)
-        if oldest > self._rows.first:
-            self._deleted.drop(self._rows.first, oldest)
-            self._rows.drop_before(oldest)
-
-    def _clear(self) -> None:
-        with self._lock:
-            self._deleted.clear()
-            self._sampler.cleared()
-            self._rows.clear()
-
-    def _check_copyable(self) -> None:
-        if not isinstance(self._storage, RamStorage):
-            raise TypeError(
-                "only a buffer with storage='ram' can be copied; build another one and load this "
-                "one's state_dict() into it"
-            )
-
     def _are_all_held(self, index: Ints) -> bool:
         """Return quickly whether all of these rows (at least one) are certainly held."""
-        if not len(index) or len(self._deleted):
+        if not len(index):
             return False
         # As unsigned numbers, indices before the first one are greater than the last one.
         age = (index - self._rows.first).view(np.uint64)
@@ -778,9 +691,7 @@ class TensorBuffer(Buffer):
                 f"{self._rows.total} rows have been pushed, so indices are 0 … "
                 f"{self._rows.total - 1}, but got {index.min()} … {index.max()}"
             )
-        held = index >= self._rows.first
-        if len(self._deleted):
-            held &= ~self._deleted.at(index)
+        held: npt.NDArray[np.bool_] = index >= self._rows.first
         return held
 
     def _check_open(self) -> None:
@@ -855,3 +766,7 @@ def _not_enough(n: int, count: int, held: int) -> Exception:
     return NotEnoughData(
         f"asked for {n} rows, but {where}; push {n - count} more before sampling, or sample fewer"
     )
+
+
+def _settings_of(part: Sampler | SampleTransform) -> dict[str, Any]:
+    return {"type": type(part).__name__, **getattr(part, "settings", {})}

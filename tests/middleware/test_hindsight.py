@@ -47,9 +47,10 @@ class BitRun:
             target_update_freq=1,
             target_tau=0.05,
         )
-        self.buffer = TensorBuffer(20_000, follow_episodes=True, seed=0)
-        if hindsight:
-            self.buffer.use(HindsightReplay(compute_reward, compute_terminated=reached))
+        transform = HindsightReplay(compute_reward, compute_terminated=reached)
+        self.buffer = TensorBuffer(
+            20_000, follow_episodes=True, transform=transform if hindsight else None, seed=0
+        )
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(eps_greedy_handler(start=0.2, end=0.05, decay_steps=2000))
         self.task.use(StepCollector(self.policy, envs, n_sample=16 * n_bits))
@@ -83,8 +84,7 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
 ) -> None:
     envs = make_env_manager(PointGoal, env_num=2, seed=0)
     policy = policy_class.for_env(envs, seed=0, batch_size=16)
-    buffer = TensorBuffer(500, follow_episodes=True, seed=0)
-    buffer.use(HindsightReplay(near))
+    buffer = TensorBuffer(500, follow_episodes=True, transform=HindsightReplay(near), seed=0)
     before = {name: p.clone() for name, p in policy.get_attribute("model").named_parameters()}
     ctx = run_steps(
         StepCollector(policy, envs, n_sample=50),
@@ -100,7 +100,7 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
 def test_policy_with_n_step_targets_is_refused() -> None:
     envs = bit_envs(2, 4, seed=0)
     policy = DQNPolicy.for_env(envs, nstep=3)
-    buffer = TensorBuffer(100, follow_episodes=True).use(HindsightReplay(compute_reward))
+    buffer = TensorBuffer(100, follow_episodes=True, transform=HindsightReplay(compute_reward))
     with Task(OnlineRLContext()) as task:
         task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs, n_sample=8))
         task.use(data_pusher(buffer)).use(OffPolicyLearner(policy, buffer))

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, at_least, count, optional, switch
-from dmiddleware.data.buffer import check_state
 from dmiddleware.data.buffer_middleware import clone_object
+from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.classic.tracked_data import TrackedData, data_id_of
 from dmiddleware.data.deque_buffer import DequeBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData

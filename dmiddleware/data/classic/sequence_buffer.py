@@ -92,7 +92,7 @@ class _EpisodeNumbers(ActionMiddleware):
 
     def of(self, index: Ints) -> Ints:
         """Return the number of the episode of each item."""
-        return self._number.take(index % self._deque.size)
+        return self._number.take(index % self._attached.size)
 
     def push(self, chain: Chain, data: Any, meta: Mapping[str, Any] | None = None) -> int:
         """Note the episode of a new item."""
@@ -103,7 +103,7 @@ class _EpisodeNumbers(ActionMiddleware):
             self._current += 1
         self._source = source
         self._is_over = bool(_plain(step.get("done", False)))
-        self._number[index % self._deque.size] = self._current
+        self._number[index % self._attached.size] = self._current
         return index
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class TrackedData(ActionMiddleware):
         """Note the id of the new item, and that the item it replaces has left."""
         data_id = data_id_of(data)
         index: int = chain(data, meta=meta)
-        self._leave(index - self._deque.size)
+        self._leave(index - self._attached.size)
         self._id_of[index] = data_id
         self._held[data_id] += 1
         self._left.pop(data_id, None)

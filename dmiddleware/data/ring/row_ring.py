@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.batch import Batch
 from dmiddleware.data.ring.episode_index import NONE, EpisodeLinks, Pushed, SideTable
 from dmiddleware.data.ring.episode_table import EpisodeTable, SequenceStarts
 from dmiddleware.data.ring.frame_stacks import FrameStacks
-from dmiddleware.data.ring.storage import Storage
+from dmiddleware.data.ring.storage import Allocate
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
 from dmiddleware.errors import CheckpointMismatch, StructureError
 
 __all__ = ["RowRing"]
-
-Allocate: TypeAlias = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 
 _Structure: TypeAlias = EpisodeLinks | EpisodeTable | SequenceStarts | SideTable | FrameStacks
 
@@ -40,7 +37,7 @@ class RowRing:
 
     Args:
         size: capacity in rows.
-        storage: allocates memory for the columns.
+        allocate: returns an array of zeros for ``(name, shape, dtype)``.
         linked: whether to link consecutive rows of an episode, by the columns ``episode_id`` and
             ``done``.
         store_next_obs: whether ``next_obs`` is stored in full. If not, it is read from the
@@ -58,7 +55,7 @@ class RowRing:
     def __init__(
         self,
         size: int,
-        storage: Storage,
+        allocate: Allocate,
         *,
         linked: bool,
         store_next_obs: bool,
@@ -72,7 +69,7 @@ class RowRing:
         self.first = 0
         self.total = 0
         self.row_nbytes = 0  # of a row as it is pushed
-        self._storage = storage
+        self._allocate = allocate
         self._linked = linked
         self._store_next_obs = store_next_obs
         self._stride = stride
@@ -157,31 +154,6 @@ class RowRing:
             self._take_next_obs(self._side, taken, index, paths)
         return taken
 
-    def update(self, index: Ints, batch: Batch | Mapping[str, Any]) -> None:
-        """Replace leaves of rows that are held.
-
-        Args:
-            index: int64 ``[n]``.
-            batch: ``[n, …]``, some of the leaves.
-
-        Raises:
-            StructureError: if a leaf is unknown, has a different shape or dtype, or determines the
-                links between rows; nothing has changed.
-        """
-        if self._schema is None or self._columns is None:
-            raise StructureError("the buffer is empty; push a batch before you update rows")
-        rows = self._schema.arrays(as_batch(batch), (len(index),), partly=True)
-        fixed = {"episode_id", "done"} if self._linked else set()
-        if self._side is not None:
-            fixed |= {"obs", _NEXT}
-        refused = sorted({path for path in rows if _root(path) in fixed})
-        if refused:
-            raise StructureError(
-                f"{', '.join(refused)} cannot be updated in this buffer, because it determines the "
-                "links between rows; push new rows instead"
-            )
-        self._columns.put(index % self.size, rows)
-
     def successor(self, index: Ints) -> Ints:
         """Return the rows that follow, -1 where there is none (yet); any shape."""
         assert self._links is not None  # options that follow episodes switch links on
@@ -242,7 +214,6 @@ class RowRing:
             self._columns.arrays.clear()
         self._columns = self._links = self._episodes = self._starts = None
         self._side = self._at_starts = self._stacks = None
-        self._storage.close()
 
     def state_dict(self, *, live: bool = False) -> dict[str, Any]:
         """Return all rows that are held, oldest first, and their links.
@@ -397,11 +368,7 @@ class RowRing:
         stacked = [schema.leaves[path] for path in sorted(self._frame_stacks)]
         frames = [Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in stacked]
         stored = Schema(list((stored.leaves | {leaf.path: leaf for leaf in frames}).values()))
-        try:
-            self._columns = Columns(self.size, stored, self._storage.allocate)
-        except BaseException:
-            self._storage.close()
-            raise
+        self._columns = Columns(self.size, stored, self._allocate)
         self._schema = schema
         sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in schema.leaves.values()]
         self.row_nbytes = sum(sizes)
@@ -611,11 +578,6 @@ class Columns:
             path: [array[start : start + n_rows], *([array[:wrapped]] if wrapped else [])]
             for path, array in self.arrays.items()
         }
-
-    def put(self, slots: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
-        """Write rows of some or all columns to slots, int64 ``[n]``."""
-        for path, array in rows.items():
-            self.arrays[path][slots] = array
 
     def take(
         self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None

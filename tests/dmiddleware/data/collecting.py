@@ -106,10 +106,6 @@ class NaiveBuffer:
             self.rows.pop(self.total - self.size, None)
             self.total += 1
 
-    def delete(self, index):
-        for i in index:
-            self.rows.pop(i, None)
-
     def successor(self, i):
         episode, step = self.rows[i]["obs"]
         if self.rows[i]["done"]:

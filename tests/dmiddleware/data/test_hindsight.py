@@ -4,7 +4,6 @@ import torch
 
 from dmiddleware.data import (
     Batch,
-    DequeBuffer,
     HindsightReplay,
     PrioritySampler,
     TensorBuffer,
@@ -42,8 +41,8 @@ def test_a_function_that_reads_the_info_is_told_that_there_is_none(read, functio
         return (achieved == desired).all(-1) * READS[read](info)
 
     functions = {"compute_reward": reward, function: reads_info}
-    buffer = TensorBuffer(100, follow_episodes=True, seed=0)
-    buffer.use(HindsightReplay(**functions, n_goals=1000))
+    hindsight = HindsightReplay(**functions, n_goals=1000)
+    buffer = TensorBuffer(100, follow_episodes=True, transform=hindsight, seed=0)
     buffer.push(episodes())
     with pytest.raises(ConfigError, match=rf"{function} reads .* stores no infos"):
         buffer.sample(8)
@@ -72,9 +71,13 @@ def episodes(lengths=LENGTHS):
 
 def hindsight_buffer(*, rows=None, seed=0, sampler=None, store_next_obs=True, **options):
     buffer = TensorBuffer(
-        100, follow_episodes=True, seed=seed, sampler=sampler, store_next_obs=store_next_obs
+        100,
+        follow_episodes=True,
+        sampler=sampler,
+        store_next_obs=store_next_obs,
+        transform=HindsightReplay(reward, **options),
+        seed=seed,
     )
-    buffer.use(HindsightReplay(reward, **options))
     buffer.push(episodes() if rows is None else rows)
     return buffer
 
@@ -177,8 +180,8 @@ def test_goals_of_any_shape_and_dtype_are_replaced():
     rows = episodes((9,))
     for name in ("obs", "next_obs"):
         rows[name] = as_tree({key: bits(rows[name][key]) for key in rows[name]})
-    buffer = TensorBuffer(20, follow_episodes=True, seed=0)
-    buffer.use(HindsightReplay(lambda a, d, info: (a == d).all((1, 2)) - 1.0, n_goals=1000))
+    hindsight = HindsightReplay(lambda a, d, info: (a == d).all((1, 2)) - 1.0, n_goals=1000)
+    buffer = TensorBuffer(20, follow_episodes=True, transform=hindsight, seed=0)
     buffer.push(rows)
     batch = buffer.sample(9)
     assert batch.obs.desired_goal.shape == (9, 2, 4)
@@ -196,12 +199,7 @@ def test_goals_of_any_shape_and_dtype_are_replaced():
 def test_buffer_that_cannot_give_single_steps_of_episodes_is_refused(options, request):
     name = request.node.callspec.id
     with pytest.raises(ConfigError, match=name):
-        TensorBuffer(10, **options).use(HindsightReplay(reward))
-
-
-def test_buffer_of_objects_is_refused():
-    with pytest.raises(TypeError, match="TensorBuffer"):
-        DequeBuffer(10).use(HindsightReplay(reward))
+        TensorBuffer(10, transform=HindsightReplay(reward), **options)
 
 
 def test_rows_of_n_step_returns_are_refused():
@@ -220,8 +218,8 @@ def test_rows_without_goals_are_refused(name):
 
 
 def test_function_of_one_pair_of_goals_is_refused():
-    buffer = TensorBuffer(20, follow_episodes=True, seed=0)
-    buffer.use(HindsightReplay(lambda a, d, info: -float(np.linalg.norm(a - d)), n_goals=1000))
+    one_pair = HindsightReplay(lambda a, d, info: -float(np.linalg.norm(a - d)), n_goals=1000)
+    buffer = TensorBuffer(20, follow_episodes=True, transform=one_pair, seed=0)
     buffer.push(episodes())
     with pytest.raises(StructureError, match="compute_reward must return one value for each of 10"):
         buffer.sample(10)

@@ -12,10 +12,10 @@ from .collecting import Collector, NaiveBuffer, as_batch, every_row
 
 @st.composite
 def histories(draw):
-    """Actions on a buffer: pushes of several collectors in several layouts, deletions, clearing."""
+    """Actions on a buffer: pushes of several collectors in several layouts, and clearing."""
     return [
         (
-            draw(st.sampled_from(["push"] * 6 + ["flat", "episode", "delete", "clear"])),
+            draw(st.sampled_from(["push"] * 6 + ["flat", "episode", "clear"])),
             draw(st.integers(0, 1)),
             draw(st.integers(1, 6)),
         )
@@ -34,7 +34,6 @@ def run(history, size, seed, *, odd_next_obs=False, **options):
         Collector(1 + seed % 4, seed + 1, 10_000, odd_next_obs),
         Collector(1, seed + 2, 20_000, odd_next_obs),
     ]
-    generator = np.random.default_rng(seed)
     for name, which, n_steps in history:
         if name == "push":
             rows = collectors[which].rows(n_steps)
@@ -49,13 +48,9 @@ def run(history, size, seed, *, odd_next_obs=False, **options):
             flat = [step[0] for step in collectors[2].rows(n_steps)]
             buffer.push(as_batch(flat, (n_steps,)))
             naive.push(flat)
-        elif name == "delete" and naive.rows:
-            index = generator.choice(list(naive.rows), 2)
-            buffer.delete(index)
-            naive.delete(index)
         elif name == "clear":
             buffer.clear()
-            naive.delete(list(naive.rows))
+            naive.rows.clear()
         assert len(buffer) == len(naive.rows)
     return buffer, naive
 

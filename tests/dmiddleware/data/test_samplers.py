@@ -65,28 +65,17 @@ def test_a_priority_sampler_draws_in_proportion_to_priority_to_the_alpha():
     assert chi_square(counts[25:], mass / mass.sum()) < 1.6
 
 
-@pytest.mark.parametrize("part", ["sample_range", "deleted", "accept"])
-def test_a_part_of_the_rows_is_drawn_in_the_same_proportion(part):
+def test_a_part_of_the_rows_is_drawn_in_the_same_proportion():
     sampler = PrioritySampler(alpha=1.0)
     buffer = TensorBuffer(40, sampler=sampler, seed=0)
     buffer.push(rows(0, 65))
     priority = np.random.default_rng(1).exponential(size=65)
     buffer.update_priority(np.arange(65), priority)
-    allowed = np.arange(65) >= 25
-    if part == "sample_range":
-        allowed &= (np.arange(65) >= 30) & (np.arange(65) < 50)
-        index = [buffer.sample(10, sample_range=slice(5, -15))["index"] for _ in range(800)]
-    elif part == "deleted":
-        buffer.delete([27, 40, 64])
-        allowed[[27, 40, 64]] = False
-        index = [buffer.sample(10)["index"] for _ in range(800)]
-    else:
-        allowed &= np.arange(65) % 7 == 0
-        eligible = Eligible(25, 40, 65, 40, accept=lambda i: i % 7 == 0)
-        generator = np.random.default_rng(0)
-        index = [sampler.draw(10, eligible, generator)[0] for _ in range(800)]
+    eligible = Eligible(25, 40, 65, 40, accept=lambda i: i % 7 == 0)
+    generator = np.random.default_rng(0)
+    index = [sampler.draw(10, eligible, generator)[0] for _ in range(800)]
     counts = np.bincount(np.concatenate(index), minlength=65)
-    mass = np.where(allowed, priority, 0)
+    mass = np.where((np.arange(65) >= 25) & (np.arange(65) % 7 == 0), priority, 0)
     assert chi_square(counts, mass / mass.sum()) < 1.7
 
 
@@ -154,11 +143,10 @@ def test_the_last_priority_of_an_index_counts_and_overwritten_rows_are_skipped()
     sampler = PrioritySampler(alpha=1.0, eps=1e-6)
     buffer = TensorBuffer(4, sampler=sampler)
     buffer.push(rows(0, 6))
-    buffer.delete([3])
-    n_set = buffer.update_priority(torch.tensor([5, 1, 3, 5, 4]), torch.tensor([9.0, 9, 9, 2, 3]))
+    n_set = buffer.update_priority(torch.tensor([5, 1, 0, 5, 4]), torch.tensor([9.0, 9, 9, 2, 3]))
     assert n_set == 3
     mass = sampler.state_dict(np.arange(2, 6))["mass"]
-    assert np.allclose(mass, [1, 0, 3, 2], atol=1e-5)
+    assert np.allclose(mass, [1, 1, 3, 2], atol=1e-5)
     assert buffer.update_priority([5], np.array([-0.0])) == 1
     assert np.allclose(sampler.state_dict(np.array([5]))["mass"], 1e-6)
     half = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16, requires_grad=True)
@@ -205,9 +193,7 @@ def test_mistakes_with_priorities_are_rejected():
 
 
 ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["push", "update", "delete", "clear", "sample"]), st.integers(0, 2**32 - 1)
-    ),
+    st.tuples(st.sampled_from(["push", "update", "clear", "sample"]), st.integers(0, 2**32 - 1)),
     max_size=25,
 )
 
@@ -234,10 +220,6 @@ def test_priorities_equal_those_of_a_naive_model(actions, size):
                 if i in model:
                     model[i] = p
                     highest = max(highest, p)
-        elif name == "delete" and total:
-            index = generator.integers(0, total, 5)
-            buffer.delete(index)
-            model = {i: p for i, p in model.items() if i not in index}
         elif name == "clear":
             buffer.clear()
             model = {}
@@ -248,29 +230,3 @@ def test_priorities_equal_those_of_a_naive_model(actions, size):
         assert len(buffer) == len(model)
         mass = sampler.state_dict(np.array(list(model), np.int64))["mass"]
         assert np.allclose(mass, [(p + 1e-6) ** 0.6 for p in model.values()], rtol=1e-12)
-
-
-@pytest.mark.parametrize("n_deleted", [1, 10, 24])
-@pytest.mark.parametrize("sampler", [UniformSampler, PrioritySampler])
-def test_the_rows_that_were_not_deleted_are_drawn_equally_often(sampler, n_deleted):
-    buffer = TensorBuffer(30, sampler=sampler(), seed=0)
-    buffer.push(as_tree({"x": torch.arange(40)}))
-    deleted = 12 + torch.randperm(27, generator=torch.Generator().manual_seed(1))[:n_deleted]
-    buffer.delete(deleted)
-    with pytest.raises(NotEnoughData, match=f"asked for {31 - n_deleted} rows"):
-        buffer.sample(31 - n_deleted)
-    n_rows, n_draws = len(buffer), 3000
-    drawn = torch.cat([buffer.sample(n_rows)["index"] for _ in range(n_draws)])
-    counts = torch.bincount(drawn, minlength=40)
-    assert n_rows == 30 - n_deleted
-    assert counts[buffer.index].sum() == n_rows * n_draws
-    assert ((counts[buffer.index] - n_draws).abs() < 5 * n_draws**0.5).all()
-
-
-def test_only_sequences_without_deleted_rows_are_drawn():
-    options = {"unroll_len": 3, "unroll_pad": False}
-    buffer = TensorBuffer(40, seed=0, **options)
-    buffer.push({"done": torch.zeros(40, 1).bool(), "episode_id": torch.zeros(40, 1).long()})
-    buffer.delete([7, 20, 21])
-    drawn = {index for _ in range(100) for index in buffer.sample(20)["index"].tolist()}
-    assert drawn == set(range(38)) - {5, 6, 7, 18, 19, 20, 21}

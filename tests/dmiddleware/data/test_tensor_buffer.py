@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import (
-    DequeBuffer,
     PrioritySampler,
     TensorBuffer,
     UniformSampler,
@@ -55,7 +54,7 @@ def test_sampled_rows_are_rows_that_were_pushed():
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 20),
-    st.lists(st.tuples(st.sampled_from(["push", "delete", "clear"]), st.integers(0, 30))),
+    st.lists(st.tuples(st.sampled_from(["push", "push", "clear"]), st.integers(0, 30))),
 )
 def test_it_holds_what_a_naive_model_holds(size, actions):
     buffer, model, total = TensorBuffer(size), [], 0
@@ -64,19 +63,22 @@ def test_it_holds_what_a_naive_model_holds(size, actions):
             assert list(buffer.push(rows(total, n)))[-n:] == [*range(total, total + n)][-size:]
             model = [i for i in [*model, *range(total, total + n)] if i >= total + n - size]
             total += n
-        elif name == "delete" and total:
-            gone = n % total
-            assert buffer.delete([gone, gone]) == (gone in model)
-            model = [i for i in model if i != gone]
         elif name == "clear":
             buffer.clear()
             model = []
         assert len(buffer) == len(model)
         assert buffer.get(model).number.tolist() == model if model else True
         if model:
-            start, stop = sorted((n % len(model), len(model)))
-            part = buffer.sample(stop - start, sample_range=slice(start, stop)).number.tolist()
-            assert set(part) <= set(model[start:stop])
+            assert set(buffer.sample(len(model)).number.tolist()) <= set(model)
+
+
+def test_rows_that_are_no_longer_held_cannot_be_read():
+    buffer = TensorBuffer(4)
+    buffer.push(rows(0, 6))
+    with pytest.raises(IndexError, match="indices are 0 … 5"):
+        buffer.get([6])
+    with pytest.raises(IndexError, match="row 1 is no longer held"):
+        buffer.get([2, 1])
 
 
 def test_changing_a_sample_does_not_change_the_buffer():
@@ -179,42 +181,12 @@ def test_the_error_of_a_sample_that_is_too_large_says_how_many_rows_are_missing(
     buffer.push(rows(0, 6))
     with pytest.raises(NotEnoughData, match="asked for 8 rows, but the buffer holds 6; push 2"):
         buffer.sample(8)
-    with pytest.raises(NotEnoughData, match="of which 2 can be drawn"):
-        buffer.sample(3, sample_range=slice(-2, None))
+    starts = TensorBuffer(10, unroll_len=3, stride=3)
+    starts.push(as_batch([step[0] for step in Collector(1, 7).rows(6)], (6,)))
+    with pytest.raises(NotEnoughData, match=r"holds 6, of which \d can be drawn"):
+        starts.sample(6)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         buffer.sample(0)
-    with pytest.raises(ValueError, match="without a step"):
-        buffer.sample(1, sample_range=slice(0, 4, 2))
-
-
-def test_rows_are_updated_in_place():
-    buffer = TensorBuffer(4)
-    buffer.push(rows(0, 6))
-    n = buffer.update([1, 5, 2], {"obs": {"speed": torch.tensor([7.0, 8.0, 9.0])}})
-    assert n == 2  # row 1 is gone
-    assert buffer.get([2, 3, 4, 5]).obs.speed.tolist() == [9, 3, 4, 8]
-    with pytest.raises(StructureError, match="odd unexpected"):
-        buffer.update([2], {"odd": torch.zeros(1)})
-    with pytest.raises(IndexError, match="indices are 0 … 5"):
-        buffer.update([6], {"number": torch.zeros(1, dtype=torch.int64)})
-    with pytest.raises(IndexError, match="row 1 is no longer held"):
-        buffer.get([2, 1])
-    linked = TensorBuffer(4, n_step=2)
-    linked.push(as_batch([step[0] for step in Collector(1, 0).rows(3)], (3,)))
-    linked.update([0], {"reward": torch.tensor([5.0])})
-    with pytest.raises(StructureError, match="done cannot be updated"):
-        linked.update([0], {"done": torch.tensor([True])})
-
-
-def test_updates_skip_rows_that_are_no_longer_held():
-    buffer = TensorBuffer(4)
-    buffer.push({"obs": (np.zeros((6, 2)), np.zeros(6)), "number": np.arange(6)})
-    new = {"obs": (np.ones((2, 2)), np.array([7.0, 8.0])), "number": [70, 80]}
-    assert buffer.update([1, 3], new) == 1
-    assert buffer.get([2, 3]).number.tolist() == [2, 80]
-    assert buffer.get([2, 3]).obs["1"].tolist() == [0, 8]
-    with pytest.raises(StructureError, match="odd unexpected"):
-        buffer.update([3], {"odd": np.zeros(1)})
 
 
 @pytest.mark.parametrize("odd", [np.arange(6) > 3, torch.arange(6) > 3, [4.0, 5.0]])
@@ -222,16 +194,14 @@ def test_only_integers_select_rows(odd):
     buffer = TensorBuffer(6, sampler=PrioritySampler())
     buffer.push(rows(0, 6))
     for use in (
-        buffer.delete,
         buffer.get,
-        lambda index: buffer.update(index, {"number": torch.zeros(len(index), dtype=torch.int64)}),
         lambda index: buffer.update_priority(index, np.ones(len(index))),
     ):
         with pytest.raises(IndexError, match="must be int64"):
             use(odd)
     assert buffer.index.tolist() == list(range(6))
-    assert buffer.delete([]) == 0
-    assert buffer.delete(torch.tensor([4, 5], dtype=torch.uint8)) == 2
+    assert len(buffer.get([]).number) == 0
+    assert buffer.get(torch.tensor([4, 5], dtype=torch.uint8)).number.tolist() == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +281,6 @@ def test_a_loaded_buffer_continues_as_the_original(name, n_pushes, copied, tmp_p
             for buffer, sample in zip(buffers, samples, strict=True):
                 if "weight" in to_dict(sample):
                     buffer.update_priority(sample["index"], sample["index"] % 7 + 0.1)
-                buffer.delete([sample["index"][0]])
 
     original, restored = build(name, 0), build(name, 99)
     restored.push(batch())  # replaced by the loaded state
@@ -360,7 +329,6 @@ def test_batches_drawn_ahead_are_those_drawn_one_by_one(name):
         collector = Collector(3, seed=1)
         for _ in range(6):
             buffer.push(as_batch([row for step in collector.rows(4) for row in step], (4, 3)))
-        buffer.delete([buffer.index[7]])
     batches = ahead.sample_ahead(4, at_most=5)
     assert len(batches) == (1 if isinstance(ahead.sampler, PrioritySampler) else 5)
     for batch in batches:
@@ -370,7 +338,15 @@ def test_batches_drawn_ahead_are_those_drawn_one_by_one(name):
         ahead.sample_ahead(51, at_most=5)
 
 
-def test_few_batches_are_drawn_ahead_if_they_are_large_or_middleware_may_change_them():
+class Unchanged:
+    def attach(self, buffer):
+        pass
+
+    def __call__(self, batch, buffer):
+        return batch
+
+
+def test_few_batches_are_drawn_ahead_if_they_are_large_or_a_transform_may_change_them():
     buffer = TensorBuffer(100, seed=0)
     buffer.push({"x": torch.zeros(100, 1024)})
     assert len(buffer.sample_ahead(32, at_most=100)) == 4
@@ -379,8 +355,9 @@ def test_few_batches_are_drawn_ahead_if_they_are_large_or_middleware_may_change_
     small.push(rows(0, 10))
     drawn = small.sample_ahead(4, at_most=3)
     assert [batch["weight"].tolist() for batch in drawn] == [[1.0] * 4] * 3
-    small.use(lambda action, chain, *args, **kwargs: chain(*args, **kwargs))
-    assert len(small.sample_ahead(4, at_most=3)) == 1
+    transformed = TensorBuffer(10, transform=Unchanged(), seed=0)
+    transformed.push(rows(0, 10))
+    assert len(transformed.sample_ahead(4, at_most=3)) == 1
 
 
 def test_a_state_with_different_options_or_leaves_is_rejected():
@@ -492,9 +469,9 @@ def test_a_deep_copy_is_independent_and_draws_the_same(name):
     assert len(original) == 50
 
 
-def test_a_buffer_in_shared_memory_cannot_be_copied():
+def test_a_buffer_in_files_cannot_be_copied(tmp_path):
     with (
-        TensorBuffer(10, storage="shared") as buffer,
+        TensorBuffer(10, storage=tmp_path) as buffer,
         pytest.raises(TypeError, match="state_dict"),
     ):
         copy.deepcopy(buffer)
@@ -506,19 +483,16 @@ def test_a_buffer_in_shared_memory_cannot_be_copied():
         ({"n": "3"}, TypeError),
         ({"n": 3.0}, TypeError),
         ({"n": 0}, ValueError),
-        ({"n": 1, "sample_range": 3}, ValueError),
-        ({"n": 1, "sample_range": slice(0, 5, 2)}, ValueError),
         ({"n": 1, "groupby": "episode"}, TypeError),
     ],
 )
 def test_invalid_samples_are_rejected(arguments, error):
     buffer = TensorBuffer(10)
     buffer.push(rows(0, 6))
-    with pytest.raises(error, match=r"n must be|sample_range|groupby"):
+    with pytest.raises(error, match=r"n must be|groupby"):
         buffer.sample(**arguments)
 
 
-@pytest.mark.parametrize("buffer", [TensorBuffer(3), DequeBuffer(3)])
-def test_a_state_of_something_else_is_rejected(buffer):
+def test_a_state_of_something_else_is_rejected():
     with pytest.raises(CheckpointMismatch, match="it has no"):
-        buffer.load_state_dict({"model": {}})
+        TensorBuffer(3).load_state_dict({"model": {}})

@@ -98,7 +98,7 @@ def sample_of(buffer, n):
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["push", "push", "push", "push", "flat", "delete", "clear", "restore"]),
+        st.sampled_from(["push", "push", "push", "push", "flat", "clear", "restore"]),
         st.integers(0, 1),
         st.integers(1, 7),
     ),
@@ -129,14 +129,10 @@ def test_frames_stored_once_are_sampled_as_the_stacks_that_were_pushed(
         StackingEnvs(3, seed, depth=depth, odd=odd),
         StackingEnvs(2, seed + 1, depth=depth, odd=odd, first_id=1000),
     ]
-    generator = np.random.default_rng(seed)
     for name, which, n in actions:
         if name in ("push", "flat"):
             batch = envs[which].batch(n, flat=name == "flat")
             assert once.push(batch) == full.push(batch)
-        elif name == "delete" and len(full):
-            gone = generator.choice(full.index, n)
-            assert once.delete(gone) == full.delete(gone)
         elif name == "clear":
             once.clear()
             full.clear()
@@ -177,7 +173,6 @@ def test_a_saved_buffer_continues_with_the_same_stacks(sampler, tmp_path):
     envs = StackingEnvs(3, 0)
     for _ in range(9):
         buffer.push(envs.batch(2))
-    buffer.delete(buffer.index[:2])
     save_checkpoint(tmp_path / "buffer.ckpt", buffer.state_dict())
     restored.load_state_dict(load_checkpoint(tmp_path / "buffer.ckpt"))
     for _ in range(20):
