@@ -76,7 +76,7 @@ class CompiledMiddleware:
 
     Attributes:
         call: the middleware; it returns None or a generator.
-        label: its name in messages, such as ``middleware 3 (StepCollector)``.
+        label: its name in messages, such as ``middleware 3 (count)``.
     """
 
     call: Callable[[Any], object]
