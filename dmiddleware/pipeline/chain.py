@@ -159,7 +159,9 @@ class PlanItem:
         return isinstance(self.entry.middleware, Group) and self.entry.middleware.parallel
 
 
-def make_entry(mw: object, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
+def make_entry(
+    mw: object, *, roles: Iterable[str] | None = None, lock: Lock | None = None
+) -> Entry:
     """Check a middleware and return an entry for it.
 
     Args:

@@ -30,8 +30,8 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     collectors that are ahead wait, and so does a learner without data.
     An evaluator waits until the learner has made further updates.
 
-    If several ranks learn (:func:`~dmiddleware.policy.data_parallel`), each batch goes to one of
-    them: the i-th collector sends to rank i modulo the number of ranks, and each step takes one
+    If several ranks learn (:func:`~dmiddleware.distributed.data_parallel`), each batch goes to one
+    of them: the i-th collector sends to rank i modulo the number of ranks, and each step takes one
     batch on every rank. Only rank 0 receives evaluations and publishes counters. Once a step the
     ranks add up their counters and agree on stops, so that all leave the loop in the same step.
     With torchrun, where every rank collects too, only this remains to be exchanged.

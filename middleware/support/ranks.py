@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.pipeline import SkipRest, Task, current_node
-from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 
 __all__ = ["Agreement", "Ranks"]
 

@@ -14,10 +14,11 @@ import torch
 
 from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer
+from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
 from dmiddleware.pipeline import CurrentNode, running_as
-from dmiddleware.policy import DQNPolicy, PPOPolicy, rank_and_world_size
+from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     ContextExchanger,
     Experiment,
@@ -33,7 +34,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
-from tests.dmiddleware.policy.base.rank_processes import run_ranks
+from tests.dmiddleware.distributed.rank_processes import run_ranks
 from tests.faults.process_cluster import wait_until
 
 ENV = "CartPole-v1"
