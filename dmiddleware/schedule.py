@@ -254,7 +254,7 @@ class Schedule:
             raise ConfigError(
                 f"a schedule by {self.by} needs that counter, which is not known here; learn "
                 "in a Task that has termination_checker, or set the counters with "
-                'set_attribute("counters", Counters(...))'
+                "policy.set_counters(Counters(...))"
             )
         return count
 

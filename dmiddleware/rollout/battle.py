@@ -189,7 +189,7 @@ class BattleStepper:
             }
             if not seen:
                 continue
-            outputs = mode.forward(seen, **policy_kwargs[player])
+            outputs: dict[Any, Any] = mode.forward(seen, **policy_kwargs[player])
             for env_id, obs in seen.items():
                 if env_id not in outputs:
                     raise PolicyOutputError(
@@ -229,7 +229,7 @@ class BattleStepper:
             return
         try:
             for mode in self._modes:
-                mode.get_attribute("check_spaces")(observation_space, action_space)
+                mode.spec.check_spaces(observation_space, action_space)
         except BaseException:
             manager.close()
             raise
@@ -276,8 +276,8 @@ def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> N
         ConfigError: for a recurrent policy, and for inputs other than ``action_mask``.
     """
     for player, mode in enumerate(modes):
-        needed = [name for name in mode.get_attribute("act_inputs") if name != "action_mask"]
-        if mode.get_attribute("initial_state")(1) is not None:
+        needed = [name for name in mode.spec.act_inputs if name != "action_mask"]
+        if mode.spec.initial_state(1) is not None:
             needed.append("a recurrent state")
         if needed:
             raise ConfigError(

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dmiddleware.classic import EvalMode, as_eval_mode
 from dmiddleware.config import Option, count
 from dmiddleware.env import BattleEnvManager, game_result
-from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
+from dmiddleware.policy import HasModes
 from dmiddleware.rollout.battle import BattleStepper
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
