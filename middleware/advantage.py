@@ -150,7 +150,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
-        rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes])
+        rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()])
         ret = discounted_return(
             rows["reward"], rows["terminated"], rows["done"], discount=self._discount
         )

@@ -379,12 +379,13 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         n = n_minibatches(data, self._batch_size, unit=self._unit)
         if self._n_ranks > 1:
             n = min(gather_from_ranks(n))
-        ctx.train_output = []
+        outputs: list[dict[str, Any]] = []
+        ctx.train_output = outputs
         for epoch in range(self._epochs):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
                 data = as_tree({**dict(data.items()), **dict(new.items())})
-            if not self._one_epoch(ctx, data, n):
+            if not self._one_epoch(ctx, data, n, outputs):
                 break
 
     def _to_learn(self, rows: Batch, n_lead: int) -> Batch:
@@ -395,11 +396,13 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
             rows = flatten_lead(rows, 2)
         return to_device(rows, self._mode.spec.device)
 
-    def _one_epoch(self, ctx: RLContext, data: Batch, n: int) -> bool:
+    def _one_epoch(
+        self, ctx: RLContext, data: Batch, n: int, outputs: list[dict[str, Any]]
+    ) -> bool:
         """Learn from all rows once; return whether to continue with another epoch."""
         for batch in minibatches(data, n, unit=self._unit, generator=self._generator):
             for output in self._update(ctx, batch):
-                ctx.train_output.append(output)
+                outputs.append(output)
                 if not is_update(output):
                     return False
         return True

@@ -4,11 +4,14 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+
+from dmiddleware.torch_private import plain_torch
 
 # filelock, which torch's compiler and the examples import, adds an audit hook for good. With any
 # such hook, CPython 3.11 sometimes fails to start a thread while coverage is measured: two threads
@@ -48,3 +51,10 @@ def _same_level_of_the_root_logger() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(params=["private torch", "plain torch"])
+def either_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test through private parts of torch, and again without them."""
+    with plain_torch() if request.param == "plain torch" else nullcontext():
+        yield

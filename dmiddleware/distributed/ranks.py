@@ -288,7 +288,7 @@ def require_process_group() -> None:
         raise ConfigError(
             "multi_gpu is True, but this process is not in a torch.distributed process group; "
             "start the program with torchrun and wrap it in "
-            "`with dmiddleware.policy.data_parallel():`, or set multi_gpu=False"
+            "`with dmiddleware.distributed.data_parallel():`, or set multi_gpu=False"
         )
 
 

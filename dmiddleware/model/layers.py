@@ -12,6 +12,7 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
+from dmiddleware.torch_private import forward_layers
 
 __all__ = [
     "Init",
@@ -20,7 +21,6 @@ __all__ = [
     "NoisyMLP",
     "Norm",
     "activation_of",
-    "call",
     "check_default_dtype",
     "orthogonal_init",
 ]
@@ -198,18 +198,7 @@ class MLP(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[…, out_features]`` of ``x [… , in_features]``."""
-        # With small layers and batches, calling a module, and even getting its weight as an
-        # attribute (torch looks it up in Python), costs more than the arithmetic.
-        unseen = None  # a linear layer's output, which nothing else refers to
-        for layer in self._modules.values():
-            if type(layer) is nn.Linear and not _has_hooks(layer):
-                parameters: dict[str, Any] = layer._parameters
-                x = unseen = F.linear(x, parameters["weight"], parameters["bias"])
-            elif type(layer) is nn.ReLU and not _has_hooks(layer):
-                x = torch.relu_(x) if x is unseen else torch.relu(x)
-            else:
-                x = layer(x)
-        return x
+        return forward_layers(self, x)
 
 
 class NoisyMLP(MLP):
@@ -247,21 +236,6 @@ class NoisyMLP(MLP):
             else:
                 x = layer(x)
         return x
-
-
-def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return ``module(*args, **kwargs)``, without torch's hook handling unless it has hooks."""
-    return (module if _has_hooks(module) else module.forward)(*args, **kwargs)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return bool(
-        layer._compiled_call_impl
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-    )
 
 
 def as_float(x: torch.Tensor, *, pixels: bool = False) -> torch.Tensor:

@@ -18,7 +18,6 @@ from dmiddleware.model.layers import (
     Init,
     NoisyMLP,
     Norm,
-    call,
     check_sizes,
     orthogonal_init,
 )
@@ -26,6 +25,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
 from dmiddleware.rl.distributional import interval_middles
+from dmiddleware.torch_private import call
 
 __all__ = [
     "CategoricalQNetwork",

@@ -23,7 +23,6 @@ from dmiddleware.config import (
 )
 from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import PolicyOutputError
-from dmiddleware.model.layers import call
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import with_rows
@@ -36,6 +35,7 @@ from dmiddleware.schedule import (
     ScheduleCounter,
     ScheduleType,
 )
+from dmiddleware.torch_private import call
 
 __all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
 

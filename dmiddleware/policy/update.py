@@ -20,6 +20,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.torch_private import compiler_traces_gradients
 
 __all__ = [
     "CHECK_EVERY",
@@ -37,8 +38,6 @@ CHECK_EVERY: Final = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
 _FLAGS: Final = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
 _SEEN: Final = frozenset(("obs", "next_obs"))
-_FIXED: Final = ("G[", "G.", "type(", "dict(", "list(", "self.components", "self.model")
-"""Prefixes of guards that cannot fail: of code, of modules and of optimizers."""
 
 Columns = Mapping[str, Any]
 
@@ -160,10 +159,7 @@ class UpdateRunner:
         if not self._compiles:
             return self._update(columns, **drawn)
         if self._compiled is None:
-            import torch._dynamo.config  # takes longer to import than torch itself
-
-            # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
-            torch._dynamo.config.trace_autograd_ops = True
+            compiler_traces_gradients()
             self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
                 self._update,
                 fullgraph=True,
@@ -311,11 +307,15 @@ def _first_odd_value(batch: Batch) -> str | None:
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
     """Return which of the compiler's guards to check before each call: those that may fail.
 
-    Most guards are about the code of the update and about modules and optimizers, which stay what
-    they are. Checking all of them takes longer than some updates. Guards of the batch, and of what
-    else the policy holds, are kept.
+    Most guards are about modules and about the code of the update, which stay what they are.
+    Checking all of them takes longer than some updates. Guards of the batch, and of what else the
+    policy holds, are kept.
     """
-    return [not guard.name.startswith(_FIXED) for guard in guards]
+    filters: list[Callable[..., list[bool]]] = [
+        torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+        torch.compiler.skip_guard_on_globals_unsafe,
+    ]
+    return [all(kept) for kept in zip(*(keep(guards) for keep in filters), strict=True)]
 
 
 def _is_scalar(value: object) -> bool:

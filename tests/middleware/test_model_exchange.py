@@ -27,7 +27,7 @@ from middleware import (
     StepCollector,
     interaction_evaluator,
 )
-from middleware.support.exchange_base import LEARNED, MODEL
+from middleware.exchange.events import LEARNED, MODEL
 from tests.middleware.nodes import DEADLINE_S, node, run_nodes
 
 SHORT_S = 0.05

@@ -347,8 +347,9 @@ def test_chains_in_which_ranks_would_not_learn_as_one_are_refused(ranks: Any) ->
 
 
 def test_a_launched_learner_that_does_not_join_the_others_is_refused() -> None:
-    node = CurrentNode(n_ranks=2)
-    with running_as(node), pytest.raises(LaunchError, match=r"2 learners.*data_parallel\(\)"):
+    node = CurrentNode(roles=("learner",), n_ranks=2)
+    message = r"2 processes with the role learner.*data_parallel\(\).*learner=1"
+    with running_as(node), pytest.raises(LaunchError, match=message):
         Task(OnlineRLContext())
     with running_as(node), Task(OnlineRLContext(), rank=0) as task:
         assert task.rank == 0

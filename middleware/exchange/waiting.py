@@ -1,4 +1,4 @@
-"""Shared by the middleware that exchange data: waiting for other nodes, and pacing."""
+"""Waiting for other nodes, which the middleware that exchange data have in common."""
 
 from __future__ import annotations
 
@@ -6,54 +6,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline import CurrentNode, Event, Patience, SkipRest, Task, current_node
+from dmiddleware.pipeline import CurrentNode, Patience, SkipRest, Task, current_node
 from middleware.base import BaseMiddleware, C
 from middleware.context import OnlineRLContext
+from middleware.exchange.events import ENDED, WAITS, Counters
 from middleware.roles import Role
 from middleware.support.checks import check_positive
 from middleware.support.ranks import Ranks
 
-__all__ = [
-    "CONSUMED",
-    "ENDED",
-    "LEARNED",
-    "MODEL",
-    "UPDATED",
-    "Counters",
-    "Exchange",
-    "Pace",
-    "merge_counters",
-]
-
-Counters: TypeAlias = Mapping[str, int]
-"""``env_step``, ``env_episode`` and ``train_iter`` of the learner, its ``epoch`` and ``ranks``.
-
-A learner that is restarted has a larger epoch than any before it: the incarnation of its router, on
-which its peers agree.
-"""
-
-LEARNED: Final = Event("exchange.learned", delivery="latest")
-"""The learner's counters: when it starts, when a node joins, and to nodes that wait for them."""
-
-CONSUMED: Final = Event("exchange.consumed", timeout_s=120.0)
-"""To the sender of a batch: its token, the batch's number, and the learner's counters."""
-
-MODEL: Final = Event("exchange.model", delivery="latest")
-"""The learner's counters and weights."""
-
-UPDATED: Final = Event("exchange.updated", delivery="latest")
-"""Within a process: the counters with which weights have arrived."""
-
-ENDED: Final = Event("task.ended", timeout_s=5.0)
-"""Sent by every task that is closed: its node and roles, its error if it has failed, and whether
-those that wait for it should stop too."""
-
-WAITS: Final = Event("exchange.waits", delivery="lossy")
-"""From a node that has waited for a while: its node id, and the nodes that it waits for."""
+__all__ = ["Exchange"]
 
 _WAITS_EVERY_S: Final = 2.0
 _WAITS_VALID_S: Final = 3 * _WAITS_EVERY_S
@@ -281,58 +246,3 @@ class Exchange(BaseMiddleware[C]):
         text += f"; ended their task: {', '.join(ended)}" if ended else ""
         later = [f"node {one} (task {number})" for one, number in task.later_tasks().items()]
         return text + (f"; gone on to a later task: {', '.join(later)}" if later else "")
-
-
-def merge_counters(known: Counters | None, new: Counters) -> Counters:
-    """Return the newest counters; those of an earlier learner are ignored."""
-    if known is None or new["epoch"] > known["epoch"]:
-        return new
-    if new["epoch"] < known["epoch"]:
-        return known
-    # They arrive over several streams, so older ones may arrive later.
-    return {name: max(value, new[name]) for name, value in known.items()}
-
-
-class Pace:
-    """Decides when a learner has to wait for data before further updates.
-
-    Args:
-        samples_per_insert: rows that the learner draws per collected row, counted from the step of
-            its first update. Before that, its buffer fills.
-    """
-
-    def __init__(self, samples_per_insert: float) -> None:
-        self._ratio = samples_per_insert
-        self._begin: tuple[int, int] | None = None
-        self._drawn = 0
-        self._stalled = False
-
-    def wants_data(self, ctx: OnlineRLContext) -> bool:
-        """Return whether this step should take the next batch."""
-        # A learner that may learn and did not lacks data; its buffer may have been cleared.
-        return self._begin is None or self._stalled or not self.may_learn(ctx)
-
-    def may_learn(self, ctx: OnlineRLContext) -> bool:
-        """Return whether the collected rows allow further draws."""
-        if self._begin is None:
-            return True
-        env_step, drawn = self._begin
-        allowed = self._ratio * (ctx.env_step - env_step)
-        return ctx.trained_env_step - drawn < allowed
-
-    def end_step(self, ctx: OnlineRLContext) -> None:
-        """Start to count, if this step had the first update."""
-        drawn = ctx.trained_env_step
-        self._stalled = drawn == self._drawn
-        self._drawn = drawn
-        if self._begin is None and drawn > 0:
-            self._begin = ctx.env_step, drawn
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters at the start."""
-        return {"begin": None if self._begin is None else list(self._begin)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        begin = state["begin"]
-        self._begin = None if begin is None else (int(begin[0]), int(begin[1]))
