@@ -803,8 +803,9 @@ class Policy:
         space = action_space
         if self.several_agents:
             space = agent_spaces(observation_space, action_space).action
-        self._check_action_kind(space)
         declared = self._declared_action()
+        if not declared or self.several_agents:  # else, the model checks its own space
+            self._check_action_kind(space)
         if not declared:
             # The model is tried, for which the codec has to know what its outputs mean.
             self.codec.adopt(space)
@@ -1166,12 +1167,12 @@ class Policy:
             CheckpointMismatch: if something is missing, or belongs to another model; nothing was
                 loaded.
         """
-        learning, train_iter = (entry_of(state, n) for n in ("learn_generator", "train_iter"))
-        entry_of(state, "generator")
+        for name in ("target", "generator", "eval_generator", "learn_generator", "train_iter"):
+            entry_of(state, name)
         self._state.load_learning(state)
         self._set_generator_states(state)
-        self.learn_generator.set_state(learning.cpu())
-        self.train_iter = int(train_iter)
+        self.learn_generator.set_state(state["learn_generator"].cpu())
+        self.train_iter = int(state["train_iter"])
 
     def _load_acting_state(self, state: dict[str, Any]) -> None:
         self._state.load_acting(state)

@@ -169,7 +169,7 @@ def test_an_optimiser_of_other_parameters_is_rejected(small):
     policy = DQNPolicy({"model": small})
     state = policy.learn_mode.state_dict()
     state["optimizer"]["q"]["param_groups"][0]["params"] = [0]
-    with pytest.raises(CheckpointMismatch, match="optimiser does not fit"):
+    with pytest.raises(CheckpointMismatch, match="optimizer does not fit"):
         policy.learn_mode.load_state_dict(state)
 
 

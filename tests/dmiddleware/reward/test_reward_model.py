@@ -34,7 +34,7 @@ class Predictor(RewardModel):
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         self.seen.append(batch)
         self.stats.update(batch["obs"])
-        loss = self._reward(batch).mean()
+        loss = self.reward_of(batch).mean()
         self.components["net"].step(loss)
         return {"loss": loss}
 
@@ -84,7 +84,9 @@ def test_a_model_continues_from_a_saved_state() -> None:
 
 
 def test_the_state_of_another_model_is_refused() -> None:
-    with pytest.raises(CheckpointMismatch, match="the parts other, stats, but Predictor has net"):
+    with pytest.raises(
+        CheckpointMismatch, match="the components other, stats, but Predictor has net"
+    ):
         Predictor().load_state_dict(Predictor(name="other").state_dict())
 
 
@@ -92,7 +94,7 @@ class Undefined(Predictor):
     """Its loss is NaN."""
 
     def reward_of(self, batch: Batch) -> torch.Tensor:
-        return super()._reward(batch) * float("nan")
+        return super().reward_of(batch) * float("nan")
 
 
 def test_a_loss_that_is_not_finite_is_rejected_and_changes_no_weight() -> None:
