@@ -430,5 +430,5 @@ def test_collectors_and_checkpoints_have_the_statistics_of_returns(small):
     assert torch.equal(
         other.collect_mode.forward(obs)["value"], policy.collect_mode.forward(obs)["value"]
     )
-    with pytest.raises(CheckpointMismatch, match="part return_stats"):
+    with pytest.raises(CheckpointMismatch, match="component return_stats"):
         PPOPolicy({"model": small}).learn_mode.load_state_dict(policy.learn_mode.state_dict())
