@@ -11,7 +11,7 @@ import numpy as np
 import pettingzoo
 import torch
 
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import create_buffer
 from dmiddleware.data.batch import Value
 from dmiddleware.env import BattleEnvManager, PettingZooAdapter, game_result
 from dmiddleware.model import action_mask_of

@@ -3,6 +3,53 @@
 Nothing in the core imports this package.
 """
 
+from dmiddleware.classic.buffer import BufferMiddleware
+from dmiddleware.classic.buffer_middleware import (
+    ActionMiddleware,
+    PriorityExperienceReplay,
+    clone_object,
+    group_sample,
+    padding,
+    sample_range_view,
+    staleness_check,
+    use_time_check,
+)
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.classic.deque_replay import DequeReplay
+from dmiddleware.classic.replay_buffers import (
+    BUFFER_REGISTRY,
+    AdvancedReplayBuffer,
+    DequeBufferWrapper,
+    ElasticReplayBuffer,
+    EpisodeReplayBuffer,
+    IBuffer,
+    NaiveReplayBuffer,
+    SequenceReplayBuffer,
+    create_buffer,
+    get_buffer_cls,
+)
 
-__all__ = ["DequeReplay"]
+__all__ = [
+    "DequeBuffer",
+    "BufferedData",
+    "DequeReplay",
+    "BufferMiddleware",
+    "ActionMiddleware",
+    "PriorityExperienceReplay",
+    "clone_object",
+    "staleness_check",
+    "use_time_check",
+    "group_sample",
+    "padding",
+    "sample_range_view",
+    "IBuffer",
+    "NaiveReplayBuffer",
+    "ElasticReplayBuffer",
+    "SequenceReplayBuffer",
+    "EpisodeReplayBuffer",
+    "AdvancedReplayBuffer",
+    "DequeBufferWrapper",
+    "BUFFER_REGISTRY",
+    "create_buffer",
+    "get_buffer_cls",
+]

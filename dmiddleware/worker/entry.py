@@ -12,8 +12,8 @@ import yaml
 from easydict import EasyDict
 from torch import nn
 
+from dmiddleware.classic import create_buffer, get_buffer_cls
 from dmiddleware.config import Configurable, plain_values
-from dmiddleware.data import create_buffer, get_buffer_cls
 from dmiddleware.errors import ConfigError
 from dmiddleware.logs import output_folder
 from dmiddleware.policy import (

@@ -3,7 +3,7 @@
 import numpy as np
 from easydict import EasyDict
 
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import create_buffer
 from dmiddleware.env import BattleEnvManager
 from dmiddleware.policy import create_policy
 from dmiddleware.worker import (

@@ -5,7 +5,7 @@ import functools
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import create_buffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import create_policy
 from dmiddleware.worker import create_learner, create_serial_collector, create_serial_evaluator

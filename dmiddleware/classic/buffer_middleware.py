@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.arguments import check_count, check_flag, check_number, check_priority
 from dmiddleware.data.batch import Batch, map_leaves
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.schedule import Schedule
 
@@ -85,7 +85,7 @@ class PriorityExperienceReplay(ActionMiddleware):
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016.
 
     Args:
-        buffer: the buffer, a :class:`~dmiddleware.data.DequeBuffer`.
+        buffer: the buffer, a :class:`~dmiddleware.classic.DequeBuffer`.
         IS_weight: whether to add importance weights.
         priority_power_factor: how strongly priorities count (α in the paper).
         IS_weight_power_factor: how much of the bias the weights correct at first (β in the paper).
