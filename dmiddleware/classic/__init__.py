@@ -3,6 +3,12 @@
 Nothing in the core imports this package.
 """
 
+from dmiddleware.classic.battle_manager import (
+    BattleEnvManager,
+    BattleTimestep,
+    GameResult,
+    game_result,
+)
 from dmiddleware.classic.buffer import BufferMiddleware
 from dmiddleware.classic.buffer_middleware import (
     ActionMiddleware,
@@ -52,4 +58,8 @@ __all__ = [
     "BUFFER_REGISTRY",
     "create_buffer",
     "get_buffer_cls",
+    "BattleEnvManager",
+    "BattleTimestep",
+    "GameResult",
+    "game_result",
 ]

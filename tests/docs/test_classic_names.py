@@ -94,10 +94,11 @@ NAMES = {
     f"{WORKER}.BattleInteractionSerialEvaluator": "default_config should_eval eval",
     f"{WORKER}.MetricSerialEvaluator": "default_config should_eval eval",
     f"{WORKER}.IMetric": "eval reduce_mean gt",
-    "dmiddleware.env": "BattleEnvManager BattleEnv PettingZooAdapter",
+    "dmiddleware.env": "BattleEnv PettingZooAdapter",
     # Replay buffers
     DATA: "convert_checkpoint",
     CLASSIC: """
+        BattleEnvManager BattleTimestep game_result
         DequeBuffer DequeReplay PriorityExperienceReplay clone_object staleness_check
         use_time_check group_sample padding sample_range_view
         IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer

@@ -3,8 +3,7 @@
 import numpy as np
 from easydict import EasyDict
 
-from dmiddleware.classic import create_buffer
-from dmiddleware.env import BattleEnvManager
+from dmiddleware.classic import BattleEnvManager, create_buffer
 from dmiddleware.policy import create_policy
 from dmiddleware.worker import (
     create_learner,

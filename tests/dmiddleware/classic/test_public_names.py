@@ -6,6 +6,7 @@ PriorityExperienceReplay clone_object staleness_check use_time_check group_sampl
 sample_range_view
 IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
 AdvancedReplayBuffer DequeBufferWrapper BUFFER_REGISTRY create_buffer get_buffer_cls
+BattleEnvManager BattleTimestep GameResult game_result
 """
 
 
