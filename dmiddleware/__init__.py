@@ -2,8 +2,9 @@
 
 This module has the names of the pipeline: contexts, middleware, tasks, events and errors. The
 learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``policy``,
-``rollout`` and ``worker``, and the stock middleware is in the package ``middleware``. Importing
-this package does not import torch.
+``reward`` and ``rollout``, the stock middleware is in the package ``middleware``, and the interface
+of DI-engine's older pipeline is in ``classic`` and ``worker``. Importing this package does not
+import torch.
 """
 
 from dmiddleware.errors import (

@@ -13,9 +13,9 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.classic import create_buffer, get_buffer_cls
+from dmiddleware.classic.logs import output_folder
 from dmiddleware.config import Configurable, plain_values
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import output_folder
 from dmiddleware.policy import (
     POLICY_REGISTRY,
     CommandModePolicy,

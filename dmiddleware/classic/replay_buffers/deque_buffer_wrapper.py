@@ -10,9 +10,9 @@ import numpy as np
 
 from dmiddleware.classic.buffer_middleware import PriorityExperienceReplay, use_time_check
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.replay_buffers.naive_buffer import PeriodicBuffer
 from dmiddleware.config import Option, Range, at_least, count, fraction, positive, switch
-from dmiddleware.keywords import also_named
 
 __all__ = ["DequeBufferWrapper"]
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from dmiddleware.classic.buffer_middleware import clone_object
 from dmiddleware.classic.deque_buffer import DequeBuffer
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.classic.replay_buffers.tracked_data import TrackedData, data_id_of
 from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, at_least, count, optional, switch
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.errors import ConfigError, NotEnoughData
-from dmiddleware.keywords import also_named
-from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 
 __all__ = ["IBuffer"]
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from easydict import EasyDict
 
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.config import Option, count, mapping
 from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
-from dmiddleware.keywords import also_named
 from dmiddleware.policy import create_policy
 from dmiddleware.policy.base.data_parallel import data_parallel
 from dmiddleware.registry import Registry

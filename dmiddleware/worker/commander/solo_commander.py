@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dmiddleware.logs import LazyWriter, TextLog, log_folder, table
+from dmiddleware.classic.logs import LazyWriter, TextLog, log_folder, table
 from dmiddleware.policy import (
     CommandMode,
     CommandModePolicy,

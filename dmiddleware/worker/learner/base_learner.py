@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from easydict import EasyDict
 
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.closing import Closing
 from dmiddleware.config import (
     Configurable,
@@ -27,8 +29,6 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape, load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
-from dmiddleware.keywords import also_named
-from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
