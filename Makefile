@@ -5,10 +5,12 @@ TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
+TEST = $(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
+	--no-loadscope-reorder --durations 30
 export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-distributed test test-slow check format bench results compare faults docs clean
+.PHONY: help setup train train-distributed test coverage test-slow check format bench results compare faults docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -27,9 +29,11 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (less than a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite and measure its coverage (about ten minutes)
-	$(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
-		--no-loadscope-reorder --durations 30 --cov --cov-report=term-missing:skip-covered
+test: setup ## Run the test suite (about ten minutes)
+	$(TEST)
+
+coverage: setup ## Run it and list the lines that no test runs; fails below 95%
+	$(TEST) --cov --cov-report=term-missing:skip-covered
 
 test-slow: setup ## Run the tests and variants that test leaves out because they take long
 	$(BIN)/python -m pytest -m slow --timeout 1800 -o faulthandler_timeout=1860

@@ -2,9 +2,9 @@
 
 This module has the names of the pipeline: contexts, middleware, tasks, events and errors. The
 learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``policy``,
-``reward`` and ``rollout``, the stock middleware is in the package ``middleware``, and the interface
-of DI-engine's older pipeline is in ``classic`` and ``worker``. Importing this package does not
-import torch.
+``reward`` and ``rollout``. The package ``middleware`` has the stock middleware, and the contexts
+and roles of reinforcement learning. The interface of DI-engine's older pipeline is in ``classic``
+and ``worker``. Importing this package does not import torch.
 """
 
 from dmiddleware.errors import (
@@ -22,9 +22,6 @@ from dmiddleware.pipeline import (
     Context,
     Event,
     Middleware,
-    OfflineRLContext,
-    OnlineRLContext,
-    Role,
     StepTimer,
     Task,
     TraceFile,
@@ -37,13 +34,10 @@ from dmiddleware.pipeline import (
 __all__ = [
     "Task",
     "Context",
-    "OnlineRLContext",
-    "OfflineRLContext",
     "kept",
     "renewed",
     "produced",
     "Middleware",
-    "Role",
     "middleware",
     "Event",
     "StepTimer",

@@ -11,15 +11,14 @@ import dataclasses
 import logging
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
 from easydict import EasyDict
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
+from dmiddleware.settings import plain_values
 
 __all__ = [
     "Configurable",
@@ -315,31 +314,6 @@ def check_value(condition: bool, path: str, value: object, wanted: str) -> None:
     """
     if not condition:
         raise ConfigError(f"{path} must be {wanted}, got {value!r}")
-
-
-def plain_values(value: Any) -> Any:
-    """Return a config as YAML and JSON can write it.
-
-    Arrays, tuples and sets become lists, dataclasses become dictionaries; classes and functions
-    become their dotted names.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain_values(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain_values(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return str(value)
 
 
 @dataclasses.dataclass(frozen=True)

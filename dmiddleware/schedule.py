@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from dmiddleware.config import Range
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
+from dmiddleware.settings import NonNegative, Positive, values_in_words
 
-__all__ = ["Counters", "Schedule", "ScheduleCounter", "ScheduleType", "scheduled"]
+if typing.TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+__all__ = [
+    "Counters",
+    "LearningRate",
+    "Schedule",
+    "ScheduleCounter",
+    "ScheduleType",
+    "Scheduled",
+    "scheduled",
+]
 
 ScheduleType: TypeAlias = Literal["constant", "linear", "exponential", "cosine", "piecewise"]
 """The shape of a schedule."""
@@ -167,6 +182,44 @@ class Schedule:
             raise ConfigError(f"a schedule of type {kind!r} needs start and end, got {dict(given)}")
         return cls(type=kind, **given)
 
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read a schedule from text, such as ``linear(1e-3, 0, 1000)``.
+
+        The arguments are the attributes ``start``, ``end``, ``decay`` and ``by`` in this order, or
+        by name; those of a piecewise schedule are ``points`` and ``by``.
+
+        Raises:
+            ConfigError: if the text has another form, or a value is not allowed.
+
+        Example:
+            >>> Schedule.parse("linear(1.0, 0.0, 10_000, by=update)")(2_500)
+            0.75
+        """
+        try:
+            match ast.parse(text.strip(), mode="eval").body:
+                case ast.Call(ast.Name(kind), given, named) if kind in _TYPES:
+                    pass
+                case _:
+                    raise SyntaxError
+            keys = ("points", "by") if kind == "piecewise" else ("start", "end", "decay", "by")
+            values = dict(zip(keys[: len(given)], map(_literal, given), strict=True))
+            named_values = {str(one.arg): _literal(one.value) for one in named}
+        except (SyntaxError, ValueError):
+            raise ConfigError(
+                f"a schedule must be like linear(1e-3, 0, 1000), and one of {', '.join(_TYPES)}; "
+                f"got {text!r}"
+            ) from None
+        return cls.of({"type": kind, **values, **named_values})
+
+    def __str__(self) -> str:
+        """Return the text that :meth:`parse` reads."""
+        if self.type == "constant":
+            return f"constant({self.start})"
+        if self.type == "piecewise":
+            return f"piecewise({list(self.points)}, by={self.by})"
+        return f"{self.type}({self.start}, {self.end}, {self.decay}, by={self.by})"
+
     def __call__(self, count: float) -> float:
         """Return the value at a count; a negative one counts as 0."""
         if self.type == "constant":
@@ -217,6 +270,55 @@ class Schedule:
         return min(values), max(values)
 
 
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+    """An annotation of ``float | Schedule``: numbers in a range, or a schedule of them.
+
+    A dictionary with the attributes of a :class:`Schedule` is converted to one.
+
+    Args:
+        values: the type of the numbers, such as :data:`~dmiddleware.settings.Positive`.
+        reach: the type of the values of a schedule, if it differs: a learning rate is positive,
+            but may fall to 0.
+    """
+
+    values: Any
+    reach: Any = None
+
+    @property
+    def words(self) -> str:
+        """Which values it takes, in words."""
+        return f"{values_in_words(self.values)}, or a schedule"
+
+    def __get_pydantic_core_schema__(self, hint: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic import TypeAdapter, ValidationError
+        from pydantic_core.core_schema import no_info_wrap_validator_function
+
+        each = self.values if self.reach is None else self.reach
+        check = TypeAdapter(each).validate_python
+
+        def validate(setting: Any, validate_number: Callable[[Any], Any]) -> Any:
+            if not isinstance(setting, Schedule | Mapping):
+                return validate_number(setting)
+            schedule = Schedule.of(setting)
+            # The limit of an exponential schedule counts too: rounding may reach it.
+            for value in schedule.bounds:
+                try:
+                    check(value, strict=True)
+                except ValidationError:
+                    words = values_in_words(each)
+                    raise ConfigError(
+                        f"each value of its schedule must be {words}, got {value}"
+                    ) from None
+            return schedule
+
+        return no_info_wrap_validator_function(validate, handler.generate_schema(self.values))
+
+
+LearningRate: TypeAlias = Annotated[float | Schedule, Scheduled(Positive, reach=NonNegative)]
+"""A positive number, or a schedule, which may fall to 0."""
+
+
 def scheduled(values: Range, *, reach: Range | None = None) -> Range:
     """Return the range of an option that is one of ``values``, or a schedule of them.
 
@@ -253,6 +355,10 @@ def is_scheduled(values: Range) -> bool:
 
 class _Scheduled(Range):
     """The range of an option that may be a schedule."""
+
+
+def _literal(node: ast.expr) -> Any:
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
 
 
 def _interpolated(points: tuple[tuple[float, float], ...], count: float) -> float:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dmiddleware import OfflineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, Policy
@@ -12,6 +12,7 @@ from middleware import (
     Experiment,
     ExperimentResult,
     OfflineLearner,
+    OfflineRLContext,
     StepCollector,
     interaction_evaluator,
     offline_data_saver,

@@ -7,7 +7,7 @@ after it runs on the way back, when the rest of the chain has done its work.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dmiddleware import OnlineRLContext, Role, Task, kept, middleware
+from dmiddleware import Task, kept, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from examples.cartpole_dqn import ENV, make_policy
@@ -16,6 +16,8 @@ from middleware import (
     Experiment,
     ExperimentResult,
     OffPolicyLearner,
+    OnlineRLContext,
+    Role,
     StepCollector,
     data_pusher,
     interaction_evaluator,

@@ -15,14 +15,20 @@ import click
 import torch
 from filelock import FileLock
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import Batch, TensorBuffer, index_rows, load_minari, save_minari
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import DatasetError
 from dmiddleware.policy import SACPolicy
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
-from middleware import OffPolicyLearner, StepCollector, data_pusher, termination_checker
+from middleware import (
+    OffPolicyLearner,
+    OnlineRLContext,
+    StepCollector,
+    data_pusher,
+    termination_checker,
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dmiddleware import OfflineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import Batch, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
@@ -24,6 +24,7 @@ from examples import make_offline_data
 from middleware import (
     Experiment,
     ExperimentResult,
+    OfflineRLContext,
     OffPolicyLearner,
     interaction_evaluator,
     termination_checker,

@@ -14,12 +14,14 @@ import click
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
-from dmiddleware import OnlineRLContext, Role, Task, middleware
+from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
 from middleware import (
     OffPolicyLearner,
+    OnlineRLContext,
+    Role,
     StepCollector,
     data_pusher,
     eps_greedy_handler,

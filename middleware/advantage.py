@@ -9,13 +9,18 @@ import torch
 from dmiddleware.data import Batch, as_tree, cat, map_nested
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.rows import rows_of
 
 __all__ = [
     "AdvantageEstimator",
+    "GAEEstimator",
+    "MonteCarloReturnEstimator",
+    "NStepRewardEnhancer",
     "gae_estimator",
     "montecarlo_return_estimator",
     "nstep_reward_enhancer",
@@ -73,7 +78,7 @@ class AdvantageEstimator:
         )
 
 
-def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
+class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     """Estimate advantages and returns of the collected transitions.
 
     The discount and λ are the policy's. The values are those of the column ``value``, which the
@@ -96,16 +101,21 @@ def gae_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
     Raises:
         ConfigError: if ``policy`` is not a policy, or has no discount or λ.
     """
-    estimate = AdvantageEstimator(as_learn_mode(policy, user="gae_estimator"), user="gae_estimator")
 
-    @middleware(roles=(Role.LEARNER,), reads=("trajectories",), writes=("train_data",))
-    def gae_estimator(ctx: OnlineRLContext) -> None:
-        ctx.train_data = estimate(rows_of(ctx.trajectories))
+    roles = (Role.LEARNER,)
+    reads = ("trajectories",)
+    writes = ("train_data",)
 
-    return gae_estimator
+    def __init__(self, policy: HasModes | LearnMode) -> None:
+        user = "GAEEstimator"
+        self._estimate = AdvantageEstimator(as_learn_mode(policy, user=user), user=user)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Estimate."""
+        ctx.train_data = self._estimate(rows_of(ctx.trajectories))
 
 
-def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
+class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     """Sum the discounted rewards from each row to the end of its episode.
 
     Args:
@@ -121,19 +131,25 @@ def montecarlo_return_estimator(policy: HasModes | LearnMode) -> Middleware[Onli
     Raises:
         ConfigError: if ``policy`` is not a policy, or has no discount.
     """
-    mode = as_learn_mode(policy, user="montecarlo_return_estimator")
-    discount = _setting(mode, "discount_factor", user="montecarlo_return_estimator")
 
-    @middleware(roles=(Role.LEARNER,), reads=("episodes",), writes=("train_data",))
-    def montecarlo_return_estimator(ctx: OnlineRLContext) -> None:
+    roles = (Role.LEARNER,)
+    reads = ("episodes",)
+    writes = ("train_data",)
+
+    def __init__(self, policy: HasModes | LearnMode) -> None:
+        user = "MonteCarloReturnEstimator"
+        self._discount = _setting(as_learn_mode(policy, user=user), "discount_factor", user=user)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Sum."""
         rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes])
-        ret = discounted_return(rows["reward"], rows["terminated"], rows["done"], discount=discount)
+        ret = discounted_return(
+            rows["reward"], rows["terminated"], rows["done"], discount=self._discount
+        )
         ctx.train_data = _with(rows, ret=ret)
 
-    return montecarlo_return_estimator
 
-
-def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLContext]:
+class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     """Turn the collected transitions into n-step ones, for a buffer that cannot do so itself.
 
     The length n and the discount are the policy's. Rows near the end of an episode, or of the
@@ -155,18 +171,22 @@ def nstep_reward_enhancer(policy: HasModes | LearnMode) -> Middleware[OnlineRLCo
     Raises:
         ConfigError: if ``policy`` is not a policy, or has no discount.
     """
-    mode = as_learn_mode(policy, user="nstep_reward_enhancer")
-    discount = _setting(mode, "discount_factor", user="nstep_reward_enhancer")
-    n_step: int = mode.get_attribute("nstep")
 
-    @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
-    def nstep_reward_enhancer(ctx: OnlineRLContext) -> None:
-        ctx.trajectories = with_nstep_returns(
-            rows_of(ctx.trajectories), n=n_step, discount=discount
-        )
+    roles = (Role.COLLECTOR,)
+    reads = ("trajectories",)
+    writes = ("trajectories",)
+    computes_n_step = True
 
-    nstep_reward_enhancer.computes_n_step = True  # type: ignore[attr-defined]
-    return nstep_reward_enhancer
+    def __init__(self, policy: HasModes | LearnMode) -> None:
+        user = "NStepRewardEnhancer"
+        mode = as_learn_mode(policy, user=user)
+        self._discount = _setting(mode, "discount_factor", user=user)
+        self._n_step: int = mode.get_attribute("nstep")
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Sum."""
+        rows = rows_of(ctx.trajectories)
+        ctx.trajectories = with_nstep_returns(rows, n=self._n_step, discount=self._discount)
 
 
 def _setting(mode: LearnMode, name: str, *, user: str) -> float:
@@ -189,3 +209,13 @@ def _setting(mode: LearnMode, name: str, *, user: str) -> float:
 
 def _with(rows: Batch, **columns: torch.Tensor) -> Batch:
     return as_tree({**dict(rows.items()), **columns})
+
+
+gae_estimator = GAEEstimator
+"""DI-engine's name of :class:`GAEEstimator`."""
+
+montecarlo_return_estimator = MonteCarloReturnEstimator
+"""DI-engine's name of :class:`MonteCarloReturnEstimator`."""
+
+nstep_reward_enhancer = NStepRewardEnhancer
+"""DI-engine's name of :class:`NStepRewardEnhancer`."""

@@ -15,7 +15,7 @@ __all__ = ["Barrier"]
 REACHED: Final = Event("exchange.barrier", timeout_s=120.0)
 
 
-class Barrier(Exchange):
+class Barrier(Exchange[Context]):
     """Wait until all processes of the run have reached this point of the chain equally often.
 
     All connected processes take part, also those that are connected through another one only, like
@@ -34,8 +34,6 @@ class Barrier(Exchange):
         WaitTimeout: at the deadline; the message names the missing nodes.
     """
 
-    reads = ()
-    writes = ()
     needs_learner = False
 
     def __init__(self, name: str = "barrier", *, timeout_s: float = 60.0) -> None:

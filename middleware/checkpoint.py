@@ -12,10 +12,12 @@ from typing import Any
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError, RunFolderError
-from dmiddleware.pipeline import Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext, RLContext
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import as_float, check_positive
 from middleware.support.folder_lock import NoLock, RunLock, check_writable
 
@@ -24,7 +26,7 @@ __all__ = ["CkptSaver"]
 _log = logging.getLogger(__name__)
 
 
-class CkptSaver:
+class CkptSaver(BaseMiddleware[RLContext]):
     """Save the policy after its best evaluation so far, at intervals, and at the end of the run.
 
     The folder ``ckpt`` of the run gets these files:
@@ -200,7 +202,8 @@ class CkptSaver:
     ) -> Path:
         self._lock.check()
         path = self._path(name)
-        now = {"last_iter": ctx.train_iter, "last_step": getattr(ctx, "env_step", -1)}
+        env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
+        now = {"last_iter": ctx.train_iter, "last_step": env_step}
         try:
             save_checkpoint(path, {**state, **now, **counters})
         except CheckpointWriteError:

@@ -10,9 +10,12 @@ import torch
 from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, OnlineRLContext, Role, Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import (
     policy_setting,
     value_or_setting,
@@ -21,7 +24,7 @@ from middleware.support.checks import (
 __all__ = ["EpisodeCollector", "StepCollector", "collectors_of"]
 
 
-class _Collector:
+class _Collector(BaseMiddleware[OnlineRLContext]):
     """Base of both collectors: runs a :class:`RolloutCollector` and counts what it collects.
 
     The envs are launched when the task starts, unless they are launched already. Only a collector
@@ -68,11 +71,9 @@ class _Collector:
         """Reject a chain that collects data but has no learner."""
         if chain.writes("train_iter") or chain.writes("train_output"):
             return
-        all_declared = all(
-            hasattr(one, "reads") or hasattr(one, "writes") for one in chain.middleware
-        )
+        all_declared = all(one.anything for one in chain.declarations)
         expects_learning = chain.writes("eval_value") or any(
-            getattr(one, "fills", ()) for one in chain.middleware
+            one.fills for one in chain.declarations
         )
         if all_declared and expects_learning and self is collectors_of(chain)[0]:
             yield (

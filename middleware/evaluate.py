@@ -10,16 +10,18 @@ import numpy as np
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
-from middleware.support import RLContext
+from middleware.base import BaseMiddleware
+from middleware.context import RLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 
 __all__ = ["InteractionEvaluator", "interaction_evaluator"]
 
 
-class InteractionEvaluator:
+class InteractionEvaluator(BaseMiddleware[RLContext]):
     """Evaluate the policy in the first step, and then at an interval of updates.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from dmiddleware.pipeline import ChainView, Event, OnlineRLContext, Role, SkipRest, Task
+from dmiddleware.pipeline import ChainView, Event, SkipRest, Task
 from dmiddleware.policy import Policy
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.exchange_base import (
     CONSUMED,
@@ -43,7 +45,7 @@ def collected_event(rank: int, n_ranks: int) -> Event:
     return Event(f"exchange.collected.{rank}", timeout_s=120.0, required=n_ranks > 1)
 
 
-class ContextExchanger(Exchange):
+class ContextExchanger(Exchange[OnlineRLContext]):
     """Send collected data and evaluations to the learner, and the learner's counters back.
 
     Use it first in the chain, before exploration and collecting. In a run of one process it does
@@ -96,7 +98,6 @@ class ContextExchanger(Exchange):
     writes = ("env_step", "env_episode")
     receives = (*_BATCH, *_EVALUATION)
     last_step = True
-    agrees_on_stops = True
 
     def __init__(
         self,
@@ -186,8 +187,6 @@ class ContextExchanger(Exchange):
             if not task.has_role(Role.COLLECTOR):
                 event = collected_event(self._ranks.rank, self._ranks.size)
                 task.on(event, self._handler(self._collected.append))
-            if self._pace is not None:
-                self._pace.begin(task.ctx)
             if not self._ranks.leads:
                 return
             if not task.has_role(Role.EVALUATOR):
@@ -294,7 +293,7 @@ class ContextExchanger(Exchange):
             # A collector's own measurements must not replace those of this node.
             ctx.log(name.replace("exchange/", edge, 1), value)
         if self._pace is not None:
-            ctx.learning_held = not self._pace.may_learn(ctx)  # type: ignore[attr-defined]
+            ctx.learning_held = not self._pace.may_learn(ctx)
         # Only the sender: the others get the counters with the weights or with their own batches.
         counters, sender = self._counters(ctx), batch["node_id"]
         task.emit(CONSUMED, batch["token"], batch["number"], counters, only_remote=True, to=sender)
@@ -432,7 +431,7 @@ class ContextExchanger(Exchange):
         task.emit(EVALUATED, evaluation, only_remote=True)
 
 
-class ModelExchanger(Exchange):
+class ModelExchanger(Exchange[OnlineRLContext]):
     """Send the learner's weights to the collectors and evaluators.
 
     Use it after the :class:`~middleware.ContextExchanger`. The learner publishes a consistent copy
@@ -521,10 +520,9 @@ class ModelExchanger(Exchange):
             task.emit(LEARNED, self._counters(ctx), only_remote=True)
 
     def _observe(self, ctx: OnlineRLContext) -> None:
-        trajectories = getattr(ctx, "trajectories", None)
-        if trajectories is None:
+        if ctx.trajectories is None:
             return
-        rows = rows_of(trajectories)
+        rows = rows_of(ctx.trajectories)
         if "obs" in rows:
             self._policy.observe(rows["obs"])
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -22,23 +22,18 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import (
-    ChainView,
-    Context,
-    OnlineRLContext,
-    Role,
-    Task,
-    middleware_name,
-)
+from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.seeding import seed_libraries
+from middleware.base import BaseMiddleware, stock_middleware
 from middleware.checkpoint import CkptSaver
+from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger
 from middleware.progress_bar import ProgressBar
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.console import RunConsole
 
@@ -117,7 +112,13 @@ class ExperimentResult:
         )
 
 
-class Experiment:
+@runtime_checkable
+class _HasSettings(Protocol):
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+class Experiment(BaseMiddleware[RLContext]):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
@@ -180,7 +181,7 @@ class Experiment:
         self._result: ExperimentResult | None = None
         self._earlier_s = 0.0
         self._bar = ProgressBar()
-        self._parts: dict[str, Any] = {}
+        self._parts: dict[str, BaseMiddleware[RLContext]] = {}
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
         self._evaluator: InteractionEvaluator | None = None
@@ -207,7 +208,8 @@ class Experiment:
                 self._evaluator = one
         self._config = {**_named(type(self._policy)), **_used_config(self._policy.cfg, chain)}
         self._chain = [
-            {middleware_name(one): getattr(one, "settings", {})} for one in chain.middleware
+            {middleware_name(one): one.settings if isinstance(one, _HasSettings) else {}}
+            for one in chain.middleware
         ]
         return self._bar.preflight(chain)
 
@@ -220,7 +222,7 @@ class Experiment:
         self.run.lock(task)
         self._task = task
         logger = OnlineLogger if isinstance(task.ctx, OnlineRLContext) else OfflineLogger
-        parts = {
+        parts: dict[str, BaseMiddleware[RLContext]] = {
             "checkpoints": CkptSaver(self._policy, self.run),
             "logger": logger(self.run),
             "curve": LearningCurve(self.run),
@@ -230,7 +232,7 @@ class Experiment:
         self._parts = {
             name: part
             for name, part in parts.items()
-            if any(task.has_role(role) for role in getattr(part, "roles", ())) or name == "logger"
+            if name == "logger" or any(task.has_role(role) for role in part.roles)
             if task.rank == 0 or not part.lead_only
         }
         seed_libraries(task.seed_for("libraries"))
@@ -279,7 +281,7 @@ class Experiment:
         parts = {
             name: part.state_dict()
             for name, part in self._parts.items()
-            if hasattr(part, "state_dict")
+            if isinstance(part, Stateful)
         }
         return {"train_s": self._train_s, "parts": parts}
 
@@ -287,7 +289,9 @@ class Experiment:
         """Restore what :meth:`state_dict` returned."""
         self._earlier_s = state["train_s"] - self.run.age_s
         for name, part_state in state["parts"].items():
-            self._parts[name].load_state_dict(part_state)
+            part = self._parts[name]
+            assert isinstance(part, Stateful)
+            part.load_state_dict(part_state)
 
     @property
     def _train_s(self) -> float:
@@ -331,10 +335,10 @@ class Experiment:
             mean_return=sum(best) / len(best),
             last_return=sum(last) / len(last),
             n_episode=n_episode,
-            env_step=getattr(task.ctx, "env_step", 0),
+            env_step=task.ctx.env_step if isinstance(task.ctx, OnlineRLContext) else 0,
             train_iter=task.ctx.train_iter,
             train_s=train_s,
-            evaluations=() if curve is None else tuple(curve.evaluations),
+            evaluations=tuple(curve.evaluations) if isinstance(curve, LearningCurve) else (),
         )
 
     def _fresh_returns(
@@ -343,7 +347,7 @@ class Experiment:
         return evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
 
 
-class FinalCtxSaver:
+class FinalCtxSaver(BaseMiddleware[Context]):
     """Write ``final_ctx.json`` to the run's folder when the task ends, also after an error.
 
     The file has the kept fields of the context that are numbers, strings, booleans or None
@@ -410,8 +414,8 @@ def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
     for path in _CHAIN_SETTINGS:
         section, key = _section_of(path, used)
         section.pop(key, None)
-    for one in chain.middleware:
-        for path, value in getattr(one, "policy_settings", {}).items():
+    for one in stock_middleware(chain):
+        for path, value in one.policy_settings.items():
             known, key = _section_of(path, cfg)
             if key in known:
                 _section_of(path, used)[0][key] = value

@@ -7,18 +7,21 @@ from typing import Any, Final, Literal
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
+from dmiddleware.pipeline import ChainView
 from dmiddleware.policy import CollectMode, DQNPolicy, HasModes, as_collect_mode
 from dmiddleware.rl import epsilon_schedule
 from dmiddleware.schedule import ScheduleCounter, ScheduleType
+from middleware.base import BaseMiddleware
 from middleware.collect import collectors_of
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
 
 __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 
 
-class EpsGreedyHandler:
+class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     """Set the probability of a random action, which a schedule lowers during the run.
 
     Args:

@@ -22,7 +22,7 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, OfflineRLContext, Role, Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import (
     HasModes,
     LearnMode,
@@ -34,8 +34,11 @@ from dmiddleware.policy import (
     update_outputs,
 )
 from middleware.advantage import AdvantageEstimator
+from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
-from middleware.support import RLContext
+from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
+from middleware.exchange import ContextExchanger
+from middleware.roles import Role
 from middleware.support.checks import (
     check_instance,
     check_positive,
@@ -85,7 +88,7 @@ Learner: TypeAlias = HasModes | LearnMode | LearnerWithHooks
 """What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
 
 
-class PolicyUpdater:
+class PolicyUpdater(BaseMiddleware[C]):
     """Base of the middleware that learn: makes updates and runs the hooks of a learner's run."""
 
     roles = (Role.LEARNER,)
@@ -134,7 +137,7 @@ class PolicyUpdater:
                 f"{size} ranks run this program, but the policy has multi_gpu=False, so each would "
                 "learn alone; build it with multi_gpu=True"
             )
-        if not any(getattr(one, "agrees_on_stops", False) for one in chain.middleware):
+        if not any(isinstance(one, ContextExchanger) for one in chain.middleware):
             yield (
                 f"{size} ranks run this program, and would stop in different steps; use "
                 "ContextExchanger() first in the chain"
@@ -148,7 +151,7 @@ class PolicyUpdater:
 
     def _update(self, ctx: RLContext, batch: Batch) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
-        self._env_step = getattr(ctx, "env_step", -1)
+        self._env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
         if self._counters.needed:
             self._mode.set_attribute("counters", self._counters.of(ctx))
         outputs = update_outputs(self._forward(batch))
@@ -160,7 +163,7 @@ class PolicyUpdater:
         return self._learner.train(batch, envstep=self._env_step)
 
 
-class OffPolicyLearner(PolicyUpdater):
+class OffPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from batches that it draws from a buffer.
 
     Learning starts when the buffer holds ``learn_start`` rows. Priorities that the policy returns
@@ -183,7 +186,7 @@ class OffPolicyLearner(PolicyUpdater):
         ctx.train_output: a list with the output of each update; None while the buffer fills, or
             while an exchange pauses learning to keep its pace.
         ctx.train_iter: with the updates made.
-        ctx.trained_env_step: with the rows drawn, if the context has it.
+        ctx.trained_env_step: with the rows drawn.
 
     Raises:
         ConfigError: if ``policy`` or ``buffer`` has the wrong type, or the buffer's ``n_step`` or
@@ -250,7 +253,7 @@ class OffPolicyLearner(PolicyUpdater):
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
-        ready = len(buffer) >= self._learn_start and not getattr(ctx, "learning_held", False)
+        ready = len(buffer) >= self._learn_start and not ctx.learning_held
         if not self._all_can(update=ready):
             return
         outputs: list[dict[str, Any]] = []
@@ -279,7 +282,7 @@ class OffPolicyLearner(PolicyUpdater):
             return []
 
 
-class OnPolicyLearner(PolicyUpdater):
+class OnPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from all of the collected data, in minibatches, for several epochs.
 
     The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
@@ -373,8 +376,10 @@ class OnPolicyLearner(PolicyUpdater):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        name = "trajectories" if self._takes_trajectories else "train_data"
-        rows = rows_of(getattr(ctx, name), name=f"ctx.{name}")
+        if self._takes_trajectories:
+            rows = rows_of(ctx.trajectories)
+        else:
+            rows = rows_of(ctx.train_data, name="ctx.train_data")
         if "collect_iter" in rows:
             ctx.log("learn/policy_lag", ctx.train_iter - rows["collect_iter"].float().mean().item())
         n_lead = rows["done"].dim()
@@ -408,7 +413,7 @@ class OnPolicyLearner(PolicyUpdater):
         return True
 
 
-class OfflineLearner(PolicyUpdater):
+class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     """Update the policy from the next minibatch of a dataset, once in each step of the task.
 
     It reads the dataset epoch after epoch, each in a new random order. Rows that are left over at

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext, RLContext
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import as_float
 from middleware.support.history import BinnedHistory, History
 
 __all__ = ["LearningCurve"]
 
 
-class LearningCurve:
+class LearningCurve(BaseMiddleware[RLContext]):
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
     It shows the mean returns of evaluations, and the returns of the collected episodes as mean,

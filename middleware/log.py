@@ -17,8 +17,9 @@ from dmiddleware.pipeline import (
 )
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.tensorboard import add_video
+from middleware.base import BaseMiddleware
+from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import as_float, check_positive
 
 __all__ = ["OfflineLogger", "OnlineLogger", "offline_logger", "online_logger"]
@@ -28,7 +29,7 @@ _FPS = 20  # frames per second of films of evaluations
 _log = logging.getLogger(__name__)
 
 
-class _Logger:
+class _Logger(BaseMiddleware[RLContext]):
     """Base of both loggers: collects metrics in every step, and writes their means at intervals."""
 
     last_step = True

@@ -8,14 +8,16 @@ from typing import Any
 
 from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 from middleware.support.rows import rows_of
 
 __all__ = ["OfflineDataSaver", "offline_data_saver"]
 
 
-class OfflineDataSaver:
+class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves

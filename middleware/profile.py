@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from dmiddleware.pipeline import Context, Middleware, middleware
+from dmiddleware.pipeline import Context
+from middleware.base import BaseMiddleware
+from middleware.support.checks import check_positive
 
-__all__ = ["epoch_timer"]
+__all__ = ["EpochTimer", "epoch_timer"]
 
 _log = logging.getLogger(__name__)
 
 
-def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
+class EpochTimer(BaseMiddleware[Context]):
     """Measure the duration of the part of a step that comes after this middleware.
 
     The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
@@ -24,28 +26,31 @@ def epoch_timer(*, every_step: int = 100) -> Middleware[Context]:
     Raises:
         ValueError: if ``every_step`` is not positive.
     """
-    if every_step < 1:
-        raise ValueError(f"every_step must be positive, got {every_step}")
-    total_s = 0.0
-    n_steps = 0
-    mean_s: float | None = None
 
-    @middleware()
-    def epoch_timer(ctx: Context) -> Iterator[None]:
-        nonlocal total_s, n_steps, mean_s
-        if mean_s is not None:
+    def __init__(self, *, every_step: int = 100) -> None:
+        check_positive(every_step=every_step)
+        self.settings = {"every_step": every_step}
+        self._every = every_step
+        self._total_s = 0.0
+        self._n_steps = 0
+        self._mean_s: float | None = None
+
+    def __call__(self, ctx: Context) -> Iterator[None]:
+        """Measure the rest of the step."""
+        if self._mean_s is not None:
             # One step late, because the loggers after this middleware have run already.
-            ctx.log("time/step_s", mean_s)
-            mean_s = None
+            ctx.log("time/step_s", self._mean_s)
+            self._mean_s = None
         now = ctx.task.clock.now
         start = now()
         yield
-        total_s += now() - start
-        n_steps += 1
-        if n_steps == every_step:
-            mean_s = total_s / n_steps
-            total_s, n_steps = 0.0, 0
-            _log.info("%d steps took %.3f ms each", every_step, mean_s * 1e3)
+        self._total_s += now() - start
+        self._n_steps += 1
+        if self._n_steps == self._every:
+            self._mean_s = self._total_s / self._n_steps
+            self._total_s, self._n_steps = 0.0, 0
+            _log.info("%d steps took %.3f ms each", self._every, self._mean_s * 1e3)
 
-    epoch_timer.settings = {"every_step": every_step}  # type: ignore[attr-defined]
-    return epoch_timer
+
+epoch_timer = EpochTimer
+"""DI-engine's name of :class:`EpochTimer`."""

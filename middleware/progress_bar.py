@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.pipeline import ChainView, Clock, OnlineRLContext, Role, SystemClock, Task
-from middleware.support import RLContext
+from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext, RLContext
+from middleware.roles import Role
+from middleware.stop import limits_of
 from middleware.support.checks import check_positive
 from middleware.support.console import RunConsole
 
@@ -96,7 +99,7 @@ class _Rate:
         return _growth(marks[0], marks[-1])
 
 
-class ProgressBar:
+class ProgressBar(BaseMiddleware[RLContext]):
     """Show the progress of the run: steps, returns, throughput, and the time left.
 
     On a terminal it is a live bar; elsewhere it prints a line every few seconds. In a run of
@@ -142,8 +145,7 @@ class ProgressBar:
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Take the limits from the chain's termination_checker."""
-        for one in chain.middleware:
-            self._limits = getattr(one, "limits", self._limits)
+        self._limits = limits_of(chain)
         return ()
 
     def setup(self, task: Task[Any]) -> None:

@@ -9,19 +9,19 @@ import torch
 
 from dmiddleware.data import Batch, ReplayBuffer, as_tree
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import Middleware, OnlineRLContext, Role, middleware
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.replay import check_buffer, push_rows
 from middleware.support.rows import rows_of
 
-__all__ = ["data_pusher", "priority_calculator"]
+__all__ = ["DataPusher", "PriorityCalculator", "data_pusher", "priority_calculator"]
 
 
-def data_pusher(
-    buffer: ReplayBuffer, *, what: Literal["trajectories", "episodes"] = "trajectories"
-) -> Middleware[OnlineRLContext]:
+class DataPusher(BaseMiddleware[OnlineRLContext]):
     """Push collected data into a buffer.
 
-    A column ``priority`` (see :func:`~middleware.priority_calculator`) sets the priorities of the
+    A column ``priority`` (see :class:`~middleware.PriorityCalculator`) sets the priorities of the
     new rows and is not stored.
 
     Args:
@@ -38,30 +38,35 @@ def data_pusher(
         ValueError: if ``what`` is neither.
         StructureError: from the buffer, if a batch differs in structure from the first one.
     """
-    check_buffer(buffer)
-    if what not in ("trajectories", "episodes"):
-        raise ValueError(f"what must be 'trajectories' or 'episodes', got {what!r}")
 
-    @middleware(roles=(Role.LEARNER,), reads=(what,))
-    def data_pusher(ctx: OnlineRLContext) -> None:
-        collected = getattr(ctx, what)
+    roles = (Role.LEARNER,)
+
+    def __init__(
+        self, buffer: ReplayBuffer, *, what: Literal["trajectories", "episodes"] = "trajectories"
+    ) -> None:
+        check_buffer(buffer)
+        if what not in ("trajectories", "episodes"):
+            raise ValueError(f"what must be 'trajectories' or 'episodes', got {what!r}")
+        self._buffer = buffer
+        self._pushes_episodes = what == "episodes"
+        self.reads = (what,)
+        self.fills = (buffer,)
+        self.settings = {"what": what}
+        self.snapshot_parts = {"buffer": buffer}
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Push."""
+        if self._pushes_episodes:
+            for episode in ctx.episodes or ():
+                push_rows(self._buffer, rows_of(episode, name="ctx.episodes"))
+            return
+        collected = ctx.trajectories
         if collected is None or (isinstance(collected, list) and not collected):
             return
-        if what == "trajectories":
-            push_rows(buffer, rows_of(ctx.trajectories))
-            return
-        for episode in ctx.episodes:
-            push_rows(buffer, rows_of(episode, name="ctx.episodes"))
-
-    data_pusher.fills = (buffer,)  # type: ignore[attr-defined]
-    data_pusher.settings = {"what": what}  # type: ignore[attr-defined]
-    data_pusher.snapshot_parts = {"buffer": buffer}  # type: ignore[attr-defined]
-    return data_pusher
+        push_rows(self._buffer, rows_of(collected))
 
 
-def priority_calculator(
-    priority_fn: Callable[[Batch], torch.Tensor],
-) -> Middleware[OnlineRLContext]:
+class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
     """Add a column ``priority`` to the collected transitions, their first priorities in the buffer.
 
     Args:
@@ -78,11 +83,18 @@ def priority_calculator(
         StructureError: if the priorities have another shape than the rows.
     """
 
-    @middleware(roles=(Role.COLLECTOR,), reads=("trajectories",), writes=("trajectories",))
-    def priority_calculator(ctx: OnlineRLContext) -> None:
+    roles = (Role.COLLECTOR,)
+    reads = ("trajectories",)
+    writes = ("trajectories",)
+
+    def __init__(self, priority_fn: Callable[[Batch], torch.Tensor]) -> None:
+        self._priority_fn = priority_fn
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        """Calculate."""
         rows = rows_of(ctx.trajectories)
         with torch.no_grad():
-            priority = priority_fn(rows)
+            priority = self._priority_fn(rows)
         if priority.shape != rows["done"].shape:
             raise StructureError(
                 f"priority_fn returned priorities of shape {tuple(priority.shape)} for rows of "
@@ -90,4 +102,9 @@ def priority_calculator(
             )
         ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
 
-    return priority_calculator
+
+data_pusher = DataPusher
+"""DI-engine's name of :class:`DataPusher`."""
+
+priority_calculator = PriorityCalculator
+"""DI-engine's name of :class:`PriorityCalculator`."""

@@ -9,16 +9,19 @@ import torch
 
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import StructureError
-from dmiddleware.pipeline import ChainView, OnlineRLContext, Role
+from dmiddleware.pipeline import ChainView
 from dmiddleware.policy import rank_and_world_size
 from dmiddleware.reward import IntrinsicCritic, RewardModel
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.rows import rows_of
 
 __all__ = ["IntrinsicAdvantage", "RewardLearner"]
 
 
-class RewardLearner:
+class RewardLearner(BaseMiddleware[OnlineRLContext]):
     """Train a reward model on collected rows, and write its rewards into them.
 
     Use it after the collector, before advantages are estimated or rows are pushed into a buffer. In
@@ -74,7 +77,7 @@ class RewardLearner:
         ctx.log("reward/env", env_reward.float().mean().item())
 
 
-class IntrinsicAdvantage:
+class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     """Train a reward model and its critic, and add their advantages to those of the environment.
 
     Use it after ``gae_estimator``. Each of the two rewards then has its own critic and its own sum,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.pipeline import OnlineRLContext, Role
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import OpponentPool
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance, check_positive
 
 __all__ = ["SelfPlay"]
 
 
-class SelfPlay:
+class SelfPlay(BaseMiddleware[OnlineRLContext]):
     """Add the policy to a pool of opponents, at an interval of updates.
 
     The envs draw their opponents from the pool: ``OpponentEnv(game, pool.draw)``. The pool, which

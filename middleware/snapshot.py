@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
-from dmiddleware.pipeline import ChainView, Role, Task, middleware_name
+from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
 from dmiddleware.policy import gather_from_ranks, rank_and_world_size
+from middleware.base import BaseMiddleware, stock_middleware
+from middleware.context import RLContext
+from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support import RLContext
 from middleware.support.checks import check_positive
 from middleware.support.folder_lock import RunLock, check_writable
 
@@ -33,18 +35,7 @@ _LARGE: Final = 1 << 24
 _log = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An object with a state: a policy's learn mode, a learner, a buffer, an env manager."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state: Any) -> object:
-        """Restore a state."""
-
-
-class SnapshotSaver:
+class SnapshotSaver(BaseMiddleware[RLContext]):
     """Save the whole run at intervals and when it stops, to resume it later.
 
     A snapshot has the context, the state of every middleware of the chain, the policies, learners,
@@ -134,9 +125,9 @@ class SnapshotSaver:
         parts: dict[str, Any] = dict(self._further)
         used = set(parts)
         names: Counter[str] = Counter()
-        for one in chain.middleware:
+        for one in stock_middleware(chain):
             is_active = any(one is other for other in chain.active)
-            for name, part in getattr(one, "snapshot_parts", {}).items():
+            for name, part in one.snapshot_parts.items():
                 path = f"{middleware_name(one)}.{name}"
                 # Modes are new objects each time, but compare equal.
                 key = next((k for k, other in parts.items() if part is other or part == other), "")

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import Context, Role, Task
+from dmiddleware.pipeline import ChainView, Context, Task
+from middleware.base import BaseMiddleware
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 
-__all__ = ["TerminationChecker", "termination_checker"]
+__all__ = ["TerminationChecker", "limits_of", "termination_checker"]
 
 
-class TerminationChecker:
+class TerminationChecker(BaseMiddleware[Context]):
     """Stop the task at the end of the step in which a limit is reached.
 
     In a run of several processes the learner checks the limits, because only it knows the exact
@@ -100,6 +102,15 @@ class TerminationChecker:
             value = getattr(ctx, name)
             if value >= limit:
                 ctx.task.stop(f"{name} reached {value:,} (max_{name} is {limit:,})", final=False)
+
+
+def limits_of(chain: ChainView) -> dict[str, float]:
+    """Return the limits of a chain's termination checkers, by what they limit."""
+    found: dict[str, float] = {}
+    for one in chain.middleware:
+        if isinstance(one, TerminationChecker):
+            found |= one.limits
+    return found
 
 
 termination_checker = TerminationChecker

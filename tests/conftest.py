@@ -4,11 +4,14 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+
+from dmiddleware.torch_private import plain_torch
 
 # filelock, which torch's compiler and the examples import, adds an audit hook for good. With any
 # such hook, CPython 3.11 sometimes fails to start a thread while coverage is measured: two threads
@@ -16,10 +19,13 @@ import torch
 with mock.patch.object(sys, "addaudithook"):
     import filelock  # noqa: F401
 
-# A shell that starts a command in the background makes it ignore Ctrl-C, and so would all the
-# processes that the tests start and interrupt.
+# A shell that starts a command in the background makes it ignore Ctrl-C, and nohup the end of the
+# terminal; so would all the processes that the tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for _ending in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(_ending) is signal.SIG_IGN:
+        signal.signal(_ending, signal.SIG_DFL)
 
 
 COMPILES = torch.__version__ >= "2.13"
@@ -45,3 +51,10 @@ def _same_level_of_the_root_logger() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(params=["private torch", "plain torch"])
+def either_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test through private parts of torch, and again without them."""
+    with plain_torch() if request.param == "plain torch" else nullcontext():
+        yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Final, Protocol, Self, TextIO
 
@@ -61,22 +62,21 @@ class _Rates:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._last: dict[int, tuple[float, int, int]] = {}
-        self._rates: dict[int, tuple[float, float]] = {}
+        self._last: dict[int, tuple[float, Mapping[str, int]]] = {}
+        self._rates: dict[int, Mapping[str, float]] = {}
 
-    def of(self, child: Child) -> tuple[float, float]:
-        """Return environment steps and updates per second."""
-        status, key, now = child.status, child.plan.node_id, self._now()
-        since, env_step, train_iter = self._last.get(key, (now, 0, 0))
+    def of(self, child: Child) -> Mapping[str, float]:
+        """Return the growth of each counter per second, by the counter's name."""
+        counters, key, now = child.status.counters, child.plan.node_id, self._now()
+        since, before = self._last.get(key, (now, counters))
+        if now - since >= 1.0:
+            self._rates[key] = {
+                name: max(0.0, (count - before.get(name, 0)) / (now - since))
+                for name, count in counters.items()
+            }
         if now - since >= 1.0 or key not in self._last:
-            elapsed = max(now - since, 1e-9)
-            if key in self._last:
-                self._rates[key] = (
-                    max(0.0, (status.env_step - env_step) / elapsed),
-                    max(0.0, (status.train_iter - train_iter) / elapsed),
-                )
-            self._last[key] = (now, status.env_step, status.train_iter)
-        return self._rates.get(key, (0.0, 0.0))
+            self._last[key] = (now, dict(counters))
+        return self._rates.get(key, {})
 
 
 class PlainDisplay:
@@ -204,28 +204,29 @@ class BothDisplays:
             display.update(children)
 
 
-def make_table(children: Sequence[Child], rates: Callable[[Child], tuple[float, float]]) -> Table:
+def make_table(children: Sequence[Child], rates: Callable[[Child], Mapping[str, float]]) -> Table:
     """Return a table with one row per node: its status, throughput, and stop reason or error."""
+    counters = list(dict.fromkeys(name for child in children for name in child.status.counters))
     table = Table(expand=False, header_style="bold")
     for name in ("node", "roles", "status", "peers"):
         table.add_column(name)
-    for name in ("step", "env steps", "env steps/s", "updates", "updates/s", "blocked"):
+    for name in ("step", *chain.from_iterable((one, f"{one}/s") for one in counters), "blocked"):
         table.add_column(name, justify="right")
     table.add_column("stop reason", overflow="fold")
     for child in children:
-        status = child.status
-        env_rate, update_rate = rates(child)
+        status, rate = child.status, rates(child)
         phase = _phase(child)
+        counts = (
+            (f"{status.counters.get(name, 0):,}", f"{rate.get(name, 0.0):,.0f}")
+            for name in counters
+        )
         table.add_row(
             str(child.plan.node_id),
             "+".join(child.plan.roles) or "all",
             Text(phase, style=_PHASE_STYLE.get(phase.split(" ")[0], "")),
             str(status.peers),
             f"{status.step:,}",
-            f"{status.env_step:,}",
-            f"{env_rate:,.0f}",
-            f"{status.train_iter:,}",
-            f"{update_rate:,.0f}",
+            *chain.from_iterable(counts),
             f"{status.blocked_s:.1f} s",
             Text(status.error or status.reason),
         )
@@ -240,11 +241,13 @@ def _phase(child: Child) -> str:
     return child.status.phase + (f" (restart {child.restarts})" if child.restarts else "")
 
 
-def _status_line(child: Child, rates: tuple[float, float]) -> str:
+def _status_line(child: Child, rates: Mapping[str, float]) -> str:
     status = child.status
-    env_rate, update_rate = rates
+    counts = "".join(
+        f"{count} {name} ({rates.get(name, 0.0):.0f}/s), "
+        for name, count in status.counters.items()
+    )
     return (
-        f"{child.name}: {_phase(child)}, step {status.step}, {status.env_step} env steps "
-        f"({env_rate:.0f}/s), {status.train_iter} updates ({update_rate:.0f}/s), blocked "
-        f"{status.blocked_s:.1f} s, peers: {status.peers}"
+        f"{child.name}: {_phase(child)}, step {status.step}, {counts}"
+        f"blocked {status.blocked_s:.1f} s, peers: {status.peers}"
     )

@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -42,9 +42,9 @@ from dmiddleware.launch.plan import (
 from dmiddleware.launch.platforms import Placement, count_copies, place
 from dmiddleware.launch.ports import free_ports
 from dmiddleware.launch.resources import check_resource_roles, local_shares, resources_of
+from dmiddleware.launch.roles import COORDINATOR, LEAD, has_role
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
-from dmiddleware.pipeline import Role
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import KEY_VARIABLE, check_key, make_key, read_key, write_key
 
@@ -255,7 +255,7 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
 
     options = start.options
     assigned = assign_roles(options.roles, options.parallel_workers)
-    topology = options.topology or ("mesh" if _has_coordinator(assigned) else "star")
+    topology = options.topology or ("mesh" if has_role(COORDINATOR, assigned) else "star")
     listening = listening_nodes(assigned, topology)
     check_resource_roles(options.role_resources, assigned)
     unplaced = plan_at(assigned, {})
@@ -343,13 +343,11 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
         )
         for host in range(placement.count)
     ]
-    has_coordinator = any(map(_has_coordinator, roles_of_hosts))
+    has_coordinator = any(has_role(COORDINATOR, roles) for roles in roles_of_hosts)
     topology = options.topology or ("mesh" if has_coordinator else "star")
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
-    hubs = [
-        index for index, names in enumerate(roles_of_hosts[hub_host]) if Role.LEARNER in names
-    ] or [0]
+    hubs = [index for index, names in enumerate(roles_of_hosts[hub_host]) if LEAD in names] or [0]
     redis = _redis_prefix(options) if options.uses_redis else ""
     attach_to, ports, bind = options.attach_to, options.ports, options.bind
     joins = bool(attach_to)
@@ -396,10 +394,6 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
         run_dir=run_dir,
         redis=redis,
     )
-
-
-def _has_coordinator(assigned: Iterable[Iterable[str]]) -> bool:
-    return Role.COORDINATOR in chain.from_iterable(assigned)
 
 
 def _roles_of_host(options: LaunchOptions, index: int, count: int) -> RoleCounts:

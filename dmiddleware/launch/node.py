@@ -246,8 +246,7 @@ class JoinedNode:
             phase=self._phase,
             address=self._router.address,
             step=progress.step,
-            env_step=progress.env_step,
-            train_iter=progress.train_iter,
+            counters=dict(progress.counters),
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
             peers=len(self._router.peers()),

@@ -17,8 +17,15 @@ import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
 from dmiddleware.launch.options import MqType
-from dmiddleware.pipeline import Role
-from dmiddleware.pipeline.middleware import KNOWN_ROLES, misspelled_role
+from dmiddleware.launch.roles import (
+    COORDINATOR,
+    FEEDER,
+    KNOWN_ROLES,
+    LEAD,
+    has_role,
+    roles_by_position,
+)
+from dmiddleware.pipeline.middleware import misspelled_role
 from dmiddleware.router.protocol.topology import (
     NodeAddresses,
     Scheme,
@@ -162,7 +169,7 @@ class NodePlan:
     @property
     def learns(self) -> bool:
         """Whether the node is a learner, without which a run cannot succeed."""
-        return not self.roles or Role.LEARNER in self.roles
+        return not self.roles or LEAD in self.roles
 
     def __str__(self) -> str:
         return f"node {self.node_id} ({'+'.join(self.roles) or 'all roles'})"
@@ -298,12 +305,12 @@ def assign_roles(
         raise LaunchError(f"--parallel-workers must be at least 1, got {n_workers}")
     if not roles:
         n_nodes = n_workers or 1
-        by_position = _roles_by_position(n_nodes * n_hosts)
+        by_position = roles_by_position(n_nodes * n_hosts)
         return tuple(by_position[host * n_nodes : (host + 1) * n_nodes])
     for name, count in roles:
         if count < 1:
             raise LaunchError(f"--roles: {name}={count} starts no process; leave the role out")
-        if name not in KNOWN_ROLES and (near := misspelled_role(name)):
+        if name not in KNOWN_ROLES and (near := misspelled_role(name, KNOWN_ROLES)):
             raise LaunchError(f"--roles: unknown role {name!r}; did you mean {near}?")
     named = tuple((name,) for name, count in roles for _ in range(count))
     if n_workers is not None and n_workers != len(named):
@@ -478,7 +485,7 @@ def count_hubs(request: LaunchRequest) -> int:
 
 
 def _hubs(roles: Sequence[Sequence[str]]) -> list[int]:
-    return [index for index, names in enumerate(roles) if Role.LEARNER in names] or [0]
+    return [index for index, names in enumerate(roles) if LEAD in names] or [0]
 
 
 def _role_index(request: LaunchRequest, index: int) -> int:
@@ -488,9 +495,9 @@ def _role_index(request: LaunchRequest, index: int) -> int:
 
 def _rank_plan(request: LaunchRequest, index: int) -> RankPlan | None:
     hubs = _hubs(request.roles)
-    if Role.LEARNER not in request.roles[index]:
+    if LEAD not in request.roles[index]:
         return None
-    if Role.COORDINATOR in itertools.chain.from_iterable((*request.roles, *request.elsewhere)):
+    if has_role(COORDINATOR, (*request.roles, *request.elsewhere)):
         return None  # each learner then learns for itself
     return RankPlan(hubs.index(index), len(hubs), request.rendezvous_port)
 
@@ -511,8 +518,7 @@ def _check_main(main: str) -> None:
 
 def _check_learners(request: LaunchRequest) -> None:
     here, elsewhere = (
-        sum(Role.LEARNER in roles for roles in nodes)
-        for nodes in (request.roles, request.elsewhere)
+        sum(LEAD in roles for roles in nodes) for nodes in (request.roles, request.elsewhere)
     )
     learners = here + elsewhere
     if learners > 1 and max(here, elsewhere) < learners:
@@ -521,7 +527,7 @@ def _check_learners(request: LaunchRequest) -> None:
             "one must share a host; give each host its roles in --platform-spec, with learner=N in "
             "only one of them"
         )
-    collectors = sum(Role.COLLECTOR in roles for roles in (*request.roles, *request.elsewhere))
+    collectors = sum(FEEDER in roles for roles in (*request.roles, *request.elsewhere))
     if 0 < collectors < learners:
         raise LaunchError(
             f"each collector sends to one of the {learners} learners, so {collectors} would leave "
@@ -539,14 +545,6 @@ def _run_roles(request: LaunchRequest) -> tuple[str, ...] | None:
     if request.joins or () in nodes:
         return None
     return tuple(dict.fromkeys(role for roles in nodes for role in roles))
-
-
-def _roles_by_position(count: int) -> list[tuple[str, ...]]:
-    if count == 1:
-        return [()]
-    if count == 2:
-        return [("learner",), ("collector", "evaluator")]
-    return [("learner",), *[("collector",)] * (count - 2), ("evaluator",)]
 
 
 def _node_ids(request: LaunchRequest) -> list[int]:

@@ -14,8 +14,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         phase: ``starting``, ``running``, ``finished`` or ``failed``.
         address: the address that it listens on.
         step: steps of its task.
-        env_step: environment steps.
-        train_iter: updates.
+        counters: further counters of its task by name, such as environment steps.
         blocked_s: seconds spent waiting for peers, either for their data or for room in their
             queues.
         peers: number of connected peers.
@@ -36,8 +35,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     phase: str
     address: str = ""
     step: int = 0
-    env_step: int = 0
-    train_iter: int = 0
+    counters: dict[str, int] = {}
     blocked_s: float = 0.0
     peers: int = 0
     reason: str = ""

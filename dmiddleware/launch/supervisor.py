@@ -18,8 +18,8 @@ from dmiddleware.launch.hosts.interface import Ended, Host, Note, Output, Report
 from dmiddleware.launch.options import FailurePolicy
 from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.plan import NodeConfig
+from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.pipeline import Role
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 
 __all__ = ["Supervisor", "SupervisorOptions"]
@@ -366,7 +366,7 @@ class Supervisor:
 
         That is the case once the learner has finished, or a node has ended together with the run.
         """
-        learners = [child for child in self.children if Role.LEARNER in child.plan.roles]
+        learners = [child for child in self.children if LEAD in child.plan.roles]
         has_learned = bool(learners) and all(child.exit_code == 0 for child in learners)
         return has_learned or any(child.ended_with_run for child in self.children)
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.plan import NodePlan, RankPlan
-from dmiddleware.pipeline.middleware import KNOWN_ROLES, misspelled_role
+from dmiddleware.launch.roles import KNOWN_ROLES
+from dmiddleware.pipeline.middleware import misspelled_role
 
 __all__ = ["node_variables"]
 

@@ -23,7 +23,6 @@ from dmiddleware.model.layers import (
     activation_of,
     orthogonal_init,
 )
-from dmiddleware.model.linear import Linear
 from dmiddleware.model.model_registry import MODEL_REGISTRY, create_model
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import (
@@ -88,7 +87,6 @@ __all__ = [
     "CentralisedActorCritic",
     "team_shapes",
     "MLP",
-    "Linear",
     "NoisyLinear",
     "NoisyMLP",
     "VectorEncoder",

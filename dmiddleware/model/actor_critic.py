@@ -11,7 +11,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import MLP, Init, Norm, call, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, Norm, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import (
@@ -24,6 +24,7 @@ from dmiddleware.model.spaces import (
     obs_shape_of,
     shape_leaves,
 )
+from dmiddleware.torch_private import call
 
 __all__ = ["Actor", "ActorCritic"]
 

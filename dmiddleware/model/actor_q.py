@@ -12,11 +12,11 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Norm, activation_of, call, check_sizes
-from dmiddleware.model.linear import batched_linear
+from dmiddleware.model.layers import Norm, activation_of, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
+from dmiddleware.torch_private import call
 
 __all__ = ["ActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
 
@@ -44,7 +44,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[n, B, out_features]`` of ``x [n, B, in_features]``."""
-        return batched_linear(x, self.weight, self.bias)
+        return torch.baddbmm(self.bias, x, self.weight)
 
 
 class QEnsemble(nn.Module):

@@ -8,11 +8,12 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import call, check_sizes
+from dmiddleware.model.layers import check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
 from dmiddleware.model.transformer import TransformerLayer
+from dmiddleware.torch_private import call
 
 __all__ = ["DecisionTransformer"]
 

@@ -12,11 +12,12 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_critic import Actor
 from dmiddleware.model.encoders import ConvLayers
-from dmiddleware.model.layers import Norm, call, check_sizes
+from dmiddleware.model.layers import Norm, check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork, require_discrete
 from dmiddleware.model.spaces import ObsShape
+from dmiddleware.torch_private import call
 
 __all__ = ["DiscreteActorQ"]
 

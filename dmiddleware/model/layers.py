@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.model.linear import linear
 from dmiddleware.registry import nearest
+from dmiddleware.torch_private import forward_layers
 
 __all__ = [
     "Init",
@@ -20,7 +21,6 @@ __all__ = [
     "NoisyMLP",
     "Norm",
     "activation_of",
-    "call",
     "check_default_dtype",
     "orthogonal_init",
 ]
@@ -131,13 +131,13 @@ class NoisyLinear(nn.Linear):
             noise: standard normal numbers, ``[n_noise]``, or ``[…, n_noise]`` for a draw per row;
                 None: the weights are their means.
         """
-        mean: torch.Tensor = linear(x, self.weight, self.bias)
+        mean: torch.Tensor = F.linear(x, self.weight, self.bias)
         if noise is None:
             return mean
         shaped = noise.sign() * noise.abs().sqrt()
         for_input, for_output = shaped[..., : self.in_features], shaped[..., self.in_features :]
         # Equal to a matrix product with the noisy weights, which are never built.
-        moved: torch.Tensor = linear(x * for_input, self.weight_sigma, self.bias_sigma)
+        moved: torch.Tensor = F.linear(x * for_input, self.weight_sigma, self.bias_sigma)
         return mean + for_output * moved
 
 
@@ -198,18 +198,7 @@ class MLP(nn.Sequential):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[…, out_features]`` of ``x [… , in_features]``."""
-        # With small layers and batches, calling a module, and even getting its weight as an
-        # attribute (torch looks it up in Python), costs more than the arithmetic.
-        unseen = None  # a linear layer's output, which nothing else refers to
-        for layer in self._modules.values():
-            if type(layer) is nn.Linear and not _has_hooks(layer):
-                parameters: dict[str, Any] = layer._parameters
-                x = unseen = linear(x, parameters["weight"], parameters["bias"])
-            elif type(layer) is nn.ReLU and not _has_hooks(layer):
-                x = torch.relu_(x) if x is unseen else torch.relu(x)
-            else:
-                x = layer(x)
-        return x
+        return forward_layers(self, x)
 
 
 class NoisyMLP(MLP):
@@ -247,21 +236,6 @@ class NoisyMLP(MLP):
             else:
                 x = layer(x)
         return x
-
-
-def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return ``module(*args, **kwargs)``, without torch's hook handling unless it has hooks."""
-    return (module if _has_hooks(module) else module.forward)(*args, **kwargs)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return bool(
-        layer._compiled_call_impl
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-    )
 
 
 def as_float(x: torch.Tensor, *, pixels: bool = False) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
@@ -17,15 +18,14 @@ from dmiddleware.model.layers import (
     Init,
     NoisyMLP,
     Norm,
-    call,
     check_sizes,
     orthogonal_init,
 )
-from dmiddleware.model.linear import Linear
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
 from dmiddleware.rl.distributional import interval_middles
+from dmiddleware.torch_private import call
 
 __all__ = [
     "CategoricalQNetwork",
@@ -296,7 +296,7 @@ class ImplicitQuantileQNetwork(QNetwork):
         check_sizes("n_cosines", [n_cosines])
         check_sizes("n_quantiles", [n_quantiles])
         self.n_quantiles = n_quantiles
-        self.embedding = Linear(n_cosines, self.encoder.out_features)
+        self.embedding = nn.Linear(n_cosines, self.encoder.out_features)
         if options.get("init") == "orthogonal":
             orthogonal_init(self.embedding, math.sqrt(2.0))
         self.register_buffer("frequencies", math.pi * torch.arange(n_cosines), persistent=False)

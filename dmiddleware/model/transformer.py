@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.model.linear import Linear
-
 __all__ = ["Dropout", "TransformerLayer"]
 
 _INT64_MIN = -(2**63)
@@ -53,11 +51,11 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.n_heads = n_heads
         self.attention_norm = nn.LayerNorm(size)
-        self.in_proj = Linear(size, 3 * size)
-        self.out_proj = Linear(size, size)
+        self.in_proj = nn.Linear(size, 3 * size)
+        self.out_proj = nn.Linear(size, size)
         self.mlp_norm = nn.LayerNorm(size)
         self.mlp = nn.Sequential(
-            Linear(size, 4 * size), nn.ReLU(), Dropout(dropout), Linear(4 * size, size)
+            nn.Linear(size, 4 * size), nn.ReLU(), Dropout(dropout), nn.Linear(4 * size, size)
         )
         self.dropout = Dropout(dropout)
 

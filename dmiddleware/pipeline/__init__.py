@@ -5,8 +5,7 @@ from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.context import (
     Context,
     FieldKind,
-    OfflineRLContext,
-    OnlineRLContext,
+    Vocabulary,
     kept,
     produced,
     renewed,
@@ -15,9 +14,10 @@ from dmiddleware.pipeline.current_node import CurrentNode, Progress, current_nod
 from dmiddleware.pipeline.describe import ChainRow, ChainTable
 from dmiddleware.pipeline.event import Delivery, Emission, Event, EventCounters
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter
+from dmiddleware.pipeline.lifecycle import Stateful
 from dmiddleware.pipeline.middleware import (
+    Declarations,
     Middleware,
-    Role,
     Wrapper,
     middleware,
     middleware_location,
@@ -32,15 +32,15 @@ from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_trac
 __all__ = [
     "Task",
     "Context",
-    "OnlineRLContext",
-    "OfflineRLContext",
+    "Vocabulary",
     "FieldKind",
     "kept",
     "renewed",
     "produced",
     "Middleware",
     "Wrapper",
-    "Role",
+    "Declarations",
+    "Stateful",
     "middleware",
     "middleware_name",
     "middleware_location",

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from dmiddleware.errors import WaitTimeout
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import (
+    Declarations,
     check_middleware,
-    declared,
     middleware_location,
     middleware_name,
     string_tuple,
@@ -123,12 +123,14 @@ class PlanItem:
         path: its number in the chain, from 1, with the numbers within groups (``"3.1"``); empty if
             it is called by hand.
         active: whether it runs in the task's roles and rank.
+        declares: what it declares about itself.
         children: the members, if it is a group.
     """
 
     entry: Entry
     path: str
     active: bool
+    declares: Declarations
     children: tuple[PlanItem, ...] = ()
 
     @property
@@ -156,49 +158,6 @@ class PlanItem:
         """Whether it is a parallel group."""
         return isinstance(self.entry.middleware, Group) and self.entry.middleware.parallel
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The fields that it declares to read."""
-        return string_tuple(self._declared("reads"))
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The fields that it declares to write."""
-        return string_tuple(self._declared("writes"))
-
-    @property
-    def receives(self) -> tuple[str, ...]:
-        """The fields that it declares to write if there are other processes."""
-        return string_tuple(self._declared("receives"))
-
-    @property
-    def declares_fields(self) -> bool:
-        """Whether it declares any fields, and therefore probably all that it writes."""
-        return bool(self.reads or self.writes or self.receives)
-
-    @property
-    def owns(self) -> tuple[object, ...]:
-        """The objects that only one middleware of a chain may use."""
-        return tuple(self._declared("owns"))
-
-    @property
-    def fills(self) -> tuple[object, ...]:
-        """The stores to which it declares that it adds data."""
-        return tuple(self._declared("fills"))
-
-    @property
-    def draws_from(self) -> tuple[object, ...]:
-        """The stores from which it declares that it takes data."""
-        return tuple(self._declared("draws_from"))
-
-    @property
-    def last_step(self) -> bool:
-        """Whether it only observes, and also runs in the steps after a stop."""
-        return bool(declared(self.entry.middleware, "last_step", False))
-
-    def _declared(self, name: str) -> Any:
-        return declared(self.entry.middleware, name, ())
-
 
 def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
     """Check a middleware and return an entry for it.
@@ -216,7 +175,7 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
         given = wrapped.roles if roles is None else string_tuple(roles)
         return Entry(wrapped.middleware, given, lock if lock is not None else wrapped.lock)
     check_middleware(mw)
-    return Entry(mw, string_tuple(declared(mw, "roles", ()) if roles is None else roles), lock)
+    return Entry(mw, Declarations.of(mw).roles if roles is None else string_tuple(roles), lock)
 
 
 def make_plan(
@@ -580,10 +539,11 @@ def _make_item(
     entry: Entry, path: str, roles: frozenset[str], rank: int, *, within_active: bool
 ) -> PlanItem:
     active = within_active and (not roles or not entry.roles or not roles.isdisjoint(entry.roles))
-    active = active and (rank == 0 or not declared(entry.middleware, "lead_only", False))
+    declares = Declarations.of(entry.middleware)
+    active = active and (rank == 0 or not declares.lead_only)
     members = entry.middleware.entries if isinstance(entry.middleware, Group) else ()
     children = tuple(
         _make_item(member, f"{path}.{number}".lstrip("."), roles, rank, within_active=active)
         for number, member in enumerate(members, start=1)
     )
-    return PlanItem(entry, path, active, children)
+    return PlanItem(entry, path, active, declares, children)

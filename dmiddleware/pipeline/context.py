@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Context",
-    "OnlineRLContext",
-    "OfflineRLContext",
+    "Vocabulary",
     "FieldKind",
     "kept",
     "renewed",
@@ -50,7 +49,7 @@ def kept(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclass
 
     Example:
         >>> @dataclass
-        ... class CuriousContext(OnlineRLContext):
+        ... class CuriousContext(Context):
         ...     visits: dict[int, int] = kept(default_factory=dict)
     """
     return field(default=default, default_factory=default_factory, metadata={_KIND: FieldKind.KEPT})
@@ -84,6 +83,31 @@ def produced() -> Any:
     return field(default=None, metadata={_KIND: FieldKind.PRODUCED})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The words of the programs that a kind of context is for.
+
+    The check before the first step uses them in its messages, and to tell a misspelled role from a
+    new one.
+
+    Attributes:
+        roles: the names of the roles that these programs use.
+        lead_role: the role of the process that checks for all that each part of the chain has a
+            process; None: each process checks that.
+        writers: by the name of a field, the middleware that usually writes it.
+        filler: the middleware that usually fills a store, such as a buffer.
+        exchange: the middleware that usually exchanges fields between processes.
+        counters: the names under which a launcher shows the counters of a run, by their fields.
+    """
+
+    roles: tuple[str, ...] = ()
+    lead_role: str | None = None
+    writers: Mapping[str, str] = field(default_factory=dict)
+    filler: str = "a middleware that fills it"
+    exchange: str = "a middleware that declares receives=(...)"
+    counters: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class Context:
     """The data that the middleware of one step share; it is renewed for every step.
@@ -100,7 +124,10 @@ class Context:
         total_step: the number of steps before this one.
         logged: metrics of this step by name; written with :meth:`log`.
         task: the task that runs the chain.
+        vocabulary: the words of the programs that contexts of this class are for.
     """
+
+    vocabulary: ClassVar[Vocabulary] = Vocabulary()
 
     total_step: int = kept(0)
     logged: dict[str, float] = field(
@@ -179,6 +206,12 @@ class Context:
         """Return whether the field is set and is not None."""
         return self.__dict__.get(name) is not None
 
+    def counters(self) -> dict[str, int]:
+        """Return the counters that a launcher shows, by the names that it shows."""
+        values = self.__dict__
+        shown = self.vocabulary.counters.items()
+        return {label: values[name] for name, label in shown if name in values}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the values of all fields that carry over, without copying them."""
         names = [name for name, kind in self.field_kinds().items() if kind is FieldKind.KEPT]
@@ -202,76 +235,6 @@ class Context:
 
         def __getattr__(self, name: str) -> Any:
             raise _missing(self, name)
-
-
-@dataclass
-class OnlineRLContext(Context):
-    """The context of learning from an environment.
-
-    Attributes:
-        env_step: environment steps, summed over all collectors.
-        env_episode: finished episodes, summed over all collectors.
-        train_iter: updates of the policy.
-        last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
-        last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
-        collect_kwargs: keyword arguments for the collecting policy's forward, such as ``eps``.
-        obs: observations to act on.
-        action: actions to take.
-        inference_output: the output of the policy's forward.
-        trajectories: newly collected transitions, a batch ``[T, E, …]`` or a list of transitions.
-        trajectory_end_idx: indices of the transitions in ``trajectories`` that end an episode.
-        episodes: newly collected whole episodes, a list of batches ``[T_i, …]``.
-        train_data: the data that the learner learns from in this step.
-        train_output: the learner's metrics, a dictionary or a list of them.
-        eval_value: the mean return of an evaluation in this step.
-        eval_output: further results of that evaluation.
-    """
-
-    env_step: int = kept(0)
-    env_episode: int = kept(0)
-    train_iter: int = kept(0)
-    last_eval_iter: int = kept(-1)
-    last_eval_value: float = kept(float("-inf"))
-    collect_kwargs: dict[str, Any] = renewed(default_factory=dict)
-    obs: Any = renewed(None)
-    action: Any = renewed(None)
-    inference_output: Any = renewed(None)
-    trajectories: Any = produced()
-    trajectory_end_idx: Any = produced()
-    episodes: Any = produced()
-    train_data: Any = produced()
-    train_output: Any = produced()
-    eval_value: float | None = produced()
-    eval_output: Any = produced()
-
-
-@dataclass
-class OfflineRLContext(Context):
-    """The context of learning from a dataset.
-
-    Attributes:
-        train_epoch: finished passes over the dataset.
-        train_iter: updates of the policy.
-        trained_env_step: transitions learned from, counted each time they are used.
-        last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
-        last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
-        trajectories: transitions, a batch ``[N, …]``.
-        train_data: the data that the learner learns from in this step.
-        train_output: the learner's metrics, a dictionary or a list of them.
-        eval_value: the mean return of an evaluation in this step.
-        eval_output: further results of that evaluation.
-    """
-
-    train_epoch: int = kept(0)
-    train_iter: int = kept(0)
-    trained_env_step: int = kept(0)
-    last_eval_iter: int = kept(-1)
-    last_eval_value: float = kept(float("-inf"))
-    trajectories: Any = produced()
-    train_data: Any = produced()
-    train_output: Any = produced()
-    eval_value: float | None = produced()
-    eval_output: Any = produced()
 
 
 class _Renewal(NamedTuple):

@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dmiddleware.errors import LaunchError, TaskStateError
@@ -68,14 +68,12 @@ class Progress:
 
     Attributes:
         step: steps of the chain.
-        env_step: environment steps.
-        train_iter: updates.
+        counters: the other counters of their contexts, by name.
         blocked_s: seconds that exchanges spent waiting for other processes.
     """
 
     step: int = 0
-    env_step: int = 0
-    train_iter: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
     blocked_s: float = 0.0
 
 
@@ -92,7 +90,7 @@ class CurrentNode:
         may_grow: whether processes with further roles may join the run.
         role_index: its number among the processes with the same roles that its launcher has
             started; None: unknown.
-        n_ranks: how many processes the launcher has started to learn as one.
+        n_ranks: how many processes the launcher has started to run their tasks as one.
         on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
             task is closed.
         on_end: called when a task ends the whole run, before the peers know.
@@ -148,17 +146,18 @@ class CurrentNode:
             raise _child_error(str(self.node_id))
 
     def check_rank(self, rank: int | None) -> None:
-        """Refuse a task without a rank in a process that is to learn as one with others.
+        """Refuse a task without a rank in a process that is to run it as one with others.
 
         Raises:
             LaunchError: if the launcher has started such processes.
         """
         if rank is None and self.n_ranks > 1:
+            role = "+".join(self.roles)
             raise LaunchError(
-                f"the run has {self.n_ranks} learners, but this program does not join them with "
-                "data_parallel(), so each would learn alone; wrap the program in `with "
-                "data_parallel() as rank:`, give its Task rank=rank and its policy multi_gpu=True, "
-                "or use learner=1 in --roles"
+                f"the run has {self.n_ranks} processes with the role {role}, but "
+                "this program does not join them with data_parallel(), so each would run alone; "
+                "wrap the program in `with data_parallel() as rank:` and give its Task rank=rank, "
+                f"or start one, as in --roles {role}=1"
             )
 
     @property
@@ -330,12 +329,12 @@ class CurrentNode:
         Earlier tasks, which are closed, do not count once there is a newer one.
         """
         contexts = [task.ctx for task in list(self._tasks)]
-        return Progress(
-            step=max((ctx.total_step for ctx in contexts), default=0),
-            env_step=max((getattr(ctx, "env_step", 0) for ctx in contexts), default=0),
-            train_iter=max((getattr(ctx, "train_iter", 0) for ctx in contexts), default=0),
-            blocked_s=self._blocked_s,
-        )
+        counters: dict[str, int] = {}
+        for ctx in contexts:
+            for name, count in ctx.counters().items():
+                counters[name] = max(count, counters.get(name, 0))
+        step = max((ctx.total_step for ctx in contexts), default=0)
+        return Progress(step, counters, self._blocked_s)
 
 
 _current: ContextVar[CurrentNode | None] = ContextVar("dmiddleware.current_node", default=None)
@@ -356,7 +355,7 @@ def current_node() -> CurrentNode | None:
 
 
 def refuse_to_run_alone() -> None:
-    """Refuse a task that would silently train alone, although it belongs to a node.
+    """Refuse a task that would silently run alone, although it belongs to a node.
 
     That is one in a process that a node has started with ``multiprocessing``, or in a thread that
     outlives the node's program.
@@ -368,7 +367,7 @@ def refuse_to_run_alone() -> None:
     pid, _, node_id = os.environ.get(NODE_VARIABLE, "").partition(":")
     if str(os.getpid()) == pid:
         raise TaskStateError(
-            f"the program of node {node_id} has ended, so a task of it would train alone; let the "
+            f"the program of node {node_id} has ended, so a task of it would run alone; let the "
             "program join the thread that runs the task"
         )
     if parent is not None and str(parent.pid) == pid:
@@ -378,7 +377,7 @@ def refuse_to_run_alone() -> None:
 def _child_error(node_id: str) -> TaskStateError:
     return TaskStateError(
         f"this process was started by node {node_id} with multiprocessing and is not a node of the "
-        "run, so its task would train alone; run the task in the node itself, or start more nodes "
+        "run, so its task would run alone; run the task in the node itself, or start more nodes "
         "with ditask --roles"
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.pipeline.onion import SkipRest
 
-__all__ = ["Lifecycle", "StopRequest"]
+__all__ = ["Lifecycle", "Stateful", "StopRequest"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,38 @@ class StopRequest:
             self.reason = reason
 
 
-_METHODS = ("setup", "close", "state_dict", "pending_steps")
+@runtime_checkable
+class _SetUp(Protocol):
+    def setup(self, task: Any) -> object: ...
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object with a state."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> object:
+        """Restore a state."""
+        ...
+
+
+@runtime_checkable
+class _HasPendingSteps(Protocol):
+    def pending_steps(self) -> int: ...
 
 
 @dataclass(slots=True)
 class _Member:
     label: str
-    subject: Any
+    subject: object
     is_active: bool = False
     is_ready: bool = False
 
@@ -95,7 +120,7 @@ class Lifecycle:
             subject: the object.
             active: whether :meth:`set_up` sets it up; once active, it stays so.
         """
-        if not any(_method(subject, method) for method in _METHODS):
+        if not isinstance(subject, _SetUp | _Closable | Stateful | _HasPendingSteps):
             return
         with self._lock:
             member = self._members.get(id(subject))
@@ -121,11 +146,10 @@ class Lifecycle:
                 member = self._pending.pop(0)
                 # Set before the call: a set-up that failed half way is not repeated.
                 member.is_ready = True
-                setup = _method(member.subject, "setup")
-                if setup is None:
+                if not isinstance(member.subject, _SetUp):
                     continue
                 try:
-                    setup(task)
+                    member.subject.setup(task)
                 except SkipRest:
                     pass  # it was waiting for something when the task was stopped
                 except BaseException as error:
@@ -135,11 +159,11 @@ class Lifecycle:
     def pending_steps(self) -> int:
         """Return how many more steps the objects need to deliver what they have received."""
         counts = (
-            _method(member.subject, "pending_steps")
+            member.subject.pending_steps()
             for member in self._members.values()
-            if member.is_ready
+            if member.is_ready and isinstance(member.subject, _HasPendingSteps)
         )
-        return max((count() for count in counts if count is not None), default=0)
+        return max(counts, default=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every object that was set up and has one, by label."""
@@ -206,23 +230,20 @@ class Lifecycle:
         errors: list[BaseException] = []
         while self._members:
             _, member = self._members.popitem()
-            close = _method(member.subject, "close")
-            if close is None:
+            if not isinstance(member.subject, _Closable):
                 continue
             try:
-                close()
+                member.subject.close()
             except BaseException as error:  # noqa: BLE001 (the task raises them all)
                 error.add_note(f"while {member.label} was being closed")
                 errors.append(error)
         return errors
 
-    def _stateful(self, *, is_ready: bool = True) -> list[tuple[str, Any]]:
+    def _stateful(self, *, is_ready: bool = True) -> list[tuple[str, Stateful]]:
         return [
             (member.label, member.subject)
             for member in self._members.values()
-            if member.is_ready == is_ready
-            and _method(member.subject, "state_dict") is not None
-            and _method(member.subject, "load_state_dict") is not None
+            if member.is_ready == is_ready and isinstance(member.subject, Stateful)
         ]
 
 
@@ -239,8 +260,3 @@ def _other_chain(missing: Sequence[str], left: Sequence[str]) -> str:
         f"the state was saved from another chain: {'; '.join(parts)}. Build the same chain as the "
         "one that was saved."
     )
-
-
-def _method(member: object, name: str) -> Callable[..., Any] | None:
-    method = getattr(member, name, None)
-    return method if callable(method) else None

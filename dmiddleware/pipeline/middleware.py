@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from dmiddleware.pipeline.task import Task
 
 __all__ = [
-    "KNOWN_ROLES",
     "Middleware",
-    "Role",
     "misspelled_role",
     "Wrapper",
     "middleware",
-    "declared",
+    "Declarations",
     "middleware_object",
     "check_middleware",
     "middleware_name",
@@ -43,30 +41,14 @@ _FACTORY = "__middleware_factory__"
 _MISSING: Any = object()
 
 
-class Role(StrEnum):
-    """The part that a process plays in a run; define custom roles in another ``StrEnum``.
-
-    ``COORDINATOR`` and ``AGGREGATOR`` are roles of the classic workers.
-    """
-
-    LEARNER = "learner"
-    COLLECTOR = "collector"
-    EVALUATOR = "evaluator"
-    COORDINATOR = "coordinator"
-    AGGREGATOR = "aggregator"
-
-
-KNOWN_ROLES: Final = tuple(map(str, Role))
-"""The names of the roles that this project uses."""
-
-
-def misspelled_role(name: str, known: Iterable[str] = KNOWN_ROLES) -> str | None:
+def misspelled_role(name: str, known: Iterable[str]) -> str | None:
     """Return the known role for which ``name`` is a misspelling, or None.
 
     A name at an edit distance (insertions, deletions, replacements) of 1 or 2 is a misspelling; any
     other one is a custom role.
     """
-    distance, nearest = min((edit_distance(name, role), role) for role in known)
+    distances = ((edit_distance(name, role), role) for role in known)
+    distance, nearest = min(distances, default=(0, ""))
     return nearest if 1 <= distance <= 2 else None
 
 
@@ -104,7 +86,7 @@ def middleware(
             gets the declarations.
 
     Example:
-        >>> @middleware(roles=(Role.LEARNER,), reads=("train_data",), writes=("train_output",))
+        >>> @middleware(roles=("learner",), reads=("train_data",), writes=("train_output",))
         ... def learn(ctx: Context) -> None: ...
         >>> learn.reads
         ('train_data',)
@@ -135,17 +117,59 @@ def middleware(
     return decorate
 
 
-def declared(subject: object, name: str, default: object) -> Any:
-    """Return what a middleware declares under a name, such as ``reads``.
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What a middleware declares about itself.
 
-    A ``functools.partial`` has the declarations of its function, and a bound method that declares
-    nothing itself has those of its object.
+    Attributes:
+        roles: the roles in which it is active; none means all.
+        reads: fields of the context that must have been written before it runs.
+        writes: fields of the context that it sets.
+        receives: further fields that it sets if there are other processes.
+        owns: objects that only one middleware of a chain may use.
+        fills: stores, such as buffers, to which it adds data.
+        draws_from: stores from which it takes data, and which some middleware must fill.
+        last_step: whether it only observes, and also runs in the steps after a stop.
+        lead_only: whether only rank 0 runs it, of several processes that run the task as one.
+        default_context: the context of a task that was built without one.
+        anything: whether it declares anything at all.
     """
-    for part in _parts(subject):
-        value = getattr(part, name, _MISSING)
-        if value is not _MISSING:
-            return value
-    return default
+
+    roles: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+    owns: tuple[object, ...] = ()
+    fills: tuple[object, ...] = ()
+    draws_from: tuple[object, ...] = ()
+    last_step: bool = False
+    lead_only: bool = False
+    default_context: type[Context] | None = None
+    anything: bool = False
+
+    @classmethod
+    def of(cls, subject: object) -> Declarations:
+        """Return what a middleware declares, in the attributes of these names.
+
+        A ``functools.partial`` has the declarations of its function, and a bound method those of
+        its object that it does not declare itself.
+        """
+        given: dict[str, Any] = {}
+        for part in _parts(subject):
+            for name in _DECLARED.difference(given):
+                value = getattr(part, name, _MISSING)
+                if value is not _MISSING:
+                    given[name] = value
+        for name in given.keys() & _NAMES:
+            given[name] = string_tuple(given[name])
+        for name in given.keys() & _OBJECTS:
+            given[name] = tuple(given[name])
+        return cls(**given, anything=bool(given))
+
+
+_NAMES: Final = {"roles", "reads", "writes", "receives"}
+_OBJECTS: Final = {"owns", "fills", "draws_from"}
+_DECLARED: Final = frozenset(f.name for f in fields(Declarations)) - {"anything"}
 
 
 def middleware_object(subject: object) -> object:
@@ -254,7 +278,8 @@ def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     if not callable(candidate):
         kind = type(candidate).__name__
         return f"a {kind} is not callable; a middleware is a callable that takes the context"
-    if declared(candidate, _FACTORY, False) or _returns_middleware(candidate):
+    is_factory = any(hasattr(part, _FACTORY) for part in _parts(candidate))
+    if is_factory or _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):
         return "it is asynchronous; use a plain function or a generator function"

@@ -6,15 +6,14 @@ import enum
 import os
 from collections.abc import Collection, Iterable, Sequence, Sized
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from dmiddleware.errors import ChainError
 from dmiddleware.import_guard import refuse_at_import
 from dmiddleware.pipeline.chain import PlanItem, leaves
 from dmiddleware.pipeline.context import Context, FieldKind
 from dmiddleware.pipeline.middleware import (
-    KNOWN_ROLES,
-    Role,
-    declared,
+    Declarations,
     is_generator_middleware,
     middleware_object,
     misspelled_role,
@@ -29,23 +28,6 @@ __all__ = [
     "idle_part",
     "parts_without_process",
 ]
-
-# Which stock middleware writes a field.
-_WRITERS = {
-    "obs": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "action": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "inference_output": "a collector such as StepCollector(policy, env, n_sample=...)",
-    "trajectories": "StepCollector(policy, env, n_sample=...)",
-    "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
-    "episodes": "EpisodeCollector(policy, env, n_episode=...)",
-    "train_data": (
-        "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy) or "
-        "offline_data_fetcher(dataset, batch_size=...)"
-    ),
-    "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
-    "eval_value": "interaction_evaluator(policy, env, n_episode=...)",
-    "eval_output": "interaction_evaluator(policy, env, n_episode=...)",
-}
 
 
 class ChainView:
@@ -70,21 +52,31 @@ class ChainView:
         return tuple(middleware_object(item.entry.middleware) for item in self._items)
 
     @property
+    def declarations(self) -> Sequence[Declarations]:
+        """What each of them declares about itself, in the same order."""
+        return tuple(item.declares for item in self._items)
+
+    @property
     def active(self) -> Sequence[object]:
         """Those of them that run in this task's roles."""
         return tuple(middleware_object(i.entry.middleware) for i in self._items if i.active)
 
     def writes(self, name: str) -> bool:
         """Return whether any middleware, in any role, declares that it writes the field."""
-        return any(name in item.writes for item in self._items)
+        return any(name in item.declares.writes for item in self._items)
 
     def fills(self, store: object) -> bool:
         """Return whether any middleware, in any role, declares that it fills the store."""
-        return any(_is_in(store, item.fills) for item in self._items)
+        return any(_is_in(store, item.declares.fills) for item in self._items)
 
     def draws_from(self, store: object) -> bool:
         """Return whether any middleware, in any role, declares that it draws from the store."""
-        return any(_is_in(store, item.draws_from) for item in self._items)
+        return any(_is_in(store, item.declares.draws_from) for item in self._items)
+
+
+@runtime_checkable
+class _TakesPartInCheck(Protocol):
+    def preflight(self, chain: ChainView) -> Iterable[str]: ...
 
 
 def check_chain(
@@ -145,17 +137,26 @@ def parts_without_process(items: Iterable[PlanItem], run_roles: Collection[str])
     return list(idle.values())
 
 
-def asks_for_roles(own: Collection[str], run_roles: Collection[str]) -> bool:
-    """Return whether a process checks that each part of the chain has one: the learner, if any."""
-    return Role.LEARNER in own or Role.LEARNER not in run_roles
+def asks_for_roles(own: Collection[str], run_roles: Collection[str], *, lead: str | None) -> bool:
+    """Return whether a process checks that each part of the chain has one.
+
+    Args:
+        own: the roles of the process.
+        run_roles: the roles of all processes.
+        lead: the role that checks this for all others, if a process of the run has it.
+    """
+    return lead in own or lead not in run_roles
 
 
-def idle_part(item: PlanItem, run_roles: Collection[str], *, may_grow: bool = False) -> str:
+def idle_part(
+    item: PlanItem, run_roles: Collection[str], *, lead: str | None, may_grow: bool = False
+) -> str:
     """Say that no process executes a part of the chain, with the remedy.
 
     Args:
         item: the part.
         run_roles: the roles of all processes.
+        lead: the role to name first.
         may_grow: whether processes with further roles may join the run.
     """
     roles = sorted(map(str, item.entry.roles))
@@ -170,12 +171,12 @@ def idle_part(item: PlanItem, run_roles: Collection[str], *, may_grow: bool = Fa
         )
     return (
         f"{what}, so it would never run; start a process with it, as in --roles "
-        f"{_launched(run_roles, roles[0])}, or remove the middleware"
+        f"{_launched(run_roles, roles[0], lead)}, or remove the middleware"
     )
 
 
-def _launched(run_roles: Collection[str], role: str) -> str:
-    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != Role.LEARNER, one))
+def _launched(run_roles: Collection[str], role: str, lead: str | None) -> str:
+    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != lead, one))
     return ",".join(f"{name}=1" for name in names)
 
 
@@ -197,6 +198,7 @@ class _Check:
         self._ctx = ctx
         self._roles = roles
         self._kinds = ctx.field_kinds()
+        self._words = ctx.vocabulary
         self._all = list(leaves((*items, *by_hand)))
         self._active = [item for item in self._all if item.active]
         self._order = {id(item): index for index, item in enumerate(self._all)}
@@ -208,7 +210,7 @@ class _Check:
         self._check_roles()
         self._check_locks(self._items, held=())
         self._check_fields(
-            self._items, {name for item in leaves(self._by_hand) for name in item.writes}
+            self._items, {name for item in leaves(self._by_hand) for name in item.declares.writes}
         )
         self._check_owners()
         self._check_stores()
@@ -219,8 +221,8 @@ class _Check:
         parts = set(_declared_roles((*self._items, *self._by_hand)))
         unused = self._roles - parts
         if not parts or (self._run_roles is not None and unused != self._roles):
-            # A chain without roles runs as a whole in every process. A launched process has
-            # "collector" and "evaluator" where there are only two.
+            # A chain without roles runs as a whole in every process. A launched process has two
+            # roles where there are more roles than processes.
             unused = frozenset()
         for role in sorted(unused):
             self._problems.append(
@@ -231,7 +233,7 @@ class _Check:
             )
         if self._run_roles is not None:
             self._check_run_roles({*map(str, self._run_roles), *map(str, self._roles)})
-        known = {*KNOWN_ROLES, *map(str, self._roles)}
+        known = {*self._words.roles, *map(str, self._roles)}
         for item in _every(self._items):
             for role in item.entry.roles:
                 # A member of an Enum was defined somewhere: it is not a typo.
@@ -245,18 +247,19 @@ class _Check:
     def _check_run_roles(self, run_roles: set[str]) -> None:
         """Check that each part of the chain has a process.
 
-        Peers can have been given further roles by the program, which only they know. A learner
+        Peers can have been given further roles by the program, which only they know. The lead
         decides how the launcher connects the processes, so it must be in its plan.
         """
+        lead = self._words.lead_role
         for item in parts_without_process((*self._items, *self._by_hand), run_roles):
-            if Role.LEARNER in item.entry.roles:
+            if lead is not None and lead in item.entry.roles:
                 self._problems.append(
-                    f"{item.label} is for the learner, but the run has no learner (its roles: "
-                    f"{', '.join(sorted(run_roles))}); start the run with a learner, as in "
-                    f"--roles {_launched(run_roles, Role.LEARNER)}"
+                    f"{item.label} is for the {lead}, but the run has no {lead} (its roles: "
+                    f"{', '.join(sorted(run_roles))}); start the run with a {lead}, as in "
+                    f"--roles {_launched(run_roles, lead, lead)}"
                 )
-            elif not self._has_peers and asks_for_roles(self._roles, run_roles):
-                self._problems.append(idle_part(item, run_roles))
+            elif not self._has_peers and asks_for_roles(self._roles, run_roles, lead=lead):
+                self._problems.append(idle_part(item, run_roles, lead=lead))
 
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
         for item in items:
@@ -283,12 +286,12 @@ class _Check:
             elif item.is_group:
                 self._check_fields(item.children, written)
             else:
-                for name in item.reads:
+                for name in item.declares.reads:
                     if name not in written and not self._is_satisfied(item, name):
                         self._problems.append(self._unwritten(item, name))
-                written.update(item.writes)
+                written.update(item.declares.writes)
                 if self._has_peers:
-                    written.update(item.receives)
+                    written.update(item.declares.receives)
 
     def _is_satisfied(self, item: PlanItem, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
@@ -298,19 +301,23 @@ class _Check:
             return True
         # A field that a later middleware writes is there by the next step, or on the way back.
         arrives = is_kept or is_generator_middleware(item.entry.middleware)
-        return arrives and any(name in other.writes for other in self._active)
+        return arrives and any(name in other.declares.writes for other in self._active)
 
     def _unwritten(self, item: PlanItem, name: str) -> str:
         start = f"{item.label} reads ctx.{name}, which"
-        others = [other for other in self._active if name in other.writes and other is not item]
+        others = [
+            other for other in self._active if name in other.declares.writes and other is not item
+        ]
         if others:
             return self._written_elsewhere(item, name, others, start)
-        inactive = [other for other in self._all if name in other.writes and not other.active]
+        inactive = [
+            other for other in self._all if name in other.declares.writes and not other.active
+        ]
         if inactive:
             roles = ", ".join(sorted(map(str, self._roles)))
             return (
                 f"{start} {inactive[0].label} writes, but that is inactive in the role {roles}; "
-                "add a ContextExchanger before it, to exchange the field between the roles"
+                f"add {self._words.exchange} before it, to exchange the field between the roles"
             )
         if self._ctx.has_value(name):
             return (
@@ -318,7 +325,8 @@ class _Check:
                 f"ctx.keep({name!r})"
             )
         if name in self._kinds or self._ctx.is_kept(name):
-            writer = _WRITERS.get(name, f"a middleware that declares writes=({name!r},)")
+            default = f"a middleware that declares writes=({name!r},)"
+            writer = self._words.writers.get(name, default)
             return (
                 f"{start} no middleware before it writes; add {writer} before it"
                 f"{self._undeclared_writer(item, name)}"
@@ -337,10 +345,10 @@ class _Check:
             other for other in self._active if self._order[id(other)] < self._order[id(item)]
         ]
         for other in earlier:
-            for written in other.writes:
+            for written in other.declares.writes:
                 if written not in self._kinds and nearest(written, (name,)):
                     return f" ({other.label} writes ctx.{written}: is that a typo?)"
-        undeclared = [other for other in earlier if not other.declares_fields]
+        undeclared = [other for other in earlier if not _declares_fields(other.declares)]
         if not undeclared:
             return ""
         return (
@@ -366,7 +374,7 @@ class _Check:
     def _check_owners(self) -> None:
         owners: dict[object, PlanItem] = {}
         for item in self._active:
-            for owned in item.owns:
+            for owned in item.declares.owns:
                 other = owners.setdefault(_identity(owned), item)
                 if not _is_same_object(other, item):
                     self._problems.append(
@@ -378,13 +386,13 @@ class _Check:
         view = self._view()
         reported: list[object] = []
         for item in self._active:
-            for store in item.draws_from:
+            for store in item.declares.draws_from:
                 if view.fills(store) or _has_data(store) or _is_in(store, reported):
                     continue
                 reported.append(store)
                 self._problems.append(
                     f"{item.label} draws from a {type(store).__name__}, which is empty and which "
-                    "no middleware fills; add data_pusher(buffer) before it or, if a custom "
+                    f"no middleware fills; add {self._words.filler} before it or, if a custom "
                     "middleware fills it, declare that with @middleware(fills=(buffer,))"
                 )
 
@@ -393,13 +401,17 @@ class _Check:
         asked: list[object] = []
         for item in self._active:
             subject = middleware_object(item.entry.middleware)
-            preflight = declared(item.entry.middleware, "preflight", None)
-            if callable(preflight) and not _is_in(subject, asked):
+            if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, asked):
                 asked.append(subject)
-                self._problems += [f"{item.label}: {problem}" for problem in preflight(view)]
+                self._problems += [f"{item.label}: {one}" for one in subject.preflight(view)]
 
     def _view(self) -> ChainView:
         return ChainView((*self._items, *self._by_hand), roles=self._roles, context=self._ctx)
+
+
+def _declares_fields(declares: Declarations) -> bool:
+    """Return whether a middleware declares fields, and therefore probably all that it writes."""
+    return bool(declares.reads or declares.writes or declares.receives)
 
 
 def _declared_roles(items: Iterable[PlanItem]) -> Iterable[str]:

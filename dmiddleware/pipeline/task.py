@@ -29,13 +29,14 @@ from dmiddleware.pipeline.chain import (
     make_plan,
 )
 from dmiddleware.pipeline.clock import Clock, SystemClock
-from dmiddleware.pipeline.context import Context, OnlineRLContext
+from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.current_node import current_node, refuse_to_run_alone
 from dmiddleware.pipeline.describe import ChainTable, describe_chain
 from dmiddleware.pipeline.event import Emission, Event
 from dmiddleware.pipeline.event_bus import EventBus, EventRouter, PeerTask
 from dmiddleware.pipeline.lifecycle import Lifecycle, StopRequest
 from dmiddleware.pipeline.middleware import (
+    Declarations,
     Middleware,
     Wrapper,
     middleware_name,
@@ -87,7 +88,9 @@ class Task(Generic[C]):
     for other roles only.
 
     Args:
-        ctx: the context of the first step; an :class:`OnlineRLContext` by default.
+        ctx: the context of the first step. By default it is the ``default_context`` of the first
+            middleware that declares one, as the stock middleware do, and before that a plain
+            :class:`Context`.
         router: carries events between processes; None: the router of the current node (see
             :func:`~dmiddleware.pipeline.running_as`), if there is one.
         roles: the roles of this process in the run; none: those of the current node.
@@ -111,7 +114,7 @@ class Task(Generic[C]):
 
     @overload
     def __init__(
-        self: Task[OnlineRLContext],
+        self: Task[Any],
         *,
         router: EventRouter | None = None,
         roles: Iterable[str] = (),
@@ -151,12 +154,13 @@ class Task(Generic[C]):
     ) -> None:
         if rank is not None and rank < 0:
             raise ValueError(f"rank must not be negative, got {rank}")
+        self._has_default_context = ctx is _NOT_GIVEN
         if ctx is _NOT_GIVEN:
-            ctx = OnlineRLContext()
+            ctx = Context()
         if not isinstance(ctx, Context):
             raise TypeError(
-                f"Task(ctx) takes a Context, got {ctx!r}; leave it out for an OnlineRLContext(), "
-                "or pass an instance of a subclass of Context"
+                f"Task(ctx) takes a Context, got {ctx!r}; leave it out for the default one, or "
+                "pass an instance of a subclass of Context"
             )
         node = current_node() if router is None else None
         if node is not None:
@@ -812,11 +816,12 @@ class Task(Generic[C]):
             for item in parts_without_process((*self._plan(), *self._plan_by_hand()), run_roles)
             if not any(self.events.subscribers(f"{_HAS_ROLE}{role}") for role in item.entry.roles)
         ]
-        if not idle or not asks_for_roles(self._roles, run_roles):
+        lead = self.ctx.vocabulary.lead_role
+        if not idle or not asks_for_roles(self._roles, run_roles, lead=lead):
             return
         # Without a launcher's plan, nobody knows who may still come.
         may_grow = self._run_roles is None or (self._node is not None and self._node.may_grow)
-        problems = [idle_part(item, run_roles, may_grow=may_grow) for item in idle]
+        problems = [idle_part(one, run_roles, lead=lead, may_grow=may_grow) for one in idle]
         if not may_grow:
             raise chain_error(problems)
         for problem in problems:
@@ -933,7 +938,17 @@ class Task(Generic[C]):
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
     ) -> Entry:
-        return make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+        entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+        if self._has_default_context:
+            self._take_context(Declarations.of(entry.middleware).default_context)
+        return entry
+
+    def _take_context(self, kind: type[Context] | None) -> None:
+        """Replace the default context by one of the kind that a middleware declares."""
+        if kind is not None:
+            plain, self.ctx = self.ctx, cast(C, kind())
+            self.ctx.__dict__.update(plain.__dict__)
+            self._has_default_context = False
 
     def _group(self, mws: Iterable[Any], *, parallel: bool) -> Group:
         self._refuse_closed("parallel" if parallel else "serial")
@@ -1018,7 +1033,9 @@ class Task(Generic[C]):
         left = self._lifecycle.pending_steps()
         if left == 0:
             return
-        chain = self._compiler().compile(item for item in leaves(self._plan()) if item.last_step)
+        chain = self._compiler().compile(
+            item for item in leaves(self._plan()) if item.declares.last_step
+        )
         self._in_last_step = True
         try:
             for _ in range(left):

@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from dmiddleware.torch_private import fused_adam
+
 __all__ = ["FusedAdam", "OpaqueStep", "RMSprop"]
 
 
@@ -58,9 +60,8 @@ class FusedAdam(torch.optim.Adam):
     """``torch.optim.Adam(fused=True)`` with less overhead per step.
 
     With small networks, half of an ordinary step is spent on profiler hooks, compiler guards and
-    collecting the same lists of tensors again. This class collects them once. Numbers and state
-    are those of ``torch.optim.Adam``, and ``torch.amp.GradScaler`` works with it; step hooks are
-    not run.
+    collecting the same lists of tensors again. :meth:`apply` skips that, with lists that are
+    collected once. Numbers and state are those of ``torch.optim.Adam``.
 
     Args:
         parameters: floating-point parameters of one device.
@@ -83,31 +84,6 @@ class FusedAdam(torch.optim.Adam):
         super().__init__(parameters, lr=lr, betas=betas, eps=eps, fused=True)
         self._collect()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or set them to zero."""
-        if not set_to_none:
-            super().zero_grad(set_to_none=False)
-            return
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def step(self, closure: Any = None) -> Any:
-        """Make one step (Kingma and Ba, "Adam", 2015, algorithm 1)."""
-        lists = self._lists
-        if lists is None or closure is not None:
-            return super().step(closure)
-        gradients = [p.grad for p in lists.parameters if p.grad is not None]
-        if len(gradients) < len(lists.parameters):
-            return super().step()
-        # A GradScaler sets these on the optimiser for the length of one step.
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        self._call_kernel(lists, gradients, scale, found_inf)
-        return None
-
-    # Keeps torch from wrapping the step in its profiler and hooks, which would only be slower.
-    step.hooked = True  # type: ignore[attr-defined]
-
     def apply(self, gradients: Sequence[torch.Tensor | None], found_inf: torch.Tensor) -> None:
         """Make one step from given gradients; a compiled function may contain it.
 
@@ -122,44 +98,28 @@ class FusedAdam(torch.optim.Adam):
             used = [one is not None for one in gradients]
             self._step_in_graph(lists, given, used, found_inf)
         elif lists is not None and len(given) == len(gradients):
-            self._call_kernel(lists, given, None, found_inf)
-        else:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            self.found_inf = found_inf
-            super().step()
-            del self.found_inf
-
-    def _call_kernel(
-        self,
-        lists: _Lists,
-        gradients: list[torch.Tensor],
-        grad_scale: torch.Tensor | None,
-        found_inf: torch.Tensor | None,
-    ) -> None:
-        group = self.param_groups[0]
-        with torch.no_grad():
-            lists.counter.add_(1)
-            torch._fused_adam_(
+            group = self.param_groups[0]
+            fused_adam(
                 lists.parameters,
-                gradients,
+                given,
                 lists.first_moments,
                 lists.second_moments,
-                [],
                 lists.steps,
+                counter=lists.counter,
+                found_inf=found_inf,
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=grad_scale,
-                found_inf=found_inf,
             )
-            if found_inf is not None:
-                lists.counter.sub_(found_inf)
+        else:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.found_inf = found_inf
+            self.step()
+            del self.found_inf
 
     def _step_in_graph(
         self,
@@ -262,19 +222,19 @@ class RMSprop(torch.optim.Optimizer):
                 does not change.
             found_inf: a float32 scalar; unless it is 0, nothing changes.
         """
-        used = [gradient is not None for gradient in gradients]
-        parameters = list(itertools.compress(self._updated, used))
-        squares = list(itertools.compress(self._squares, used))
         with torch.no_grad():
             # A gradient of 0, and a mean that does not decay, change nothing.
-            given = [torch.where(found_inf == 0, g, 0.0) for g in gradients if g is not None]
-            forgotten = (1.0 - self._decay) * (1.0 - found_inf)
-            torch._foreach_mul_(squares, 1.0 - forgotten)
-            torch._foreach_addcmul_(squares, given, given, 1.0 - self._decay)
-            roots = torch._foreach_sqrt(torch._foreach_add(squares, self._eps))
-            changes = torch._foreach_div(given, roots)
-            torch._foreach_mul_(changes, self._rate)
-            torch._foreach_sub_(parameters, changes)
+            is_finite = found_inf == 0
+            keep = 1.0 - (1.0 - self._decay) * (1.0 - found_inf)
+            for parameter, gradient, square in zip(
+                self._updated, gradients, self._squares, strict=True
+            ):
+                if gradient is None:
+                    continue
+                gradient = torch.where(is_finite, gradient, 0.0)
+                square.mul_(keep).addcmul_(gradient, gradient, value=1.0 - self._decay)
+                root = (square + self._eps).sqrt_()
+                parameter.sub_(gradient.div_(root).mul_(self._rate))
 
     def follow_schedule(self) -> None:
         """Let steps see the group's ``"lr"``; call it after a change."""

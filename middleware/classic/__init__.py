@@ -6,6 +6,7 @@ them without an import.
 
 from middleware.classic.fetchers import (
     OfflineDataFetcher,
+    OffPolicyDataFetcher,
     offline_data_fetcher,
     offpolicy_data_fetcher,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "trainer",
     "MultistepTrainer",
     "multistep_trainer",
+    "OffPolicyDataFetcher",
     "offpolicy_data_fetcher",
     "OfflineDataFetcher",
     "offline_data_fetcher",

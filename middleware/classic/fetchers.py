@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.data import Minibatches, OfflineDataset, ReplayBuffer
 from dmiddleware.errors import NotEnoughData
-from dmiddleware.pipeline import Middleware, OfflineRLContext, Role, Task, middleware
-from middleware.support import RLContext
+from dmiddleware.pipeline import ChainView, Task
+from middleware.base import BaseMiddleware
+from middleware.context import OfflineRLContext, RLContext
+from middleware.roles import Role
 from middleware.support.checks import check_instance, check_positive
 from middleware.support.replay import (
     SkippedDraws,
@@ -19,15 +21,15 @@ from middleware.support.replay import (
     update_priorities,
 )
 
-__all__ = ["OfflineDataFetcher", "offline_data_fetcher", "offpolicy_data_fetcher"]
+__all__ = [
+    "OffPolicyDataFetcher",
+    "OfflineDataFetcher",
+    "offline_data_fetcher",
+    "offpolicy_data_fetcher",
+]
 
 
-def offpolicy_data_fetcher(
-    buffer: ReplayBuffer,
-    *,
-    batch_size: int,
-    learn_start: int | None = None,
-) -> Middleware[RLContext]:
+class OffPolicyDataFetcher(BaseMiddleware[RLContext]):
     """Draw a batch from a buffer; on the way back, write the new priorities to the buffer.
 
     Args:
@@ -42,27 +44,51 @@ def offpolicy_data_fetcher(
     Writes:
         ctx.train_data: a batch ``[batch_size, …]``; None while the buffer fills, while it has too
             few rows to sample, and while an exchange pauses learning to keep its pace.
-        ctx.trained_env_step: with the rows drawn, if the context has it.
+        ctx.trained_env_step: with the rows drawn.
 
     Raises:
         ConfigError: if ``buffer`` is not a buffer.
         ValueError: if ``batch_size`` is not positive, ``learn_start`` is less than it, or more than
             the buffer's size.
     """
-    check_buffer(buffer)
-    check_positive(batch_size=batch_size)
-    start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
-    skipped = SkippedDraws()
-    counters = counters_for(buffer, {})
 
-    @middleware(roles=(Role.LEARNER,), reads=("train_output",), writes=("train_data",))
-    def offpolicy_data_fetcher(ctx: RLContext) -> Iterator[None]:
-        if len(buffer) < start or getattr(ctx, "learning_held", False):
+    roles = (Role.LEARNER,)
+    reads = ("train_output",)
+    writes = ("train_data",)
+
+    def __init__(
+        self, buffer: ReplayBuffer, *, batch_size: int, learn_start: int | None = None
+    ) -> None:
+        check_buffer(buffer)
+        check_positive(batch_size=batch_size)
+        self._buffer = buffer
+        self._batch_size = batch_size
+        self._start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
+        self._skipped = SkippedDraws()
+        self._counters = counters_for(buffer, {})
+        self.draws_from = (buffer,)
+        self.snapshot_parts = {"buffer": buffer}
+        self.settings = {
+            "batch_size": batch_size,
+            "learn_start": self._start,
+            "buffer": buffer.settings,
+        }
+        self.policy_settings = {"learn.batch_size": batch_size}
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse schedules of the buffer by a counter that the chain does not have."""
+        return self._counters.preflight(chain)
+
+    def __call__(self, ctx: RLContext) -> Iterator[None]:
+        """Draw a batch."""
+        buffer, batch_size = self._buffer, self._batch_size
+        if len(buffer) < self._start or ctx.learning_held:
             return
+        counters = self._counters.of(ctx)
         try:
-            (batch,) = buffer.sample_ahead(batch_size, at_most=1, counters=counters.of(ctx))
+            (batch,) = buffer.sample_ahead(batch_size, at_most=1, counters=counters)
         except NotEnoughData as error:
-            skipped.add(ctx, error)
+            self._skipped.add(ctx, error)
             return
         ctx.train_data = batch
         count_drawn(ctx, buffer, batch_size)
@@ -71,21 +97,8 @@ def offpolicy_data_fetcher(
         if output is not None:
             update_priorities(buffer, batch, output if isinstance(output, list) else [output])
 
-    offpolicy_data_fetcher.preflight = counters.preflight  # type: ignore[attr-defined]
-    offpolicy_data_fetcher.draws_from = (buffer,)  # type: ignore[attr-defined]
-    offpolicy_data_fetcher.snapshot_parts = {"buffer": buffer}  # type: ignore[attr-defined]
-    offpolicy_data_fetcher.settings = {  # type: ignore[attr-defined]
-        "batch_size": batch_size,
-        "learn_start": start,
-        "buffer": buffer.settings,
-    }
-    offpolicy_data_fetcher.policy_settings = {  # type: ignore[attr-defined]
-        "learn.batch_size": batch_size
-    }
-    return offpolicy_data_fetcher
 
-
-class OfflineDataFetcher:
+class OfflineDataFetcher(BaseMiddleware[OfflineRLContext]):
     """Read the next minibatch of a dataset, epoch after epoch, each in a new random order.
 
     Args:
@@ -147,3 +160,6 @@ class OfflineDataFetcher:
 
 offline_data_fetcher = OfflineDataFetcher
 """DI-engine's name of :class:`OfflineDataFetcher`."""
+
+offpolicy_data_fetcher = OffPolicyDataFetcher
+"""DI-engine's name of :class:`OffPolicyDataFetcher`."""

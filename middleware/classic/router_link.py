@@ -19,7 +19,7 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
-from dmiddleware.pipeline import Event, OnlineRLContext, Task
+from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import (
@@ -33,6 +33,7 @@ from dmiddleware.worker.coordinator.messages import (
     StepDataReady,
 )
 from middleware.classic.router_store import Packed, RouterStore
+from middleware.context import OnlineRLContext
 
 __all__ = ["RouterLink", "open_coordinator_link"]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.pipeline import ChainView
+from middleware.context import RLContext
 from middleware.learn import PolicyUpdater
-from middleware.support import RLContext
 from middleware.support.replay import bind_to_policy, n_step_problems
 
 __all__ = ["MultistepTrainer", "Trainer", "multistep_trainer", "trainer"]
 
 
-class Trainer(PolicyUpdater):
+class Trainer(PolicyUpdater[RLContext]):
     """Update the policy once from ``ctx.train_data``; do nothing in a step without data.
 
     Args:
@@ -39,16 +40,18 @@ class Trainer(PolicyUpdater):
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject data whose n-step length or discount is not the policy's."""
         yield from super().preflight(chain)
-        if not any(getattr(one, "draws_from", ()) for one in chain.middleware):
+        drawn = [store for one in chain.declarations for store in one.draws_from]
+        if not drawn:
             yield from n_step_problems(None, self._mode, chain)
-        for one in chain.middleware:
-            for buffer in getattr(one, "draws_from", ()):
-                try:
-                    bind_to_policy(buffer, self._mode)
-                except ConfigError as error:
-                    yield str(error)
-                else:
-                    yield from n_step_problems(buffer, self._mode, chain)
+        for buffer in drawn:
+            if not isinstance(buffer, ReplayBuffer):
+                continue
+            try:
+                bind_to_policy(buffer, self._mode)
+            except ConfigError as error:
+                yield str(error)
+            else:
+                yield from n_step_problems(buffer, self._mode, chain)
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""

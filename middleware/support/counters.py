@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from dmiddleware.pipeline import ChainView
 from dmiddleware.rl import Counters, Schedule
-from middleware.support import RLContext
+from middleware.context import OnlineRLContext, RLContext
+from middleware.stop import limits_of
 
 __all__ = ["RunCounters"]
 
@@ -34,14 +35,10 @@ class RunCounters:
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Take the limits of the chain; refuse schedules by a counter that it does not have."""
-        self._limits = {
-            name: limit
-            for one in chain.middleware
-            for name, limit in getattr(one, "limits", {}).items()
-            if name != "time_s"
-        }
+        limits = limits_of(chain)
+        self._limits = {name: limits[name] for name in limits if name != "time_s"}
         for name, schedule in self._schedules.items():
-            if schedule.by == "env_step" and not hasattr(chain.context, "env_step"):
+            if schedule.by == "env_step" and not isinstance(chain.context, OnlineRLContext):
                 yield (
                     f"{name} is scheduled by env_step, which {type(chain.context).__name__} does "
                     "not count; schedule it by update or progress"
@@ -58,4 +55,5 @@ class RunCounters:
         if self._limits:
             parts = (getattr(ctx, name) / limit for name, limit in self._limits.items())
             progress = min(max(parts), 1.0)
-        return Counters(getattr(ctx, "env_step", None), ctx.train_iter, progress)
+        env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else None
+        return Counters(env_step, ctx.train_iter, progress)

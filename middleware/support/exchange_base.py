@@ -10,16 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline import (
-    CurrentNode,
-    Event,
-    OnlineRLContext,
-    Patience,
-    Role,
-    SkipRest,
-    Task,
-    current_node,
-)
+from dmiddleware.pipeline import CurrentNode, Event, Patience, SkipRest, Task, current_node
+from middleware.base import BaseMiddleware, C
+from middleware.context import OnlineRLContext
+from middleware.roles import Role
 from middleware.support.checks import check_positive
 from middleware.support.ranks import Ranks
 
@@ -69,7 +63,7 @@ _COUNTERS: Final = ("env_step", "env_episode", "train_iter")
 _log = logging.getLogger(__name__)
 
 
-class Exchange:
+class Exchange(BaseMiddleware[C]):
     """Base of the middleware that exchange data; in a run of one process they do nothing.
 
     A node that is alive and works is waited for as long as it needs. The deadline of a wait counts
@@ -83,7 +77,6 @@ class Exchange:
         ValueError: if ``timeout_s`` is not positive.
     """
 
-    roles: tuple[str, ...] = ()
     needs_learner = True
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -314,11 +307,6 @@ class Pace:
         self._drawn = 0
         self._stalled = False
 
-    def begin(self, ctx: OnlineRLContext) -> None:
-        """Start to count the rows that are drawn."""
-        ctx.trained_env_step = getattr(ctx, "trained_env_step", 0)  # type: ignore[attr-defined]
-        ctx.keep("trained_env_step")
-
     def wants_data(self, ctx: OnlineRLContext) -> bool:
         """Return whether this step should take the next batch."""
         # A learner that may learn and did not lacks data; its buffer may have been cleared.
@@ -330,11 +318,11 @@ class Pace:
             return True
         env_step, drawn = self._begin
         allowed = self._ratio * (ctx.env_step - env_step)
-        return _drawn(ctx) - drawn < allowed
+        return ctx.trained_env_step - drawn < allowed
 
     def end_step(self, ctx: OnlineRLContext) -> None:
         """Start to count, if this step had the first update."""
-        drawn = _drawn(ctx)
+        drawn = ctx.trained_env_step
         self._stalled = drawn == self._drawn
         self._drawn = drawn
         if self._begin is None and drawn > 0:
@@ -348,8 +336,3 @@ class Pace:
         """Restore what :meth:`state_dict` returned."""
         begin = state["begin"]
         self._begin = None if begin is None else (int(begin[0]), int(begin[1]))
-
-
-def _drawn(ctx: OnlineRLContext) -> int:
-    drawn: int = ctx.trained_env_step  # type: ignore[attr-defined]
-    return drawn

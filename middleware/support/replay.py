@@ -13,6 +13,8 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
+from middleware.base import stock_middleware
+from middleware.context import RLContext
 from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
 
@@ -126,10 +128,10 @@ def n_step_problems(
     Args:
         buffer: from where the rows are drawn; None: no buffer of the chain.
         mode: the policy's learn mode.
-        chain: the chain; middleware with the attribute ``computes_n_step`` provide such returns.
+        chain: the chain; its middleware may compute such returns.
     """
     n_step = mode.get_attribute("nstep")
-    if n_step == 1 or any(hasattr(one, "computes_n_step") for one in chain.middleware):
+    if n_step == 1 or any(one.computes_n_step for one in stock_middleware(chain)):
         return
     if buffer is None:
         yield (
@@ -145,15 +147,12 @@ def n_step_problems(
         )
 
 
-def count_drawn(ctx: Context, buffer: ReplayBuffer, n: int) -> None:
-    """Add the rows of ``n`` drawn items to ``ctx.trained_env_step``, if the context has it.
+def count_drawn(ctx: RLContext, buffer: ReplayBuffer, n: int) -> None:
+    """Add the rows of ``n`` drawn items to ``ctx.trained_env_step``.
 
     An item has as many rows to learn from as a sequence, or one.
     """
-    counted = getattr(ctx, "trained_env_step", None)
-    if counted is not None:
-        drawn = n * (buffer.unroll_len or 1)
-        ctx.trained_env_step = counted + drawn  # type: ignore[attr-defined]
+    ctx.trained_env_step += n * (buffer.unroll_len or 1)
 
 
 class SkippedDraws:

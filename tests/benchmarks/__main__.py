@@ -41,7 +41,9 @@ def measure(name: str) -> Section:
     """Run one benchmark."""
     module = importlib.import_module(f"tests.benchmarks.bench_{name}")
     title, _, text = inspect.cleandoc(module.__doc__ or name).partition("\n")
-    return Section(title.rstrip("."), text.strip(), module.rows())
+    found = module.rows()
+    rows, grid = found if isinstance(found, tuple) else (found, None)
+    return Section(title.rstrip("."), text.strip(), rows, grid)
 
 
 def main() -> int:

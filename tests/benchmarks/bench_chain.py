@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dmiddleware import Context, OnlineRLContext, StepTimer, Task
+from dmiddleware import Context, StepTimer, Task
+from middleware import OnlineRLContext
 from tests.benchmarks.report import Row, interleaved
 
 LENGTH = 64

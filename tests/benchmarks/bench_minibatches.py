@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from dmiddleware.data import Batch, as_tree, flatten_lead, index_rows, leaves
-from dmiddleware.pipeline import OnlineRLContext
 from dmiddleware.policy import PPOPolicy
-from middleware import OnPolicyLearner
+from middleware import OnlineRLContext, OnPolicyLearner
 from tests.benchmarks.report import Row, interleaved
 
 T, E = 128, 8

@@ -2,9 +2,7 @@
 
 The loss of a network and the gradients of its weights, with the loss a mean square. The reference
 is an ``nn.Sequential`` of ``nn.Linear`` and ``nn.ReLU`` with the same weights; for an ensemble, one
-for each member. For a transformer's layer, it is torch's own with as much dropout. Ours computes
-large products with oneDNN where the processor has AVX-512 and is AMD's; elsewhere both sides call
-the same library.
+for each member. For a transformer's layer, it is torch's own with as much dropout.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from dmiddleware import Context, Role, Task, middleware
+from dmiddleware import Context, Task, middleware
 
 
 def main() -> None:
     """Take a step, which needs all peers, and then do nothing."""
     with Task(Context()) as task:
 
-        @middleware(roles=[*Role])
+        @middleware(roles=["learner", "collector", "evaluator"])
         def idle(ctx: Context) -> None:
             if ctx.total_step == 0:
                 print("formed", flush=True)

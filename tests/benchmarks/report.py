@@ -10,6 +10,8 @@ A row compares our code with a reference that does the same work::
     def rows() -> list[Row]:
         pair = interleaved(push_ours, push_arrays, calls=200)
         return [Row.of_time("push of 32", pair, calls=200, against="arrays", at_most=2.0)]
+
+A benchmark with a table of its own returns it too: ``rows() -> tuple[list[Row], Grid]``.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from rich.table import Table
 
 __all__ = [
     "Comparison",
+    "Grid",
     "Row",
     "Section",
     "interleaved",
     "machine",
+    "median_and_spread",
     "print_sections",
     "render_markdown",
     "repeated",
@@ -101,13 +105,12 @@ def interleaved(
         pair = [(ours, ours_s), (reference, reference_s)]
         for function, durations in pair if turn % 2 == 0 else reversed(pair):
             durations.append(_duration_s(function))
-    ratios = [a / b for a, b in zip(ours_s, reference_s, strict=True)]
-    middle = statistics.median(ratios)
+    ratio, spread = median_and_spread([a / b for a, b in zip(ours_s, reference_s, strict=True)])
     return Comparison(
         ours_s=statistics.median(ours_s),
         reference_s=statistics.median(reference_s),
-        time_ratio=middle,
-        spread=_half_quartile_range(ratios) / middle,
+        time_ratio=ratio,
+        spread=spread,
     )
 
 
@@ -128,11 +131,13 @@ def _duration_s(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _half_quartile_range(values: Sequence[float]) -> float:
+def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median, and half the distance between the quartiles relative to it."""
+    middle = statistics.median(values)
     if len(values) < 2:
-        return 0.0
+        return middle, 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2
+    return middle, (high - low) / 2 / middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +247,33 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of figures that are not compared with a reference.
+
+    Attributes:
+        head: the headings of the columns.
+        lines: the cells of each line.
+    """
+
+    head: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """The rows of one benchmark module, with its heading and text."""
+    """The rows of one benchmark module, with its heading and text.
+
+    Attributes:
+        title: the heading.
+        text: the text below it.
+        rows: the comparisons.
+        grid: a table above them; None: there is none.
+    """
 
     title: str
     text: str
     rows: list[Row] = field(default_factory=list)
+    grid: Grid | None = None
 
 
 _HEAD = ("what", "against", "unit", "ours", "reference", "ratio", "bar", "verdict")
@@ -277,6 +303,11 @@ def print_sections(sections: Iterable[Section], console: Console) -> None:
     """Print one table for each section."""
     colours = {True: "green", False: "bold red", None: ""}
     for section in sections:
+        if section.grid is not None:
+            table = Table(*section.grid.head, title=section.title, title_justify="left")
+            for line in section.grid.lines:
+                table.add_row(*line)
+            console.print(table)
         table = Table(*_HEAD, title=section.title, title_justify="left")
         for row in section.rows:
             table.add_row(*_cells(row), style=colours[row.met] or None)
@@ -347,10 +378,15 @@ def _render_section(section: Section) -> str:
     parts = [f"## {section.title}\n"]
     if section.text:
         parts.append(f"{section.text}\n")
-    lines = ["| " + " | ".join(_HEAD) + " |", "|" + " --- |" * len(_HEAD)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in section.rows]
-    parts.append("\n".join(lines) + "\n")
+    if section.grid is not None:
+        parts.append(_render_table(section.grid.head, section.grid.lines))
+    parts.append(_render_table(_HEAD, map(_cells, section.rows)))
     notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
     if notes:
         parts.append("\n".join(notes) + "\n")
     return "\n".join(parts)
+
+
+def _render_table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+    rendered = ["| " + " | ".join(line) + " |" for line in (head, *lines)]
+    return "\n".join([rendered[0], "|" + " --- |" * len(head), *rendered[1:]]) + "\n"

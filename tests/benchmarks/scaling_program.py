@@ -15,11 +15,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.env import make_env_manager
-from dmiddleware.pipeline import Middleware, Role, middleware
+from dmiddleware.pipeline import Middleware, middleware
 from dmiddleware.policy import DQNPolicy
-from middleware import ContextExchanger, ModelExchanger, StepCollector, eps_greedy_handler
+from middleware import (
+    ContextExchanger,
+    ModelExchanger,
+    OnlineRLContext,
+    Role,
+    StepCollector,
+    eps_greedy_handler,
+)
 from tests.benchmarks import setting as S
 
 STEP_S = 0.002

@@ -8,13 +8,17 @@ from dmiddleware.testing import Tape
 from tests.benchmarks.__main__ import known
 from tests.benchmarks.report import (
     Comparison,
+    Grid,
     Row,
     Section,
     interleaved,
+    median_and_spread,
     render_markdown,
     replace_sections,
     versions,
 )
+from tests.benchmarks.rival_environment import version_of
+from tests.benchmarks.throughput_setting import Meter
 
 # Ours takes half of the reference's time.
 PAIR = Comparison(ours_s=1.0, reference_s=2.0, time_ratio=0.5, spread=0.1)
@@ -69,6 +73,32 @@ def test_the_page_has_every_row_with_its_bar_and_its_note():
     assert "- train: nobody is not installed" in page
     assert "no-such-package not installed" in page
     assert "`make bench` (2 minutes)" in page
+
+
+def test_a_table_without_a_reference_is_above_the_rows():
+    grid = Grid(("collectors", "ours"), [("1", "2,000"), ("2", "3,000")])
+    rows = [Row("push", "arrays", ours=1.0, reference=1.0, ratio=1.0, unit="µs")]
+    page = render_markdown(
+        [Section("Rates", "Text.", rows, grid)], command="make", duration_s=60, packages=()
+    )
+    table = "| collectors | ours |\n| --- | --- |\n| 1 | 2,000 |\n| 2 | 3,000 |\n"
+    assert page.index("Text.") < page.index(table) < page.index("| push | arrays |")
+
+
+def test_the_spread_is_half_the_quartile_range_relative_to_the_median():
+    assert median_and_spread([8.0, 10.0, 14.0]) == (10.0, 0.15)
+    assert median_and_spread([3.0]) == (3.0, 0.0)
+
+
+def test_a_rate_is_measured_after_the_warm_up():
+    times = iter([100.0, 101.0, 102.0, 104.0, 106.0])
+    meter = Meter(2.0, 3.0, clock=lambda: next(times))
+    assert [meter.rate(n) for n in (10, 20, 40, 60, 100)] == [None, None, None, None, 15.0]
+
+
+def test_the_versions_of_other_libraries_are_pinned():
+    assert version_of("ray[rllib]", "rllib")
+    assert version_of("sample-factory", "sample-factory")
 
 
 def test_a_package_that_is_there_has_its_version():

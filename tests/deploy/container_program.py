@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware import Context, Role, Task, middleware
+from dmiddleware import Context, Task, middleware
 
 MIB = 1 << 20
 SIZES = [4 * MIB] * 30 + [24 * MIB] * 4  # a process uses at most 8 MB of the 64 MB of /dev/shm
@@ -42,21 +42,21 @@ def main() -> None:
 
     with Task(Context()) as task:
 
-        @middleware(roles=[Role.COLLECTOR])
+        @middleware(roles=["collector"])
         def collect(ctx: Context) -> None:
             if ctx.total_step < len(SIZES):
                 number = ctx.total_step
                 array = np.full(SIZES[number], number, np.uint8)
                 ctx.task.emit("array", number, array, only_remote=True)
 
-        @middleware(roles=[Role.LEARNER])
+        @middleware(roles=["learner"])
         def learn(ctx: Context) -> None:
             if len(received) < len(SIZES):
                 ctx.task.wait_for("array", 60.0)
             else:
                 ctx.task.stop("received all arrays")
 
-        if task.has_role(Role.LEARNER):
+        if task.has_role("learner"):
             task.on("array", receive)
         task.use(collect).use(learn).run()
     if received:

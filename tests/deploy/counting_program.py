@@ -9,7 +9,8 @@ import random
 import threading
 from typing import Any
 
-from dmiddleware import OnlineRLContext, Role, Task, middleware
+from dmiddleware import Task, middleware
+from middleware import OnlineRLContext, Role
 
 N_STEPS = 120
 SEED = 7

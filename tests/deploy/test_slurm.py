@@ -23,6 +23,7 @@ import pytest
 
 from tests.deploy import counting_program
 from tests.deploy.waiting import DEADLINE_S, read, wait_until
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -146,7 +147,7 @@ def test_the_processes_have_less_time_than_slurm_gives_the_job() -> None:
     assert int(kill_after_s) + 10 <= int(notice_s)
 
 
-@pytest.mark.parametrize("receiver", ["the shell", "the processes"])
+@pytest.mark.parametrize("receiver", mostly_slow(["the processes", "the shell"], keep=1))
 def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: str) -> None:
     first = job.start()
     job.wait_for_step(20)

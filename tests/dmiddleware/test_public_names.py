@@ -12,21 +12,18 @@ import dmiddleware
 from dmiddleware import pipeline, testing
 
 PACKAGE = [
-    "Task", "Context", "OnlineRLContext", "OfflineRLContext", "kept", "renewed", "produced",
-    "Middleware", "Role", "middleware", "Event", "StepTimer", "TraceFile", "DMiddlewareError",
-    "PipelineError", "ChainError", "MiddlewareError", "ContextError", "TaskStateError",
-    "EventError", "WaitTimeout", "EventQueueFull",
+    "Task", "Context", "kept", "renewed", "produced", "Middleware", "middleware", "Event",
+    "StepTimer", "TraceFile", "DMiddlewareError", "PipelineError", "ChainError", "MiddlewareError",
+    "ContextError", "TaskStateError", "EventError", "WaitTimeout", "EventQueueFull",
 ]  # fmt: skip
 
 PIPELINE = [
-    "Task", "Context", "OnlineRLContext", "OfflineRLContext", "FieldKind", "kept", "renewed",
-    "produced", "Middleware", "Wrapper", "Role", "middleware", "middleware_name",
-    "middleware_location", "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainView",
-    "ChainTable", "ChainRow",
-    "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter", "Clock", "Running",
-    "SystemClock", "Patience", "StepTimer", "Timing", "TraceFile", "merge_traces", "CurrentNode",
-    "Progress",
-    "running_as", "current_node",
+    "Task", "Context", "Vocabulary", "FieldKind", "kept", "renewed", "produced", "Middleware",
+    "Wrapper", "Declarations", "Stateful", "middleware", "middleware_name", "middleware_location",
+    "around", "SkipRest", "Group", "Wrapped", "Layer", "Lock", "ChainView", "ChainTable",
+    "ChainRow", "Event", "Delivery", "Emission", "EventBus", "EventCounters", "EventRouter",
+    "Clock", "Running", "SystemClock", "Patience", "StepTimer", "Timing", "TraceFile",
+    "merge_traces", "CurrentNode", "Progress", "running_as", "current_node",
 ]  # fmt: skip
 
 TESTING = [

@@ -142,3 +142,37 @@ def test_the_schedule_of_a_learning_rate_may_reach_zero():
     assert not values.fits(0.0)
     with pytest.raises(ConfigError, match=r"got -0\.1"):
         values.fits({"start": 1.0, "end": -0.1})
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("linear(1e-3, 0, 1000)", Schedule.linear(1e-3, 0, decay=1000)),
+        (" cosine(1, 0.5, by=progress) ", Schedule.cosine(1, 0.5, by="progress")),
+        ("exponential(1, end=0, decay=1e4)", Schedule.exponential(1, 0, decay=1e4)),
+        ("constant(-3)", Schedule.constant(-3)),
+        ("piecewise([(0, 1), (9, 0.1)])", Schedule.piecewise([(0, 1), (9, 0.1)])),
+    ],
+)
+def test_a_schedule_is_read_from_text_and_written_as_text(text, schedule):
+    assert Schedule.parse(text) == schedule
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("line(1, 0)", "linear, exponential, cosine"),
+        ("linear(1, 0", "must be like linear"),
+        ("linear", "must be like linear"),
+        ("1e-3", "must be like linear"),
+        ("linear(1, 0, 2, by, 5)", "must be like linear"),
+        ("linear(1, 0, 2, 'hour')", "a schedule's by must be one of"),
+        ("linear(1)", "needs start and end"),
+        ("linear(1, 0, dcay=2)", "did you mean: decay"),
+        ("linear(print(), 0)", "must be like linear"),
+    ],
+)
+def test_text_that_is_no_schedule_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        Schedule.parse(text)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmiddleware.pipeline import Role
 from dmiddleware.seeding import derive_seed, seed_libraries
+from middleware import Role
 
 scopes = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4).map(tuple)
 
@@ -65,7 +65,7 @@ def test_the_libraries_draw_the_same_numbers_after_the_same_seed():
 def test_torch_is_seeded_if_it_is_imported_and_never_imported_for_it():
     program = """
 import sys
-from dmiddleware.pipeline import Role
+from middleware import Role
 from dmiddleware.seeding import seed_libraries
 seed_libraries(7)
 assert "torch" not in sys.modules

@@ -17,7 +17,7 @@ import dmiddleware
 from tests.docs.pages import ROOT
 
 SINGLE_MODULES = ("dmiddleware.config", "dmiddleware.errors", "dmiddleware.registry")
-SINGLE_MODULES += ("dmiddleware.seeding",)
+SINGLE_MODULES += ("dmiddleware.seeding", "dmiddleware.settings")
 
 
 def public_packages() -> list[str]:

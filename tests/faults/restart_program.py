@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from dmiddleware import Context, Event, Role, Task, middleware
+from dmiddleware import Context, Event, Task, middleware
 from tests.faults.ledger import Ledger, Writer
 
 __all__ = ["main"]
@@ -33,14 +33,14 @@ def main() -> None:
         write = files.enter_context(Writer(path))
         write("started", os.getpid())
 
-        @middleware(roles=[Role.COLLECTOR])
+        @middleware(roles=["collector"])
         def collect(ctx: Context) -> None:
             if ctx.total_step < count:
                 ctx.task.emit(event, ctx.total_step, only_remote=True)
                 write("sent", ctx.total_step)
             time.sleep(0.005)
 
-        @middleware(roles=[Role.LEARNER])
+        @middleware(roles=["learner"])
         def learn(ctx: Context) -> None:
             lines = ledger.lines("got")
             if is_first and len(lines) >= count // 3:
@@ -52,7 +52,7 @@ def main() -> None:
                 ctx.task.stop("enough")
             time.sleep(0.005)
 
-        if task.has_role(Role.LEARNER):
+        if task.has_role("learner"):
             ledger = Ledger(path)
             is_first = len(ledger.lines("started")) == 1
             started_at = time.monotonic()

@@ -10,10 +10,11 @@ import pytest
 from tests.faults.delivery_faults import MB
 from tests.faults.fault_result import FaultResult
 from tests.faults.strangers import memory_hogs, silence, unread_replies
+from tests.variants import mostly_slow
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
 @pytest.mark.parametrize(
     "attack",
     [silence, partial(memory_hogs, size=20 * MB), partial(unread_replies, lasts_s=3.0)],

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware import Middleware, OnlineRLContext, Role, Task, middleware
+from dmiddleware import Middleware, Task, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import RankLost
@@ -27,6 +27,8 @@ from middleware import (
     Experiment,
     ModelExchanger,
     OffPolicyLearner,
+    OnlineRLContext,
+    Role,
     SnapshotSaver,
     StepCollector,
     data_pusher,

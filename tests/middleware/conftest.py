@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.testing import FakeClock
+from middleware import OnlineRLContext
 from middleware.run_folder import RunFolder
 
 # More threads only slow such small networks down.

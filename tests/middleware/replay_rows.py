@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data import as_tree
-from dmiddleware.pipeline import OnlineRLContext
+from middleware import OnlineRLContext
 
 
 def rows(*lead: int, **more: torch.Tensor) -> Any:

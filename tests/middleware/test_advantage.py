@@ -6,8 +6,8 @@ import torch
 from dmiddleware.data import as_tree, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import OnlineRLContext
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from middleware import OnlineRLContext
 from middleware.advantage import (
     gae_estimator,
     montecarlo_return_estimator,

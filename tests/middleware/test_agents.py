@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import AgentSpaces, make_env_manager, team_spaces
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy, VDNPolicy
@@ -16,6 +16,7 @@ from dmiddleware.rollout import evaluate_episodes
 from examples.two_step_game import TwoStepGame
 from middleware import (
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     StepCollector,
     data_pusher,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dmiddleware import WaitTimeout
-from dmiddleware.pipeline import Context, OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import Context, Task, middleware
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
-from middleware import Barrier
+from middleware import Barrier, OnlineRLContext, Role
 from middleware.barrier import Arrival, Arrivals
 from tests.dmiddleware.launch.ditask_process import start
 from tests.middleware.nodes import DEADLINE_S, run_nodes

@@ -7,9 +7,10 @@ import torch
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointWriteError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.worker import BaseLearner
+from middleware import OnlineRLContext, Role
 from middleware.checkpoint import CkptSaver
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room

@@ -8,8 +8,9 @@ import torch
 from dmiddleware.data import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from middleware import OnlineRLContext, Role
 from middleware.collect import EpisodeCollector, StepCollector
 
 

@@ -9,9 +9,10 @@ import torch
 from dmiddleware.data import load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
+from middleware import OnlineRLContext, Role
 from middleware.checkpoint import CkptSaver
 from middleware.evaluate import interaction_evaluator
 from middleware.run_folder import RunFolder

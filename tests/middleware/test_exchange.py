@@ -11,15 +11,8 @@ import torch
 
 from dmiddleware import ChainError, WaitTimeout
 from dmiddleware.data import as_tree
-from dmiddleware.pipeline import (
-    CurrentNode,
-    OnlineRLContext,
-    Role,
-    Task,
-    middleware,
-    running_as,
-)
-from middleware import ContextExchanger
+from dmiddleware.pipeline import CurrentNode, Task, middleware, running_as
+from middleware import ContextExchanger, OnlineRLContext, Role
 from middleware.exchange import EVALUATED, WAITING, collected_event
 from middleware.support.exchange_base import CONSUMED, LEARNED
 from middleware.support.replay import count_drawn

@@ -11,19 +11,18 @@ import pytest
 import torch
 
 from dmiddleware.data import as_tree
-from dmiddleware.pipeline import (
-    Clock,
-    OnlineRLContext,
-    Role,
-    Running,
-    Task,
-    current_node,
-    middleware,
-)
+from dmiddleware.pipeline import Clock, Running, Task, current_node, middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
-from middleware import ContextExchanger, ModelExchanger, RunFolder, SnapshotSaver
+from middleware import (
+    ContextExchanger,
+    ModelExchanger,
+    OnlineRLContext,
+    Role,
+    RunFolder,
+    SnapshotSaver,
+)
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
 RESTARTED = 1000

@@ -10,12 +10,13 @@ import yaml
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import TaskStateError
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
 from middleware import (
     Experiment,
     InteractionEvaluator,
     OffPolicyLearner,
+    OnlineRLContext,
     ProgressBar,
     RunFolder,
     SnapshotSaver,
@@ -48,6 +49,7 @@ def test_counters_and_the_stop_reason_are_saved(run: RunFolder) -> None:
         "env_step": 24,
         "env_episode": 0,
         "train_iter": 0,
+        "trained_env_step": 0,
         "last_eval_iter": -1,
         "last_eval_value": None,
         "stop_reason": "enough",

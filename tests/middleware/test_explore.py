@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import ChainError
-from dmiddleware.pipeline import OnlineRLContext, Role
 from dmiddleware.policy import DQNPolicy
+from middleware import OnlineRLContext, Role
 from middleware.explore import eps_greedy_handler
 from middleware.stop import termination_checker
 

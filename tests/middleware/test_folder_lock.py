@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import RunFolderError
-from dmiddleware.pipeline import CurrentNode, OfflineRLContext, OnlineRLContext, Task, running_as
+from dmiddleware.pipeline import CurrentNode, Task, running_as
 from dmiddleware.policy import DQNPolicy
 from middleware import (
     CkptSaver,
     Experiment,
     LearningCurve,
+    OfflineRLContext,
+    OnlineRLContext,
     RunFolder,
     SnapshotSaver,
     final_ctx_saver,

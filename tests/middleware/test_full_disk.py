@@ -20,9 +20,16 @@ from rich.console import Console
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointWriteError
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
-from middleware import Experiment, ExperimentResult, ProgressBar, RunFolder, SnapshotSaver
+from middleware import (
+    Experiment,
+    ExperimentResult,
+    OnlineRLContext,
+    ProgressBar,
+    RunFolder,
+    SnapshotSaver,
+)
 from tests.middleware.disk import no_more_files, no_room
 from tests.variants import mostly_slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import HindsightReplay, TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ChainError
@@ -17,6 +17,7 @@ from dmiddleware.rollout import evaluate_episodes
 from examples.bit_flipping import compute_reward, reached
 from middleware import (
     OffPolicyLearner,
+    OnlineRLContext,
     SnapshotSaver,
     StepCollector,
     data_pusher,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.policy import DQNPolicy, PPOPolicy
@@ -18,6 +18,7 @@ from dmiddleware.rollout import evaluate_episodes
 from middleware import (
     IntrinsicAdvantage,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RewardLearner,
     SnapshotSaver,
@@ -71,8 +72,12 @@ def mean_return(policy: Any) -> float:
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("kind", "own_critic", "max_step"),
-    [(None, False, 35), (RND, False, 35), (ICM, False, 20), (RND, True, 35)],
-    ids=["PPO", "RND", "ICM", "RND with a critic"],
+    [
+        pytest.param(None, False, 35, id="PPO"),
+        pytest.param(RND, False, 35, id="RND", marks=pytest.mark.slow),
+        pytest.param(ICM, False, 20, id="ICM"),
+        pytest.param(RND, True, 35, id="RND with a critic"),
+    ],
 )
 def test_ppo_finds_the_end_of_the_corridor_with_a_reward_for_new_places(
     kind: Any, own_critic: bool, max_step: int

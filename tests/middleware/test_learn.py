@@ -20,7 +20,7 @@ from dmiddleware.errors import (
     NonFiniteLoss,
     StructureError,
 )
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import (
     BCPolicy,
     CQLPolicy,
@@ -32,6 +32,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
 from middleware.learn import OffPolicyLearner, OnPolicyLearner
 from middleware.stop import termination_checker

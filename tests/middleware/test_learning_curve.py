@@ -8,7 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from dmiddleware.data import pack_checkpoint, unpack_checkpoint
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
+from dmiddleware.pipeline import Task
+from middleware import OfflineRLContext, OnlineRLContext
 from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
 
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext
 from dmiddleware.policy import UpdateOutput
+from middleware import OfflineRLContext, OnlineRLContext
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room

@@ -14,13 +14,15 @@ import torch
 from dmiddleware import WaitTimeout
 from dmiddleware.data import as_tree, load_checkpoint
 from dmiddleware.env import make_env_manager
-from dmiddleware.pipeline import OnlineRLContext, Role, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy
 from middleware import (
     CkptSaver,
     ContextExchanger,
     ModelExchanger,
+    OnlineRLContext,
     PeriodicalModelExchanger,
+    Role,
     RunFolder,
     StepCollector,
     interaction_evaluator,

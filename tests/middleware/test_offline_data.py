@@ -7,8 +7,9 @@ import torch
 from dmiddleware.data import OfflineDataset
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError, NotEnoughData, StructureError
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import nstep_reward_enhancer
 from middleware.collect import StepCollector
 from middleware.learn import OfflineLearner

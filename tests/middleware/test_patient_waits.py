@@ -11,11 +11,11 @@ import torch
 
 from dmiddleware import WaitTimeout
 from dmiddleware.data import as_tree
-from dmiddleware.pipeline import OnlineRLContext, Role, Task, current_node, middleware
+from dmiddleware.pipeline import Task, current_node, middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
-from middleware import ContextExchanger, ModelExchanger
+from middleware import ContextExchanger, ModelExchanger, OnlineRLContext, Role
 from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]

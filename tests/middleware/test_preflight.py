@@ -8,7 +8,7 @@ import pytest
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
-from dmiddleware.pipeline import OnlineRLContext, Task, middleware
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     CkptSaver,
@@ -17,6 +17,7 @@ from middleware import (
     LearningCurve,
     ModelExchanger,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,

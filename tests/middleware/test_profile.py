@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.pipeline import OnlineRLContext
+from middleware import OnlineRLContext
 from middleware.profile import epoch_timer
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
-from middleware import ProgressBar, termination_checker
+from dmiddleware.pipeline import Task
+from middleware import OfflineRLContext, OnlineRLContext, ProgressBar, termination_checker
 
 
 def plain() -> Console:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task, middleware
+from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
@@ -22,6 +22,7 @@ from middleware import (
     ContextExchanger,
     Experiment,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task, middleware
+from dmiddleware import Task, middleware
 from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy
 from middleware import (
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     SnapshotSaver,
     StepCollector,

@@ -8,8 +8,9 @@ import torch
 from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.rl import q_target, sequence_priority
+from middleware import OnlineRLContext, Role
 from middleware.collect import StepCollector
 from middleware.learn import OffPolicyLearner
 from middleware.replay_buffer import data_pusher, priority_calculator

@@ -9,10 +9,10 @@ import torch
 
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.pipeline import OnlineRLContext, Role, middleware
+from dmiddleware.pipeline import middleware
 from dmiddleware.policy import Part, adam
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from middleware import IntrinsicAdvantage, RewardLearner
+from middleware import IntrinsicAdvantage, OnlineRLContext, RewardLearner, Role
 
 
 class Constant(RewardModel):

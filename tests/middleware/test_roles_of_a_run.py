@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import ChainError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task, current_node, middleware
+from dmiddleware.pipeline import Task, current_node, middleware
 from dmiddleware.testing import Cluster
 from dmiddleware.testing.simulation import SimulationError
-from middleware import Barrier
+from middleware import Barrier, OnlineRLContext, Role
 from tests.middleware.nodes import run_nodes
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import OpponentPool
-from middleware import SelfPlay
+from middleware import OnlineRLContext, SelfPlay
 
 
 def make_policy() -> DQNPolicy:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task, kept
+from dmiddleware import Task, kept
 from dmiddleware.data import PrioritySampler, TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import make_env_manager
@@ -34,10 +34,12 @@ from dmiddleware.rl import Schedule
 from dmiddleware.testing import Cluster
 from dmiddleware.worker import BaseLearner
 from middleware import (
+    BaseMiddleware,
     CkptSaver,
     ContextExchanger,
     ModelExchanger,
     OffPolicyLearner,
+    OnlineRLContext,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
@@ -354,7 +356,7 @@ def test_a_snapshot_of_other_parts_or_of_another_chain_is_rejected(tmp_path: Pat
     fewer = DQNRun(tmp_path)
     with fewer.task:
         saver = SnapshotSaver(tmp_path, {"learner": fewer.learner})
-        with pytest.raises(CheckpointMismatch, match=r"data_pusher\.buffer, but this chain has"):
+        with pytest.raises(CheckpointMismatch, match=r"DataPusher\.buffer, .*, but this chain has"):
             saver.resume(fewer.task)
     other = DQNRun(tmp_path)
     with RunFolder.create("other", root=tmp_path) as folder, other.task:
@@ -497,13 +499,13 @@ def test_buffer_policy_and_envs_are_saved_without_being_named(tmp_path: Path) ->
         run.task.run(max_step=3)
         path = run.snapshots.save(run.task)
     assert sorted(load_checkpoint(path)["parts"]) == [
+        "DataPusher.buffer",
         "InteractionEvaluator.env_manager",
         "OffPolicyLearner.learner",
-        "data_pusher.buffer",
     ]
 
 
-class Counts:
+class Counts(BaseMiddleware[Any]):
     """A middleware of one role, with a state and a part of its own."""
 
     def __init__(self, role: str) -> None:

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.pipeline import OfflineRLContext, OnlineRLContext, Task
+from dmiddleware.pipeline import Task
+from middleware import OfflineRLContext, OnlineRLContext
 from middleware.stop import termination_checker
 
 

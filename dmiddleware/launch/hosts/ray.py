@@ -201,7 +201,8 @@ class RayHost:
         """Return how many hosts of the cluster the actors run on."""
         hosts = {actor.slot.host for actor in self._actors.values() if actor.slot is not None}
         address = self._ray.get_runtime_context().gcs_address
-        return f"{len(hosts)} nodes of the Ray cluster at {address}"
+        nodes = "1 node" if len(hosts) == 1 else f"{len(hosts)} nodes"
+        return f"{nodes} of the Ray cluster at {address}"
 
     def start(self, config: NodeConfig, *, n_restarts: int) -> None:
         """Run a node in its actor, which Ray has restarted if it had died."""

@@ -265,11 +265,12 @@ class Part:
         finite = loss.detach().isfinite()
         norm = loss.new_zeros(())
         if self._max_norm is not None:
-            norms = torch._foreach_norm([one for one in gradients if one is not None])
-            norm = torch.linalg.vector_norm(torch.stack(norms))
+            given = [one for one in gradients if one is not None]
+            norm = nn.utils.get_total_norm(given)
             finite = finite.logical_and_(norm.isfinite())
             scale = (self._max_norm / (norm + 1e-6)).clamp_max_(1.0)
-            torch._foreach_mul_([one for one in gradients if one is not None], scale)
+            for gradient in given:
+                gradient.mul_(scale)
         found_inf = finite.logical_not_().float()
         if self._agree is not None:
             self._agree(found_inf)
@@ -284,7 +285,8 @@ class Part:
         """Move the target network towards the module, as far as the rule says."""
         assert self.target_rule is not None
         with torch.no_grad():
-            torch._foreach_lerp_(self._copies, self._online, self.target_rule.tau)
+            for own, online in zip(self._copies, self._online, strict=True):
+                own.lerp_(online, self.target_rule.tau)
             for own, online in self._buffers:
                 own.copy_(online)
 

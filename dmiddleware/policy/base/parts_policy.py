@@ -28,6 +28,7 @@ from dmiddleware.policy.base.state_dict import (
     plain_name,
 )
 from dmiddleware.seeding import derive_seed
+from dmiddleware.torch_private import compiler_traces_gradients
 
 __all__ = ["PartsOptions", "PartsPolicy", "UpdateOutput"]
 
@@ -39,9 +40,6 @@ _FLAGS = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
 _SEEN = frozenset(("obs", "next_obs"))
 _COMPILES_FROM: Final = TorchVersion("2.13")
 """The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
-
-_FIXED = ("G[", "G.", "type(", "dict(", "list(", "self._parts", "self._model")
-"""How the names of guards begin that cannot fail: of code, of modules and of optimisers."""
 
 
 class PartsOptions(PolicyOptions, total=False):
@@ -260,10 +258,7 @@ class PartsPolicy(BatchedPolicy):
         if not self._cfg.compile:
             return self._update_as_seen(batch, **drawn)
         if self._compiled is None:
-            import torch._dynamo.config  # takes longer to import than torch itself
-
-            # Lets the compiler trace torch.autograd.grad, which an update without breaks needs.
-            torch._dynamo.config.trace_autograd_ops = True
+            compiler_traces_gradients()
             self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
                 self._update_as_seen,
                 fullgraph=True,
@@ -576,11 +571,15 @@ def _what_is_bad(output: Mapping[str, Any]) -> str:
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
     """Return which of the compiler's guards to check before each call: those that may fail.
 
-    Most guards are about the code of the update and about modules and optimisers, which stay what
-    they are. Checking all of them takes longer than some updates. Guards of the batch, and of what
-    else the policy holds, are kept.
+    Most guards are about modules and about the code of the update, which stay what they are.
+    Checking all of them takes longer than some updates. Guards of the batch, and of what else the
+    policy holds, are kept.
     """
-    return [not guard.name.startswith(_FIXED) for guard in guards]
+    filters: list[Callable[..., list[bool]]] = [
+        torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+        torch.compiler.skip_guard_on_globals_unsafe,
+    ]
+    return [all(kept) for kept in zip(*(keep(guards) for keep in filters), strict=True)]
 
 
 def _is_scalar(value: object) -> bool:

@@ -23,7 +23,6 @@ from dmiddleware.config import (
 )
 from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import ConfigError, PolicyOutputError
-from dmiddleware.model.layers import call
 from dmiddleware.policy.base.command import CommandModePolicy
 from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
 from dmiddleware.policy.base.network_outputs import with_rows
@@ -38,6 +37,7 @@ from dmiddleware.schedule import (
     ScheduleCounter,
     ScheduleType,
 )
+from dmiddleware.torch_private import call
 
 __all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
 

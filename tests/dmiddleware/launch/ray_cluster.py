@@ -23,7 +23,9 @@ __all__ = ["RayCluster", "in_namespace", "ray_cluster", "rays_environment", "why
 
 _FIRST = 2
 _DEADLINE_S = 90.0
+_PORT_OF_JOBS = 8265
 _STORE_BYTES = 80 * 2**20
+_DITASK = [sys.executable, "-m", "dmiddleware.launch", "--platform", "ray"]
 _IN_NAMESPACE = ["unshare", "--user", "--net", "--map-root-user", "sh", "-c"]
 
 
@@ -80,6 +82,10 @@ class RayCluster:
         """Start ditask on the cluster; its output goes to the file ``ditask.txt``."""
         self.do("start", options=options, cwd=str(cwd))
 
+    def submit(self, *options: str, cwd: Path) -> None:
+        """Start ``ray job submit`` with ditask as the job and ``cwd`` as its working directory."""
+        self.do("submit", options=options, cwd=str(cwd))
+
     def wait(self, timeout_s: float = _DEADLINE_S) -> int:
         """Return the exit code of ditask."""
         return int(self.do("wait", timeout_s=timeout_s))
@@ -109,12 +115,17 @@ def rays_environment() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def ray_cluster(*n_cpus: int) -> Iterator[RayCluster]:
-    """Start a cluster with one Ray node for each number of CPUs, and end it."""
+def ray_cluster(*n_cpus: int, takes_jobs: bool = False) -> Iterator[RayCluster]:
+    """Start a cluster with one Ray node for each number of CPUs, and end it.
+
+    Args:
+        *n_cpus: CPUs of each Ray node.
+        takes_jobs: whether jobs can be submitted, for which ``ray[default]`` must be installed.
+    """
     with (
         rays_environment() as environment,
         subprocess.Popen(
-            in_namespace(sys.executable, "-m", __spec__.name),
+            in_namespace(sys.executable, "-m", __spec__.name, *["jobs"] * takes_jobs),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -150,7 +161,8 @@ class _Commands:
             "num_cpus": n_cpus,
             "node_ip_address": address,
             "object_store_memory": _STORE_BYTES,
-            "include_dashboard": False,
+            "include_dashboard": "jobs" in sys.argv,
+            "dashboard_port": _PORT_OF_JOBS,
         }
         if self._cluster is None:
             self._cluster = Cluster(initialize_head=True, head_node_args=how)
@@ -163,22 +175,16 @@ class _Commands:
         self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
 
     def start(self, options: list[str], cwd: str) -> None:
+        self._run([*_DITASK, "--address", self._cluster.address, *options], cwd)
+
+    def submit(self, options: list[str], cwd: str) -> None:
+        job = ["--address", f"http://127.0.0.1:{_PORT_OF_JOBS}", "--working-dir", cwd]
+        ray = [sys.executable, "-m", "ray.scripts.scripts"]
+        self._run([*ray, "job", "submit", *job, "--", *_DITASK, *options], cwd)
+
+    def _run(self, command: list[str], cwd: str) -> None:
         with (Path(cwd) / "ditask.txt").open("wb") as file:
-            self._ditask = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dmiddleware.launch",
-                    "--platform",
-                    "ray",
-                    "--address",
-                    self._cluster.address,
-                    *options,
-                ],
-                cwd=cwd,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+            self._ditask = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
 
     def signal(self, number: int) -> None:
         assert self._ditask is not None

@@ -19,7 +19,7 @@ PROGRAM = """
     import argparse, json, multiprocessing, os, sys
     from pathlib import Path
     import click
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     AT_IMPORT = list(sys.argv)
 
@@ -52,13 +52,13 @@ PROGRAM = """
         write()
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 if len(list(Path().glob("found.*"))) < 3:
                     raise ValueError("the first start fails")
                 task.emit("restarted", only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("restarted", 100.0)
                 task.stop("all done")

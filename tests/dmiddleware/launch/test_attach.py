@@ -25,7 +25,7 @@ PROGRAM = """
     import threading, time
     from collections import Counter
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     changed = threading.Condition()
     taken, connected = Counter(), set()
@@ -54,12 +54,12 @@ PROGRAM = """
     def main():
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 threading.Event().wait(0.01)  # the pace of the environment
                 ctx.task.emit("number", task.router.node_id, ctx.total_step, only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 with changed:
                     changed.wait(0.1)
@@ -68,7 +68,7 @@ PROGRAM = """
                     if enough and all(taken[node] >= count for node, count in enough.items()):
                         ctx.task.stop("all continued")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("number", on_number)
                 task.on("node.joined", on_joined)
                 task.on("node.left", on_left)

@@ -65,12 +65,14 @@ def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
 
 def test_the_status_of_all_nodes_is_printed_every_ten_seconds(time: Time) -> None:
     display, out = plain(time)
-    learner = child(0, "learner", step=3, env_step=100, train_iter=50, peers=2, blocked_s=1.5)
+    learner = child(
+        0, "learner", step=3, counters={"env steps": 100, "updates": 50}, peers=2, blocked_s=1.5
+    )
     display.update([learner])
     assert out.getvalue() == ""
     time.now = 10.0
     display.update([learner])
-    learner.status.env_step, learner.status.train_iter = 200, 80
+    learner.status.counters = {"env steps": 200, "updates": 80}
     time.now = 15.0
     display.update([learner])
     time.now = 20.0
@@ -99,11 +101,13 @@ def test_the_table_has_a_row_for_each_node(time: Time) -> None:
     again.restarts = 1
     waits = child(3, "evaluator")
     waits.restart_at = 5.0
-    rows = [child(0, "learner", reason="solved", env_step=12_000), failed, again, waits]
+    solved = child(0, "learner", reason="solved", counters={"env steps": 12_000})
+    rows = [solved, failed, again, waits]
     out = io.StringIO()
-    Console(file=out, width=200).print(make_table(rows, lambda one: (7.0, 8.0)))
+    Console(file=out, width=200).print(make_table(rows, lambda one: {"env steps": 7.0}))
     lines = out.getvalue().splitlines()
-    assert "12,000" in lines[3] and "solved" in lines[3]
+    assert "env steps/s" in lines[1]
+    assert "12,000 │           7 │" in lines[3] and "solved" in lines[3]
     assert "failed (1)" in lines[4] and "ValueError: no" in lines[4]
     assert "starting (restart 1)" in lines[5]
     assert "failed (restarting)" in lines[6]

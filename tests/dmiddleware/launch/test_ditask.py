@@ -22,28 +22,28 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PROGRAM = """
     import subprocess
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main(fail_in_step=-1):
         taken = []
         enough = 50 if fail_in_step < 0 else 10**9
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("number", ctx.total_step, only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 if len(taken) >= enough:
                     ctx.task.stop("got fifty numbers")
 
-            @middleware(roles=[Role.EVALUATOR])
+            @middleware(roles=["evaluator"])
             def evaluate(ctx):
                 if ctx.total_step == fail_in_step:
                     raise ValueError("nothing to evaluate")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("number", taken.append)
             task.use(collect).use(learn).use(evaluate).run()
             print("ended:", task.stop_reason, flush=True)
@@ -54,7 +54,7 @@ PROGRAM = """
     def forever():
         with Task(Context()) as task:
 
-            @middleware(roles=[*Role])
+            @middleware(roles=["learner", "collector", "evaluator"])
             def run(ctx):
                 if ctx.total_step == 0:
                     print("running", flush=True)

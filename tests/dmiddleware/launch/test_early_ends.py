@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 PROGRAM = """
     import faulthandler, multiprocessing, os, signal, sys, threading, time
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
-    def run(end, event, role=Role.COLLECTOR):
+    def run(end, event, role="collector"):
         happened = threading.Event()
         with Task(Context()) as task:
 
             class Work:
-                roles = [*Role]
+                roles = ["learner", "collector", "evaluator"]
 
                 def __call__(self, ctx):
                     if task.has_role(role) and ctx.total_step == 3:
@@ -33,15 +33,15 @@ PROGRAM = """
                             end()
                         else:
                             task.emit("worked", only_remote=True)
-                            if event == "worked" and task.has_role(Role.LEARNER):
+                            if event == "worked" and task.has_role("learner"):
                                 task.stop("all done")
-                    if happened.wait(0.01) and task.has_role(Role.LEARNER):
+                    if happened.wait(0.01) and task.has_role("learner"):
                         task.stop("all done")
 
                 def close(self):
                     Path(f"closed-{task.router.node_id}").write_text(str(task.stop_reason))
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on(event, lambda *args, **kwargs: happened.set())
             task.use(Work()).run()
 
@@ -55,17 +55,17 @@ PROGRAM = """
         "os_exit": lambda: os._exit(0),
     }
 
-    def until(event, name, role=Role.COLLECTOR):
+    def until(event, name, role="collector"):
         return lambda: run(ENDS[name], event, role)
 
     for name in ENDS:
         globals()[f"{name}_then_worked"] = until("worked", name)
         globals()[f"{name}_then_left"] = until("node.left", name)
-        globals()[f"{name}_of_the_learner"] = until("worked", name, Role.LEARNER)
+        globals()[f"{name}_of_the_learner"] = until("worked", name, "learner")
 
     def exit_outside_of_run():
         with Task(Context()) as task:
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 sys.exit(0)
             task.run()
 
@@ -76,7 +76,7 @@ PROGRAM = """
             sys.exit()
         with Task(Context()) as task:
 
-            @middleware(roles=[*Role])
+            @middleware(roles=["learner", "collector", "evaluator"])
             def work(ctx):
                 task.stop("all done")
 

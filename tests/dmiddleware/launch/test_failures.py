@@ -20,20 +20,20 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 PROGRAM = """
     import os, signal, subprocess, sys, threading
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def run(n_failures=0, end_with="evaluated", learner_fails=False, stop_ok=True):
         happened = threading.Event()
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 if learner_fails:
                     raise RuntimeError("cannot learn")
                 if happened.wait(0.01):
                     ctx.task.stop("all done" if stop_ok else "it diverged", ok=stop_ok)
 
-            @middleware(roles=[Role.EVALUATOR])
+            @middleware(roles=["evaluator"])
             def evaluate(ctx):
                 if ctx.total_step == 0:
                     with open("starts", "a") as starts:
@@ -45,7 +45,7 @@ PROGRAM = """
                     print("evaluated in start", n_starts, flush=True)
                 threading.Event().wait(0.01)
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on(end_with, lambda *args, **kwargs: happened.set())
             task.use(learn).use(evaluate).run()
             print("stopped:", task.stop_reason, task.stopped_ok)
@@ -70,7 +70,7 @@ PROGRAM = """
         with Task(Context()) as task:
             fails = task.has_role(failing)
 
-            @middleware(roles=[*Role])
+            @middleware(roles=["learner", "collector", "evaluator"])
             def act(ctx):
                 if fails:
                     raise RuntimeError("cannot act")
@@ -85,7 +85,7 @@ PROGRAM = """
         first = not Path("started").exists()
 
         class Learner:
-            roles = [Role.LEARNER]
+            roles = ["learner"]
 
             def __call__(self, ctx):
                 Path("started").touch()
@@ -97,7 +97,7 @@ PROGRAM = """
                 # The evaluator ends before this process, which has taken one step.
                 threading.Event().wait(0.0 if first else 2.0)
 
-        @middleware(roles=[Role.EVALUATOR])
+        @middleware(roles=["evaluator"])
         def evaluate(ctx):
             threading.Event().wait(0.01)
 
@@ -105,21 +105,21 @@ PROGRAM = """
             task.use(Learner()).use(evaluate).run()
 
     def without_a_collector():
-        fails_then_another_ends_it(Role.COLLECTOR)
+        fails_then_another_ends_it("collector")
 
     def without_a_learner():
-        fails_then_another_ends_it(Role.LEARNER)
+        fails_then_another_ends_it("learner")
 
     def cut_off():
         left = threading.Event()
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 if left.wait(0.01):
                     ctx.task.stop("all done")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 if ctx.total_step == 0:
                     ctx.task.router.close()  # from now on it receives nothing
@@ -127,7 +127,7 @@ PROGRAM = """
                 if ctx.total_step > 2000:
                     raise TimeoutError("nobody reported the end of the run")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("node.left", lambda *args, **kwargs: left.set())
             task.use(learn).use(collect).run()
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 PROGRAM = """
     import os, threading, time
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     class SlowToClose:
         def __call__(self, ctx):
@@ -36,7 +36,7 @@ PROGRAM = """
 
     def main():
         with Task(Context()) as task:
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.use(SlowToClose())
             else:
                 task.use(follow)

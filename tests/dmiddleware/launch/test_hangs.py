@@ -17,18 +17,18 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 PROGRAM = """
     import os, signal, threading, time
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def hang_once(hang):
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 # Waiting for a peer does not count as a hang.
                 ctx.task.wait_for("collected", timeout_s=120.0)
                 ctx.task.stop("collected")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 if ctx.total_step == 3:
                     if not Path("hung").exists():

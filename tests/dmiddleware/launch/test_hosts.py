@@ -15,17 +15,17 @@ from tests.dmiddleware.launch import ditask_process
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 print("peers at the first step:", sorted(task.router.peer_ids()), flush=True)
                 ctx.task.stop("all connected")
 
-            @middleware(roles=[Role.COLLECTOR, Role.EVALUATOR])
+            @middleware(roles=["collector", "evaluator"])
             def idle(ctx):
                 pass
 

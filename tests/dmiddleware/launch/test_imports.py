@@ -16,23 +16,23 @@ SLOW = {"torch", "treetensor", "numpy", "pynng", "asyncio", "importlib.metadata"
 # The learner and the collector exchange an event before they look.
 PROGRAM = """
     import sys
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         taken = []
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("number", [ctx.total_step, {"a": 1.5}], only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 if len(taken) >= 5:
                     print("loaded:", *sys.modules, flush=True)
                     ctx.task.stop("looked")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("number", taken.append)
             task.use(collect).use(learn).run()
 """

@@ -23,7 +23,7 @@ PROCESS = """
     import json, os, sys, time
     from pathlib import Path
     import msgspec
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
     from dmiddleware.launch import RunPlan, join_run
 
     plan = msgspec.json.decode(Path("plan.json").read_bytes(), type=RunPlan)
@@ -34,7 +34,7 @@ PROCESS = """
         with Task(Context()) as task:
             task.on("hello", lambda node: seen.append(node))
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("hello", 30.0)
                 if "forever" in sys.argv:
@@ -42,7 +42,7 @@ PROCESS = """
                 if {1, 2} <= set(seen) and (not restart or seen.count(2) > 1):
                     task.stop("all are here")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 task.emit("hello", me, only_remote=True)
                 Path(f"ran-{me}").touch()

@@ -21,18 +21,18 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 # Without a main guard, and with what the function needs outside of it.
 PROGRAM = """
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
     from dmiddleware.launch import launch
 
     N_STEPS = 4
 
     def main():
         with Task(Context()) as task:
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 Path("learned").touch()
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 pass
 

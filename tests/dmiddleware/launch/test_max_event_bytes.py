@@ -13,21 +13,21 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     import numpy as np
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("array", np.zeros(3_000_000, np.uint8), only_remote=True)
                 ctx.task.wait_for("enough", timeout_s=60)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 ctx.task.wait_for("enough", timeout_s=60)
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 # Before the run, or the event may be sent while nobody wants it.
                 task.on("array", lambda array: task.stop("it has arrived"))
             task.use(collect).use(learn).run()

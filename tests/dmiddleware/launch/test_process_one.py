@@ -19,7 +19,7 @@ ORPHANS = 40
 PROGRAM = """
     import os, subprocess, sys, time
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def orphans(path):
         for _ in range(ORPHANS):
@@ -55,13 +55,13 @@ PROGRAM = """
         print("no zombies", subprocess.run(["sh", "-c", "exit 7"]).returncode, flush=True)
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 if len(list(Path().glob("orphans-*"))) < 3:
                     end()
                 task.emit("restarted", only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("restarted", 100.0)
                 task.stop("all done")

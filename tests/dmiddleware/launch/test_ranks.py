@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PROGRAM = """
     import os, signal, sys, threading
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
     from dmiddleware.pipeline import current_node
 
     # The rank that data_parallel() would yield: these programs need no torch.
@@ -41,7 +41,7 @@ PROGRAM = """
             task.on("node.left", lambda node_id, reason: left.append(node_id))
             task.on("started", lambda n: both.set() if n == n_starts else None)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.emit("started", n_starts, only_remote=True)
                 if not both.wait(0.05):
@@ -51,7 +51,7 @@ PROGRAM = """
                 if n_starts == 2:
                     task.stop("all learners are back", only_local=True)
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 threading.Event().wait(0.05)
                 if sorted(one for one in left if one < 2) == [0, 0, 1, 1]:

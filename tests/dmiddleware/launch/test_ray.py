@@ -22,6 +22,7 @@ from tests.dmiddleware.launch.ray_cluster import (
     rays_environment,
     why_no_ray,
 )
+from tests.variants import mostly_slow
 
 pytestmark = [
     pytest.mark.process,
@@ -34,7 +35,7 @@ PROGRAM = """
     import os, sys, time
     from collections import Counter
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     enough = Path("enough")
     heard = Counter()
@@ -44,13 +45,13 @@ PROGRAM = """
         with Task(Context()) as task:
             task.on("hello", lambda node: heard.update([node]))
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("hello", 60.0)
                 if enough.exists() and min(heard[1], heard[2]) > int(enough.read_text()):
                     task.stop("heard enough")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 task.emit("hello", task.router.node_id, only_remote=True)
                 (Path("seen") / f"{task.router.node_id}-{me}").touch()
@@ -64,6 +65,44 @@ PROGRAM = """
         raise ValueError("the program is wrong")
 """
 ROLES = ("--main", "program.main", "--roles", "learner=1,collector=2")
+
+# The chain of examples.cartpole_dqn, whose collector takes as long as one with a simulator.
+SLOW_CARTPOLE = """
+    import time
+    from pathlib import Path
+    from dmiddleware import Task, middleware
+    from dmiddleware.data import TensorBuffer
+    from dmiddleware.env import make_env_manager
+    from dmiddleware.policy import DQNPolicy
+    from middleware import *
+
+    @middleware(roles=[Role.COLLECTOR])
+    def wait(ctx):
+        time.sleep(0.25)
+
+    def main():
+        with Task(seed=0) as task:
+            envs = make_env_manager("CartPole-v1", env_num=8, seed=task.seed_for("collector"))
+            eval_envs = make_env_manager("CartPole-v1", env_num=30, seed=1)
+            policy = DQNPolicy.for_env(
+                envs, seed=0, nstep=3, model={"encoder_hidden_sizes": [128, 128]},
+                learning_rate=2e-3, target_update_freq=64,
+            )
+            experiment = Experiment("cartpole", policy)
+            buffer = TensorBuffer(60_000, n_step=policy.nstep, seed=task.seed_for("buffer"))
+            task.use(ContextExchanger()).use(ModelExchanger(policy))
+            task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5_000))
+            task.use(StepCollector(policy, envs, n_sample=128, random_steps=1000)).use(wait)
+            task.use(data_pusher(buffer))
+            task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+            task.use(interaction_evaluator(
+                policy, eval_envs, n_episode=50, every_train_iter=640, stop_value=495
+            ))
+            task.use(experiment).use(termination_checker(max_env_step=60_000))
+            (Path("seen") / f"{task.router.node_id}-{time.time():.0f}").touch()
+            task.run()
+            print("ended at", task.ctx.env_step, "env steps:", task.stop_reason, flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +161,7 @@ def test_too_few_resources_are_named_before_anything_runs(
     assert not list((folder / "seen").iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGKILL], keep=1))
 def test_the_end_of_the_launcher_ends_the_run(
     cluster: RayCluster, folder: Path, number: signal.Signals
 ) -> None:
@@ -137,6 +176,7 @@ def test_the_end_of_the_launcher_ends_the_run(
         assert "the run was stopped: received SIGINT" in text
 
 
+@pytest.mark.slow
 def test_a_ray_node_that_is_lost_twice_is_replaced(folder: Path) -> None:
     with ray_cluster(2, 1) as cluster:
         lost = "127.0.0.3"
@@ -152,6 +192,20 @@ def test_a_ray_node_that_is_lost_twice_is_replaced(folder: Path) -> None:
         text = output(folder)
         assert code == 0, text
         assert "restart 2 of 3" in text and "its actor died on Ray node" in text
+
+
+@pytest.mark.slow
+def test_a_job_that_was_submitted_runs_with_its_working_directory(folder: Path) -> None:
+    pytest.importorskip("aiohttp_cors", reason="ray[default] is not installed")
+    (folder / "enough").write_text("20")
+    with ray_cluster(3, takes_jobs=True) as cluster:
+        cluster.submit(*ROLES, cwd=folder)
+        code = cluster.wait()
+        text = output(folder)
+        assert code == 0, text
+        assert text.count("heard enough") == 3 and "succeeded" in text
+        # Ray gives the job a copy of the folder.
+        assert not seen(folder)
 
 
 def seen(folder: Path) -> list[str]:
@@ -187,6 +241,7 @@ def test_a_sweep_reports_and_keeps_the_policies_of_its_trials(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.learning
+@pytest.mark.timeout(1200)
 def test_cartpole_is_solved_over_three_ray_nodes(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     with ray_cluster(1, 1, 1) as cluster:
@@ -196,5 +251,29 @@ def test_cartpole_is_solved_over_three_ray_nodes(tmp_path: Path) -> None:
         code = cluster.wait(900.0)
         text = output(tmp_path)
         assert code == 0, text
+        found = re.search(r"mean return ([\d.]+) over 100 fresh episodes", text)
+        assert found is not None and float(found[1]) >= 475.0, text
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+@pytest.mark.timeout(1200)
+def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(folder: Path) -> None:
+    (folder / "slow_cartpole.py").write_text(textwrap.dedent(SLOW_CARTPOLE))
+    with ray_cluster(1, 1, 1) as cluster:
+        cluster.start(
+            "--main", "slow_cartpole.main", "--roles", "learner=1,collector=1,evaluator=1",
+            "--on-failure", "restart", cwd=folder,
+        )  # fmt: skip
+        lost = "127.0.0.3"
+        for n_lost in (1, 2):
+            n_seen = 2 + n_lost
+            assert wait_until(lambda n=n_seen: len(seen(folder)) >= n, 120.0), output(folder)  # type: ignore[misc]
+            cluster.remove_node(lost)
+            lost = cluster.add_node()
+        code = cluster.wait(900.0)
+        text = output(folder)
+        assert code == 0, text
+        assert "restart 2 of 3" in text
         found = re.search(r"mean return ([\d.]+) over 100 fresh episodes", text)
         assert found is not None and float(found[1]) >= 475.0, text

@@ -17,23 +17,23 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     import threading
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         taken = {}
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("number", task.router.node_id, ctx.total_step, only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 threading.Event().wait(0.01)
                 if len(taken) == 2 and all(len(numbers) >= 50 for numbers in taken.values()):
                     ctx.task.stop("got fifty of each")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("number", lambda node, number: taken.setdefault(node, []).append(number))
             task.use(collect).use(learn).run()
             assert all(numbers == list(range(len(numbers))) for numbers in taken.values())

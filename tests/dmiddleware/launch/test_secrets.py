@@ -17,7 +17,7 @@ PROGRAM = """
     from pathlib import Path
     import gymnasium as gym
     import numpy as np
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
     from dmiddleware.env import make_env_manager
 
     def look():
@@ -49,14 +49,14 @@ PROGRAM = """
         process.join()
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 if not Path("failed").exists():
                     Path("failed").touch()
                     raise ValueError("the first start fails")
                 task.emit("restarted", only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 task.wait_for("restarted", 100.0)
                 task.stop("all done")

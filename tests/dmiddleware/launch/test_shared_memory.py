@@ -19,7 +19,7 @@ PROGRAM = """
     import sys, threading
     import numpy as np
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def is_shared(array):
         address = array.__array_interface__["data"][0]
@@ -32,13 +32,13 @@ PROGRAM = """
         arrived = []
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 threading.Event().wait(0.01)
                 array = np.full(400_000, ctx.total_step, np.float32)
                 ctx.task.emit("array", array, only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 threading.Event().wait(0.01)
                 if len(arrived) >= needed:
@@ -50,7 +50,7 @@ PROGRAM = """
                 if arrived.count(True) == 1:
                     print("got one", flush=True)
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("array", on_array)
             task.use(collect).use(learn).run()
             print("ended:", task.stop_reason, flush=True)

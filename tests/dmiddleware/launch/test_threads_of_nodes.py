@@ -16,18 +16,18 @@ PROGRAM = """
     import asyncio, multiprocessing, os, threading
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from pathlib import Path
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def train():
         with Task(Context()) as task:
             seen = set()
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 ctx.task.wait_for("collected", timeout_s=60.0)
                 ctx.task.stop("collected")
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("collected", only_remote=True)
 

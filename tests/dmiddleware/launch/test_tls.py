@@ -15,24 +15,24 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     import threading
-    from dmiddleware import Context, Role, Task, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         taken = {}
         with Task(Context()) as task:
 
-            @middleware(roles=[Role.COLLECTOR])
+            @middleware(roles=["collector"])
             def collect(ctx):
                 threading.Event().wait(0.01)
                 ctx.task.emit("number", task.router.node_id, only_remote=True)
 
-            @middleware(roles=[Role.LEARNER])
+            @middleware(roles=["learner"])
             def learn(ctx):
                 threading.Event().wait(0.01)
                 if len(taken) == 2:
                     ctx.task.stop("got both")
 
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 task.on("number", lambda node: taken.setdefault(node))
             task.use(collect).use(learn).run()
             print("ended:", task.stop_reason, flush=True)

@@ -126,7 +126,7 @@ def test_processes_have_their_variables_also_after_a_restart(tmp_path: Path) -> 
     program = """
         import json, os, sys, time
         from pathlib import Path
-        from dmiddleware import Context, Role, Task, middleware
+        from dmiddleware import Context, Task, middleware
 
         def main():
             with Task(Context()) as task:
@@ -136,13 +136,13 @@ def test_processes_have_their_variables_also_after_a_restart(tmp_path: Path) -> 
                 with open(f"node-{node}", "a") as file:
                     file.write(json.dumps(found) + chr(10))
 
-                @middleware(roles=[Role.COLLECTOR])
+                @middleware(roles=["collector"])
                 def collect(ctx):
                     if len(Path("node-1").read_text().splitlines()) == 1:
                         raise ValueError("the first start fails")
                     task.emit("restarted", only_remote=True)
 
-                @middleware(roles=[Role.LEARNER])
+                @middleware(roles=["learner"])
                 def learn(ctx):
                     task.wait_for("restarted", 100.0)
                     task.stop("all done")

@@ -6,6 +6,8 @@ from torch import nn
 
 from dmiddleware.model import MLP, NoisyLinear, NoisyMLP, activation_of, orthogonal_init
 
+pytestmark = pytest.mark.usefixtures("either_torch")
+
 
 def kinds(module: nn.Module) -> list[str]:
     return [type(layer).__name__ for layer in module]

@@ -77,7 +77,7 @@ def test_the_public_names_are_these():
         "action_mask_of", "masked_logit", "QNetwork", "Actor", "ActorCritic", "ActorQ", "Network",
         "CategoricalQNetwork", "QuantileQNetwork", "GaussianActor", "QEnsemble", "EnsembleLinear",
         "DecisionTransformer", "ActorQV", "BoundedGaussianActor", "StateValue",
-        "ImplicitQuantileQNetwork", "DiscreteActorQ", "Linear", "NoisyLinear", "NoisyMLP",
+        "ImplicitQuantileQNetwork", "DiscreteActorQ", "NoisyLinear", "NoisyMLP",
         "RecurrentNetwork", "RecurrentActorCritic", "RecurrentQNetwork", "RecurrentCore",
         "CoreKind", "ConvLayers",
         "MLP", "VectorEncoder", "OneHotEncoder", "ImageEncoder", "NestedEncoder", "make_encoder",

@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from dmiddleware import OnlineRLContext, Role, Task, middleware
+from dmiddleware import Task, middleware
+from middleware import OnlineRLContext, Role
 
 
 @middleware(roles=(Role.COLLECTOR,), writes=("trajectories", "episodes"))

@@ -8,8 +8,9 @@ from enum import StrEnum
 
 import pytest
 
-from dmiddleware import Context, Middleware, MiddlewareError, Role, Task, middleware
+from dmiddleware import Context, Middleware, MiddlewareError, Task, middleware
 from dmiddleware.pipeline import middleware_location, middleware_name
+from middleware import Role
 
 
 def step(ctx):
@@ -152,9 +153,6 @@ def test_roles_are_strings():
     class MyRole(StrEnum):
         TEACHER = "teacher"
 
-    assert Role.LEARNER == "learner"
-    roles = ["learner", "collector", "evaluator", "coordinator", "aggregator"]
-    assert [str(role) for role in Role] == roles
     with Task(Context(), roles=(MyRole.TEACHER,)) as task:
         assert task.has_role("teacher")
 

@@ -8,18 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware import (
-    ChainError,
-    Context,
-    OnlineRLContext,
-    Role,
-    Task,
-    kept,
-    middleware,
-    produced,
-    renewed,
-)
+from dmiddleware import ChainError, Context, Task, kept, middleware, produced, renewed
 from dmiddleware.pipeline import CurrentNode, running_as
+from middleware import OnlineRLContext, Role
 
 
 def part(name="part", **declared):

@@ -12,10 +12,11 @@ import weakref
 
 import pytest
 
-from dmiddleware import Context, MiddlewareError, OnlineRLContext, Role, Task, TaskStateError
+from dmiddleware import Context, MiddlewareError, Task, TaskStateError
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.seeding import derive_seed
 from dmiddleware.testing import FakeClock, Tape
+from middleware import OfflineRLContext, OnlineRLContext, Role
 
 
 class Boom(Exception):
@@ -580,10 +581,37 @@ def test_the_clock_is_the_given_one():
     assert Task(Context()).clock.now() > 0
 
 
-def test_a_task_without_a_context_uses_an_online_context():
+class Counting:
+    """A middleware that declares which context a task has if nobody gives it one."""
+
+    def __init__(self, kind):
+        self.default_context = kind
+
+    def __call__(self, ctx):
+        ctx.env_step += 2
+
+
+@pytest.mark.parametrize("how", ["use", "serial", "wrap", "forward"])
+def test_a_task_without_a_context_takes_that_of_the_first_middleware_that_declares_one(how):
+    counting, other = Counting(OnlineRLContext), Counting(OfflineRLContext)
     with Task(seed=3) as task:
-        task.use(nothing).run(max_step=1)
+        assert type(task.ctx) is Context
+        task.ctx.own = 1
+        task.use(nothing)
+        assert type(task.ctx) is Context
+        getattr(task, how)(counting)
         assert type(task.ctx) is OnlineRLContext
+        task.use(counting).use(other).run(max_step=1)
+        assert type(task.ctx) is OnlineRLContext
+        assert (task.ctx.task, task.ctx.own) == (task, 1)
+
+
+def test_a_context_that_was_given_is_not_replaced():
+    with Task(Context()) as task:
+        assert type(task.use(Counting(OnlineRLContext)).ctx) is Context
+    given = OnlineRLContext(env_step=3)
+    with Task(given) as task:
+        assert task.use(Counting(OfflineRLContext)).ctx is given
 
 
 @pytest.mark.parametrize("ctx", [None, {}, OnlineRLContext])

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from dmiddleware import (
-    Context, Middleware, OnlineRLContext, Role, StepTimer, Task, TraceFile, kept, middleware,
-    produced, renewed,
+    Context, Middleware, StepTimer, Task, TraceFile, kept, middleware, produced, renewed,
 )
+from middleware import OnlineRLContext, Role
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import (
     BatchedPolicy,
     DQNPolicy,
@@ -24,7 +24,7 @@ from dmiddleware.policy import (
     VDNPolicy,
 )
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from middleware import EpisodeCollector, StepCollector, eps_greedy_handler
+from middleware import EpisodeCollector, OnlineRLContext, StepCollector, eps_greedy_handler
 from tests.dmiddleware.policy.every_policy import EVERY, batch_for, collected, env_for, made
 
 

@@ -5,6 +5,8 @@ import torch
 
 from dmiddleware.rl.optim import FusedAdam, RMSprop
 
+pytestmark = pytest.mark.usefixtures("either_torch")
+
 
 def network():
     torch.manual_seed(0)
@@ -16,6 +18,14 @@ def train(model, optimizer, n, start=0):
         generator = torch.Generator().manual_seed(seed)
         optimizer.zero_grad()
         model(torch.randn(5, 3, generator=generator)).square().mean().backward()
+        make_step(model, optimizer)
+
+
+def make_step(model, optimizer):
+    """Step as an update does if it is one of ours."""
+    if isinstance(optimizer, FusedAdam):
+        optimizer.apply([parameter.grad for parameter in model.parameters()], torch.zeros(()))
+    else:
         optimizer.step()
 
 
@@ -74,7 +84,7 @@ def test_a_parameter_without_gradient_is_left_alone(pair):
         train(model, optimizer, 3)
         optimizer.zero_grad()
         model[0](torch.ones(1, 3)).sum().backward()
-        optimizer.step()
+        make_step(model, optimizer)
         train(model, optimizer, 3)
     assert_same(ours, theirs)
 
@@ -112,6 +122,33 @@ def test_gradients_are_dropped_or_zeroed(pair):
     assert all(bool((p.grad == 0).all()) for p in ours.parameters())
     fast.zero_grad()
     assert all(p.grad is None for p in ours.parameters())
+
+
+def test_ordinary_steps_and_those_of_an_update_share_their_state(pair):
+    ours, fast, theirs, plain = pair
+    train(ours, fast, 3)
+    train(theirs, plain, 3)
+    for model, optimizer in ((ours, fast), (theirs, plain)):
+        optimizer.zero_grad()
+        model(torch.ones(5, 3)).square().mean().backward()
+        optimizer.step()
+    train(ours, fast, 3)
+    train(theirs, plain, 3)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_a_skipped_step_changes_nothing_and_is_not_counted(pair, n_before):
+    ours, fast, *_ = pair
+    train(ours, fast, n_before)
+    before = copy.deepcopy((list(ours.parameters()), fast.state_dict()["state"]))
+    gradients = [torch.full_like(parameter, float("nan")) for parameter in ours.parameters()]
+    fast.apply(gradients, torch.ones(()))
+    parameters, state = before
+    assert all(map(torch.equal, ours.parameters(), parameters))
+    after = fast.state_dict()["state"]
+    for n, slots in state.items():
+        assert all(torch.equal(after[n][name], value) for name, value in slots.items()), n
 
 
 def test_a_copy_has_its_own_state(pair):

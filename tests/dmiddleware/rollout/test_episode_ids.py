@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dmiddleware.data import TensorBuffer, cat
-from dmiddleware.pipeline import OnlineRLContext, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from middleware import StepCollector
+from middleware import OnlineRLContext, StepCollector
 
 LENGTHS = [(5,), (3, 7), (4, 2, 9)]
 

@@ -99,7 +99,7 @@ def test_faults_without_a_killed_node_lose_and_duplicate_nothing(
         exchange.check(3)
 
 
-@pytest.mark.parametrize(("seed", "in_fragments"), cases(n_whole=3, n_in_fragments=1))
+@pytest.mark.parametrize(("seed", "in_fragments"), cases(n_whole=2, n_in_fragments=1))
 def test_the_events_of_a_killed_node_arrive_from_the_first_on_without_a_gap(
     seed: int, in_fragments: bool
 ) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
@@ -21,7 +21,14 @@ from dmiddleware.worker import (
     SampleSerialCollector,
     ZerglingParallelCollector,
 )
-from middleware import CkptSaver, OffPolicyLearner, RunFolder, StepCollector, data_pusher
+from middleware import (
+    CkptSaver,
+    OffPolicyLearner,
+    OnlineRLContext,
+    RunFolder,
+    StepCollector,
+    data_pusher,
+)
 
 LEARN = (
     "forward", "reset", "info", "monitor_vars", "get_attribute", "set_attribute", "state_dict",

@@ -14,10 +14,16 @@ from dmiddleware.classic.buffer_middleware import (
 )
 from dmiddleware.data import PrioritySampler, index_rows, to_dict
 from dmiddleware.errors import ChainError, ConfigError
-from dmiddleware.pipeline import OnlineRLContext, middleware
+from dmiddleware.pipeline import middleware
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rl import Schedule
-from middleware import OffPolicyLearner, data_pusher, priority_calculator, termination_checker
+from middleware import (
+    OffPolicyLearner,
+    OnlineRLContext,
+    data_pusher,
+    priority_calculator,
+    termination_checker,
+)
 from middleware.classic import offpolicy_data_fetcher, trainer
 from tests.middleware.replay_rows import FORMS, rows, write
 from tests.middleware.small_dqn import SMALL, filled, priorities_in_two_halves, transitions

@@ -5,9 +5,15 @@ import pytest
 
 from dmiddleware.data import OfflineDataset
 from dmiddleware.errors import ChainError, ConfigError, NotEnoughData
-from dmiddleware.pipeline import OfflineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import BCPolicy, DQNPolicy
-from middleware import nstep_reward_enhancer, offline_data_saver, termination_checker
+from middleware import (
+    OfflineRLContext,
+    Role,
+    nstep_reward_enhancer,
+    offline_data_saver,
+    termination_checker,
+)
 from middleware.classic import offline_data_fetcher, trainer
 from tests.middleware.offline_rows import MODEL, collector_of_two, ten_rows
 

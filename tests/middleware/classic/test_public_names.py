@@ -2,7 +2,7 @@ import middleware.classic
 
 NAMES = """
 Trainer trainer MultistepTrainer multistep_trainer
-offpolicy_data_fetcher OfflineDataFetcher offline_data_fetcher
+OffPolicyDataFetcher offpolicy_data_fetcher OfflineDataFetcher offline_data_fetcher
 RouterLink RouterStore RouterCollector RouterLearner open_coordinator_link role_of_this_process
 """
 

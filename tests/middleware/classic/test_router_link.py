@@ -219,7 +219,7 @@ def test_what_a_worker_does_is_shown_as_the_progress_of_its_node(nodes):
             worker.send("node_0", CollectorInfo("t", 0, cur_step, {"cur_step": cur_step}))
         worker.send("node_0", DataDemand("l", 0, 0, "b", 4, 7))
         progress = node.progress()
-        assert (progress.step, progress.env_step, progress.train_iter) == (4, 30, 7)
+        assert (progress.step, progress.counters) == (4, {"updates": 7, "env steps": 30})
         received(coordinator, DataDemand)
         worker.close(1.0)
 

@@ -6,8 +6,9 @@ from dmiddleware.classic import DequeBuffer, DequeReplay
 from dmiddleware.classic.buffer_middleware import staleness_check
 from dmiddleware.data import PrioritySampler
 from dmiddleware.errors import ConfigError, PolicyOutputError
-from dmiddleware.pipeline import OnlineRLContext, Role, Task
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
+from middleware import OnlineRLContext, Role
 from middleware.classic import multistep_trainer, offpolicy_data_fetcher, trainer
 from tests.middleware.small_dqn import SMALL, filled, transitions
 

@@ -25,6 +25,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.policy.base.parts_policy import UpdateOutput
 from dmiddleware.schedule import Schedule
+from dmiddleware.torch_private import plain_torch
 from tests.variants import mostly_slow
 
 
@@ -114,6 +115,7 @@ def test_collectors_receive_only_what_acting_needs() -> None:
     other.eval_mode.load_state_dict(policy.learn_mode.state_dict())
 
 
+@pytest.mark.usefixtures("either_torch")
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
     whole, first = made(), made()
     for seed in range(6):
@@ -327,6 +329,16 @@ def a2c() -> A2CPolicy:
     return A2CPolicy({"model": SMALL, "seed": 0})  # its optimiser is RMSprop
 
 
+@pytest.mark.parametrize("make", [dqn, ppo, a2c])
+def test_updates_give_the_same_state_without_private_torch(make: Any) -> None:
+    private, plain = make(), make()
+    for seed in range(5):
+        private.learn_mode.forward(transitions(seed))
+        with plain_torch():
+            plain.learn_mode.forward(transitions(seed))
+    assert same(private.learn_mode.state_dict(), plain.learn_mode.state_dict())
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
 @pytest.mark.parametrize(("make", "rows"), [(made, batch), (a2c, transitions)])
 def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -> None:
@@ -340,6 +352,7 @@ def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -
     assert same(policy.learn_mode.state_dict(), twin.learn_mode.state_dict())
 
 
+@pytest.mark.usefixtures("either_torch")
 @pytest.mark.compiled
 @pytest.mark.parametrize("make", mostly_slow([dqn, ppo], keep=1))
 def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> None:

@@ -47,12 +47,12 @@ def test_a_single_rank_joins_no_group_and_learns(monkeypatch: pytest.MonkeyPatch
 
 PROGRAM = """
     import psutil, os
-    from dmiddleware import Context, Task, Role, middleware
+    from dmiddleware import Context, Task, middleware
 
     def main():
         from dmiddleware.policy import data_parallel, sum_over_ranks
         with data_parallel() as rank, Task(Context(), rank=rank) as task:
-            if task.has_role(Role.LEARNER):
+            if task.has_role("learner"):
                 print("sum", sum_over_ranks([1.0]), flush=True)
                 for one in psutil.Process().net_connections("inet"):
                     if one.status == psutil.CONN_LISTEN:

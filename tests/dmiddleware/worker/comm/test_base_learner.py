@@ -25,6 +25,7 @@ from tests.dmiddleware.worker.comm.comm_workers import (
     put_samples,
     sample,
 )
+from tests.variants import mostly_slow
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +280,7 @@ def test_an_unknown_type_is_refused_by_name():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", mostly_slow([2, 1], keep=1))
 def test_with_multi_gpu_the_learner_joins_the_process_group_and_leaves_it(tmp_path, size):
     program = """
 import os

@@ -24,6 +24,7 @@ from dmiddleware.errors import (
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.signals import Terminated
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
+from tests.variants import mostly_slow
 
 
 def sample(index=0, **extra):
@@ -414,7 +415,7 @@ def test_ctrl_c_saves_and_raises_keyboard_interrupt_once(dqn_policy, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGTERM, signal.SIGINT], keep=1))
 def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
     script = textwrap.dedent(
         """

@@ -1,0 +1,531 @@
+"""Settings: each is declared once, with its type, range, default and meaning.
+
+A class of settings is a frozen dataclass. A field's annotation says which values it takes, and the
+sentence below it what it means. The checks, the tables of the reference, the command line and
+``config.yaml`` all come from these declarations::
+
+    class DQNSettings(TDSettings):
+        learning_rate: LearningRate = 1e-3
+        "Adam's learning rate."
+        target_update_freq: Count = 500
+        "Updates between target updates."
+
+pydantic makes the checks; it is imported when the first settings are made.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy, deepcopy
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, dataclass_transform
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import unknown_name
+
+if typing.TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, ValidationError
+    from pydantic_core import CoreSchema
+
+__all__ = [
+    "At",
+    "Convert",
+    "Count",
+    "Fraction",
+    "NonNegative",
+    "Number",
+    "Numbers",
+    "Options",
+    "Positive",
+    "SettingInfo",
+    "Settings",
+    "Whole",
+    "describe",
+    "from_nested",
+    "nested",
+    "plain_values",
+    "settings_table",
+    "values_in_words",
+]
+
+S = TypeVar("S", bound="Settings")
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+    """An annotation that converts the value that is given, before it is checked.
+
+    Args:
+        function: returns the converted value, or the same value if it cannot convert it.
+    """
+
+    function: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, hint: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core.core_schema import no_info_before_validator_function
+
+        return no_info_before_validator_function(self.function, handler(hint))
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """An annotation with the path of a setting in the configs of DI-engine.
+
+    Args:
+        path: such as ``"collect.n_sample"``.
+    """
+
+    path: str
+
+
+def _as_real(value: Any) -> Any:
+    # numpy's numbers too; an integer that no float can hold is refused by the check that follows.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _as_whole(value: Any) -> Any:
+    # 1e9 and 1_000_000_000 mean the same to the author of a config.
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral | float):
+        return value
+    return int(value) if value == value // 1 else value
+
+
+def _as_tuple(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(value) if isinstance(value, list) else value
+
+
+_Real: Final = Convert(_as_real)
+_Int: Final = Convert(_as_whole)
+
+Number: TypeAlias = Annotated[float, _Real]
+"""A finite number."""
+Positive: TypeAlias = Annotated[float, Gt(0), _Real]
+"""A positive finite number."""
+NonNegative: TypeAlias = Annotated[float, Ge(0), _Real]
+"""A finite number of at least 0."""
+Fraction: TypeAlias = Annotated[float, Ge(0), Le(1), _Real]
+"""A number from 0 to 1."""
+Whole: TypeAlias = Annotated[int, Ge(0), _Int]
+"""An integer of at least 0; 1e6 is taken for 1000000."""
+Count: TypeAlias = Annotated[int, Ge(1), _Int]
+"""An integer of at least 1; 1e6 is taken for 1000000."""
+Numbers: TypeAlias = Annotated[tuple[Number, ...], Convert(_as_tuple)]
+"""Numbers in a tuple, list or array; kept as a tuple."""
+Options: TypeAlias = Annotated[Mapping[str, Any], Convert(deepcopy)]
+"""Options of something that checks them itself, such as a network, by name."""
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
+class Settings:
+    """The base class of settings; a subclass declares fields, and is a frozen dataclass.
+
+    Text is not taken for a number, nor True for 1; an integer is fine where a number is wanted. A
+    subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``.
+    ``__post_init__`` refuses combinations, by a :class:`ConfigError`; call ``super()`` in it.
+
+    Args:
+        section: a class argument: the section that has the new fields in the configs of DI-engine,
+            such as ``"learn"``; :class:`At` names another path for one of them.
+
+    Raises:
+        ConfigError: for an unknown name, with the nearest known one, a wrong type or a value out
+            of range, and for a setting that is missing.
+
+    Example:
+        >>> class Adam(Settings):
+        ...     learning_rate: Positive = 1e-3
+        >>> Adam(learning_rate=1).learning_rate
+        1.0
+        >>> Adam(learning_rate="1")
+        Traceback (most recent call last):
+        dmiddleware.errors.ConfigError: Adam: learning_rate must be a positive number, got '1'
+    """
+
+    __pydantic_config__: ClassVar[Any] = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "validate_default": True,
+        "arbitrary_types_allowed": True,
+    }
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    _section: ClassVar[str] = ""
+    _declares: ClassVar[frozenset[str]] = frozenset()
+    _types: ClassVar[dict[str, Any]]
+    _validates: ClassVar[Any]
+
+    def __init_subclass__(cls, *, section: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A dataclass takes inherited fields from the base that comes first, even those that it
+        # only inherits itself; here, the class counts that declares them, as for any attribute.
+        bases = [base for base in cls.__mro__[:0:-1] if issubclass(base, Settings)]
+        nearest = {name: base for base in bases for name in _declared_by(base)}
+        hints = cls.__annotations__ = inspect.get_annotations(cls)
+        declares = hints.keys() | (vars(cls).keys() & nearest.keys())
+        for name in nearest.keys() - hints.keys():
+            hints[name] = _hints(nearest[name])[name]
+            if name not in declares:
+                setattr(cls, name, copy(nearest[name].__dataclass_fields__[name]))
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
+        cls._section, cls._declares = section, frozenset(declares & _fields(cls).keys())
+
+    def __post_init__(self) -> None:
+        """Refuse impossible combinations, with :meth:`require`."""
+
+    def require(self, holds: bool, name: str, wanted: str) -> None:
+        """Refuse the value of a setting unless it goes with the others.
+
+        Args:
+            holds: whether it does.
+            name: the name of the setting.
+            wanted: what it must be, for the message.
+
+        Raises:
+            ConfigError: with the path, the value and what is wanted.
+        """
+        if not holds:
+            raise _Refused(name, wanted, getattr(self, name))
+
+
+class _Refused(ConfigError):
+    """A value does not go with others: its name, what is wanted, and the value."""
+
+
+def _declared_by(cls: type) -> frozenset[str]:
+    """Return the fields that a class itself declares, or gives another default."""
+    declares: frozenset[str] = vars(cls).get("_declares", frozenset())
+    return declares
+
+
+def _checking(generated: Callable[..., None]) -> Callable[..., None]:
+    """Return the ``__init__`` that checks, with the signature of the dataclass's."""
+
+    @functools.wraps(generated)
+    def checked(self: Settings, /, **given: Any) -> None:
+        _check(type(self), given, instance=self)
+
+    return checked
+
+
+def _check(
+    cls: type[Settings],
+    given: Mapping[str, Any],
+    *,
+    instance: Settings,
+    path_of: Callable[[str], str] = str,
+) -> None:
+    """Set the fields of an instance to checked values.
+
+    Raises:
+        ConfigError: as :class:`Settings` describes.
+    """
+    from pydantic import ValidationError
+    from pydantic_core import ArgsKwargs
+
+    try:
+        _validator(cls).validate_python(ArgsKwargs((), dict(given)), self_instance=instance)
+    except ValidationError as error:
+        raise ConfigError(_in_words(cls, error, given, path_of)) from None
+
+
+def _validator(cls: type[Settings]) -> Any:
+    if "_validates" not in vars(cls):
+        from pydantic import TypeAdapter
+
+        _fields(cls)
+        cls._validates = TypeAdapter(cls).validator
+    return cls._validates
+
+
+def _in_words(
+    cls: type[Settings],
+    error: ValidationError,
+    given: Mapping[str, Any],
+    path_of: Callable[[str], str],
+) -> str:
+    """Translate the errors of pydantic: path, value, what is allowed, and the nearest name."""
+    problems: dict[str, str] = {}
+    hints = _hints(cls)
+    for one in error.errors(include_url=False):
+        name = str(one["loc"][0]) if one["loc"] else ""
+        cause = one.get("ctx", {}).get("error")
+        if name and name not in hints:
+            problem = f"unknown setting {name}; {unknown_name(name, map(path_of, _fields(cls)))}"
+        elif isinstance(cause, _Refused):
+            name, wanted, value = cause.args
+            problem = f"{path_of(name)} must be {wanted}, got {value!r}"
+        elif cause is not None:
+            problem = f"{path_of(name)}: {cause}" if name else str(cause)
+        elif one["type"].startswith("missing") and len(one["loc"]) == 1:
+            problem = f"{path_of(name)} must be given: {values_in_words(hints[name])}"
+        else:
+            words = values_in_words(hints[name])
+            value = given[name] if name in given else _fields(cls)[name].default
+            problem = f"{path_of(name)} must be {words}, got {_shown(value, words)}"
+        problems.setdefault(name, problem)
+    return f"{cls.__name__}: " + "; ".join(problems.values())
+
+
+def _shown(value: Any, words: str) -> str:
+    if isinstance(value, str) and ("number" in words or "integer" in words):
+        try:
+            float(value)
+        except ValueError:
+            pass
+        else:
+            return f"the text {value!r}; YAML reads 1e-4 as text, so write 1.0e-4, without quotes"
+    return repr(value)
+
+
+def values_in_words(hint: Any) -> str:
+    """Say which values a type hint allows, such as "a number from 0 to 1".
+
+    Args:
+        hint: the annotation of a setting. An item of its ``Annotated`` that has an attribute
+            ``words`` says it itself.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        for item in arguments[1:]:
+            if hasattr(item, "words"):
+                return str(item.words)
+        limits = [item for item in arguments[1:] if isinstance(item, Gt | Ge | Lt | Le)]
+        return _limited(arguments[0], limits) if limits else values_in_words(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(values_in_words, arguments))
+    if origin is Literal:
+        return f"{'one of ' if len(arguments) > 1 else ''}{', '.join(map(repr, arguments))}"
+    if origin is tuple:
+        return f"a list of {_plural(values_in_words(arguments[0]))}"
+    return _WORDS.get(origin or hint) or f"a {getattr(hint, '__name__', hint)}"
+
+
+_WORDS: Final[Mapping[Any, str]] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a finite number",
+    str: "a string",
+    Mapping: "a dictionary",
+    Path: "a path",
+    Any: "anything",
+    types.NoneType: "None",
+}
+
+
+def _limited(kind: Any, limits: list[Any]) -> str:
+    """Say which numbers keep within limits."""
+    what = "an integer" if kind is int else "a number"
+    bounds: dict[type, Any] = {}
+    for limit in limits:
+        for name in ("gt", "ge", "lt", "le"):
+            if hasattr(limit, name):
+                bounds[type(limit)] = f"{getattr(limit, name):g}"
+    low = bounds.get(Ge, bounds.get(Gt))
+    high = bounds.get(Le, bounds.get(Lt))
+    if Gt in bounds and low == "0" and high is None:
+        return what.replace("a number", "a positive number").replace("an i", "a positive i")
+    if Ge in bounds and Le in bounds:
+        return f"{what} from {low} to {high}"
+    words = [f"above {low}" if Gt in bounds else f"≥ {low}"] if low is not None else []
+    if high is not None:
+        words.append(f"up to {high}" if Le in bounds else f"below {high}")
+    return f"{what} {(', ' if Le in bounds else ' and ').join(words)}"
+
+
+def _plural(words: str) -> str:
+    return words.removeprefix("a finite ").removeprefix("an ").removeprefix("a ") + "s"
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingInfo:
+    """What is declared about a setting.
+
+    Attributes:
+        name: its name.
+        hint: its type, with the range.
+        default: its default; ``dataclasses.MISSING``: it must be given.
+        words: which values it takes, in words.
+        meaning: the sentence below its declaration; empty: there is none.
+        path: its path in the configs of DI-engine.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    words: str
+    meaning: str
+    path: str
+
+
+def describe(cls: type[Settings]) -> list[SettingInfo]:
+    """Return what a class declares, in order; base classes first."""
+    hints, paths = _hints(cls), _paths(cls)
+    sentences: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if _declared_by(base):
+            sentences |= _sentences(base)
+    return [
+        SettingInfo(
+            name,
+            hints[name],
+            field.default if field.default_factory is MISSING else field.default_factory(),
+            values_in_words(hints[name]),
+            sentences.get(name, ""),
+            paths[name],
+        )
+        for name, field in _fields(cls).items()
+    ]
+
+
+def settings_table(cls: type[Settings]) -> str:
+    """Return a Markdown table of settings: name, default, values and meaning."""
+    rows = (
+        f"| `{one.name}` | {_default_in_words(one.default)} | {one.words} | {one.meaning} |"
+        for one in describe(cls)
+    )
+    return "\n".join(["| name | default | values | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _default_in_words(default: Any) -> str:
+    if default is MISSING:
+        return "must be given"
+    return f"`{default}`" if dataclasses.is_dataclass(default) else f"`{default!r}`"
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Return plain values as the configs of DI-engine nest them: ``{"learn": {…}, …}``."""
+    cfg: dict[str, Any] = {}
+    for name, value in plain_values(settings).items():
+        *sections, key = _paths(type(settings))[name].split(".")
+        target = cfg
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    return cfg
+
+
+def from_nested(cls: type[S], cfg: Mapping[str, Any]) -> S:
+    """Read settings back from a config that is nested as by :func:`nested`.
+
+    Args:
+        cls: the class of the settings.
+        cfg: the values that differ from the defaults.
+
+    Raises:
+        ConfigError: as of :class:`Settings`, with the paths of the config.
+    """
+    paths = _paths(cls)
+    names = {path: name for name, path in paths.items()}
+    sections = {path[:at] for path in names for at, char in enumerate(path) if char == "."}
+
+    def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            path = f"{prefix}{key}"
+            if path in names:
+                yield names[path], value
+            elif path not in sections:
+                hint = unknown_name(path, names.keys() | sections)
+                raise ConfigError(f"{cls.__name__}: unknown setting {path}; {hint}")
+            elif not isinstance(value, Mapping):
+                raise ConfigError(f"{cls.__name__}: {path} must be a dictionary, got {value!r}")
+            else:
+                yield from flat(value, f"{path}.")
+
+    given = dict(flat(cfg))
+    settings = object.__new__(cls)
+    _check(cls, given, instance=settings, path_of=paths.__getitem__)
+    return settings
+
+
+def plain_values(value: Any) -> Any:
+    """Return settings, or any config, as YAML and JSON can write it.
+
+    Arrays, tuples and sets become lists, settings and other dataclasses become dictionaries;
+    classes and functions become their dotted names. ``cls(**plain_values(settings))`` are the
+    settings again.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_values(item) for item in value]
+    if hasattr(value, "tolist"):  # an array, or a number of numpy
+        return value.tolist()
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value)
+
+
+def _fields(cls: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for field in fields.values():  # cloudpickle copies MISSING, which is told by its identity
+        for name in ("default", "default_factory"):
+            if isinstance(getattr(field, name), type(MISSING)):
+                setattr(field, name, MISSING)
+    return fields
+
+
+def _hints(cls: type[Settings]) -> dict[str, Any]:
+    if "_types" not in vars(cls):
+        cls._types = typing.get_type_hints(cls, include_extras=True)
+    return cls._types
+
+
+def _declaring(cls: type[Settings], name: str) -> Iterator[type[Settings]]:
+    """Yield the classes that declare a field, or give it another default, the nearest first."""
+    return (base for base in cls.__mro__ if name in _declared_by(base))
+
+
+def _paths(cls: type[Settings]) -> dict[str, str]:
+    """Return the path of each field in the configs of DI-engine."""
+    paths = {}
+    for name in _fields(cls):
+        *_, first = _declaring(cls, name)
+        paths[name] = f"{first._section}.{name}".removeprefix(".")
+        for base in _declaring(cls, name):
+            at = [one for one in getattr(_hints(base)[name], "__metadata__", ()) if type(one) is At]
+            if at:
+                paths[name] = at[0].path
+                break
+    return paths
+
+
+def _sentences(cls: type) -> dict[str, str]:
+    """Return the sentences below the fields that a class itself declares."""
+    try:
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, SyntaxError):  # no source, as in an interactive session
+        return {}
+    found = {}
+    for statement, following in itertools.pairwise(getattr(declared, "body", ())):
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+        match targets, following:
+            case [ast.Name(name)], ast.Expr(ast.Constant(str(text))):
+                found[name] = " ".join(text.split())
+    return found

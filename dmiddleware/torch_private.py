@@ -1,0 +1,112 @@
+"""Faster paths through private parts of torch: all in this file, behind one switch.
+
+With small networks, a large share of an update is torch's bookkeeping around the arithmetic. The
+functions below skip it. Each has a plain path through torch's public interface, which computes the
+same numbers. Set the environment variable ``DMIDDLEWARE_PRIVATE_TORCH`` to ``0`` before the first
+import to take the plain paths. See docs/decisions/private-torch.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.adam import adam
+
+__all__ = ["call", "compiler_traces_gradients", "forward_layers", "fused_adam", "plain_torch"]
+
+_is_on = os.environ.get("DMIDDLEWARE_PRIVATE_TORCH", "1") != "0"
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Take the plain paths in all threads, until the block ends."""
+    global _is_on
+    before, _is_on = _is_on, False
+    try:
+        yield
+    finally:
+        _is_on = before
+
+
+def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return ``module(*args, **kwargs)``, without torch's hook handling unless it has hooks."""
+    return (module.forward if _can_skip_call(module) else module)(*args, **kwargs)
+
+
+def forward_layers(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """Return the output of layers that are called one after the other.
+
+    With small layers and batches, calling a module, and even getting its weight as an attribute
+    (torch looks it up in Python), costs more than the arithmetic.
+    """
+    unseen = None  # a linear layer's output, which nothing else refers to
+    for layer in layers:
+        if type(layer) is nn.Linear and _can_skip_call(layer):
+            parameters: dict[str, Any] = layer._parameters
+            x = unseen = F.linear(x, parameters["weight"], parameters["bias"])
+        elif type(layer) is nn.ReLU and _can_skip_call(layer):
+            x = torch.relu_(x) if x is unseen else torch.relu(x)
+        else:
+            x = layer(x)
+    return x
+
+
+def _can_skip_call(module: nn.Module) -> bool:
+    """Return whether a call of the module does nothing but call its ``forward``."""
+    return _is_on and not (
+        module._compiled_call_impl
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def fused_adam(
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    first_moments: list[torch.Tensor],
+    second_moments: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    *,
+    counter: torch.Tensor,
+    found_inf: torch.Tensor,
+    **options: Any,
+) -> None:
+    """Make one step of Adam with torch's fused kernel; nothing changes unless ``found_inf`` is 0.
+
+    Args:
+        parameters: of one device and dtype; changed in place.
+        gradients: one for each parameter.
+        first_moments: changed in place.
+        second_moments: changed in place.
+        steps: step counters, the elements of ``counter``.
+        counter: float32, as long as ``parameters``; changed in place.
+        found_inf: a float32 scalar, 0 or 1.
+        **options: ``lr``, ``beta1``, ``beta2``, ``weight_decay`` and ``eps``.
+    """
+    maxima: list[torch.Tensor] = []  # of the second moments, for AMSGrad
+    lists = (parameters, gradients, first_moments, second_moments, maxima, steps)
+    with torch.no_grad():
+        if not _is_on:
+            adam(*lists, fused=True, amsgrad=False, maximize=False, found_inf=found_inf, **options)
+            return
+        counter.add_(1)
+        torch._fused_adam_(*lists, amsgrad=False, maximize=False, found_inf=found_inf, **options)
+        counter.sub_(found_inf)
+
+
+def compiler_traces_gradients() -> None:
+    """Let torch's compiler trace ``torch.autograd.grad``, which an update in one graph needs.
+
+    The setting has no public name, so a policy's option ``compile`` is its switch.
+    """
+    import torch._dynamo.config  # takes longer to import than torch itself
+
+    torch._dynamo.config.trace_autograd_ops = True

@@ -1,0 +1,77 @@
+"""The base of the stock middleware."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from dmiddleware.pipeline import ChainView, Context, Task
+from middleware.context import OnlineRLContext
+
+__all__ = ["BaseMiddleware", "stock_middleware"]
+
+C = TypeVar("C", bound=Context, contravariant=True)
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class BaseMiddleware(ABC, Generic[C]):
+    """Base of middleware that are classes, typed with the context that they work on.
+
+    A subclass writes :meth:`__call__`, and overrides what it needs of the rest. One with a state
+    also has ``state_dict()`` and ``load_state_dict(state)``.
+
+    Attributes:
+        default_context: the context of a task that was built without one.
+        roles: the roles in which it is active; none means all.
+        reads: fields of the context that must have been written before it runs.
+        writes: fields of the context that it sets.
+        receives: further fields that it sets if there are other processes.
+        owns: objects that only one middleware of a chain may use: env managers, run folders.
+        fills: stores, such as buffers, to which it adds data.
+        draws_from: stores from which it takes data, and which some middleware must fill.
+        last_step: whether it only observes, and also runs in the steps after a stop.
+        lead_only: whether only rank 0 runs it, of several ranks that learn as one.
+        settings: plain values that :class:`~middleware.Experiment` writes to ``config.yaml``.
+        policy_settings: the values that it uses for settings of the policy, by their dotted keys.
+        snapshot_parts: objects whose state :class:`~middleware.SnapshotSaver` saves, by name.
+        computes_n_step: whether the rows that it provides have n-step returns.
+    """
+
+    default_context: ClassVar[type[Context]] = OnlineRLContext
+    roles: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
+    owns: tuple[object, ...] = ()
+    fills: tuple[object, ...] = ()
+    draws_from: tuple[object, ...] = ()
+    last_step: bool = False
+    lead_only: bool = False
+    settings: Mapping[str, Any] = _NOTHING
+    policy_settings: Mapping[str, Any] = _NOTHING
+    snapshot_parts: Mapping[str, Any] = _NOTHING
+    computes_n_step: bool = False
+
+    @abstractmethod
+    def __call__(self, ctx: C) -> Iterator[None] | None:
+        """Do its part of a step; with one ``yield``, the rest runs on the way back."""
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Return what is wrong with the chain, each problem with its remedy."""
+        return ()
+
+    def setup(self, task: Task[Any]) -> None:
+        """Get ready for the first step."""
+
+    def close(self) -> None:
+        """Release what it holds, also after an error; may be called twice."""
+
+
+def stock_middleware(chain: ChainView) -> Iterator[BaseMiddleware[Any]]:
+    """Yield the middleware of a chain that have this base, in order."""
+    for one in chain.middleware:
+        if isinstance(one, BaseMiddleware):
+            yield one

@@ -1,0 +1,102 @@
+"""The contexts of reinforcement learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from dmiddleware.pipeline import Context, Vocabulary, kept, produced, renewed
+from middleware.roles import Role
+
+__all__ = ["OfflineRLContext", "OnlineRLContext", "RLContext"]
+
+_COLLECTOR: Final = "a collector such as StepCollector(policy, env, n_sample=...)"
+_EVALUATOR: Final = "interaction_evaluator(policy, env, n_episode=...)"
+
+
+@dataclass
+class RLContext(Context):
+    """What learning from an environment and learning from a dataset have in common.
+
+    Attributes:
+        train_iter: updates of the policy.
+        last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
+        last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
+        trajectories: transitions, a batch ``[T, E, …]`` or ``[N, …]``, or a list of transitions.
+        train_data: the data that the learner learns from in this step.
+        train_output: the learner's metrics, a dictionary or a list of them.
+        eval_value: the mean return of an evaluation in this step.
+        eval_output: further results of that evaluation.
+        trained_env_step: transitions learned from, counted each time they are used.
+        learning_held: whether an exchange pauses learning in this step to keep its pace.
+    """
+
+    vocabulary: ClassVar[Vocabulary] = Vocabulary(
+        roles=tuple(map(str, Role)),
+        lead_role=Role.LEARNER,
+        writers={
+            "obs": _COLLECTOR,
+            "action": _COLLECTOR,
+            "inference_output": _COLLECTOR,
+            "trajectories": "StepCollector(policy, env, n_sample=...)",
+            "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
+            "episodes": "EpisodeCollector(policy, env, n_episode=...)",
+            "train_data": (
+                "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy) or "
+                "offline_data_fetcher(dataset, batch_size=...)"
+            ),
+            "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
+            "eval_value": _EVALUATOR,
+            "eval_output": _EVALUATOR,
+        },
+        filler="data_pusher(buffer)",
+        exchange="a ContextExchanger",
+        counters={"env_step": "env steps", "train_iter": "updates"},
+    )
+
+    train_iter: int = kept(0)
+    trained_env_step: int = kept(0)
+    last_eval_iter: int = kept(-1)
+    last_eval_value: float = kept(float("-inf"))
+    trajectories: Any = produced()
+    train_data: Any = produced()
+    train_output: Any = produced()
+    eval_value: float | None = produced()
+    eval_output: Any = produced()
+    learning_held: bool = renewed(False)
+
+
+@dataclass
+class OnlineRLContext(RLContext):
+    """The context of learning from an environment.
+
+    Attributes:
+        env_step: environment steps, summed over all collectors.
+        env_episode: finished episodes, summed over all collectors.
+        collect_kwargs: keyword arguments for the collecting policy's forward, such as ``eps``.
+        obs: observations to act on.
+        action: actions to take.
+        inference_output: the output of the policy's forward.
+        trajectory_end_idx: indices of the transitions in ``trajectories`` that end an episode.
+        episodes: newly collected whole episodes, a list of batches ``[T_i, …]``.
+    """
+
+    env_step: int = kept(0)
+    env_episode: int = kept(0)
+    collect_kwargs: dict[str, Any] = renewed(default_factory=dict)
+    obs: Any = renewed(None)
+    action: Any = renewed(None)
+    inference_output: Any = renewed(None)
+    trajectory_end_idx: Any = produced()
+    episodes: Any = produced()
+
+
+@dataclass
+class OfflineRLContext(RLContext):
+    """The context of learning from a dataset.
+
+    Attributes:
+        train_epoch: finished passes over the dataset.
+    """
+
+    train_epoch: int = kept(0)
