@@ -13,6 +13,7 @@ from easydict import EasyDict
 
 from dmiddleware.classic.buffer_middleware import (
     PriorityExperienceReplay,
+    check_priority,
     staleness_check,
     use_time_check,
 )
@@ -28,7 +29,6 @@ from dmiddleware.config import (
     fraction,
     positive,
 )
-from dmiddleware.data.arguments import check_priority
 from dmiddleware.errors import NotEnoughData
 
 __all__ = ["AdvancedReplayBuffer"]
