@@ -29,13 +29,18 @@ __all__ = [
     "anything",
     "at_least",
     "check_value",
+    "config_from_keywords",
+    "config_of",
     "config_table",
     "count",
+    "defaults_of",
+    "entries_of",
     "fraction",
     "merge_config",
     "number",
     "one_of",
     "optional",
+    "options_of",
     "plain_values",
     "positive",
     "mapping",
@@ -169,14 +174,12 @@ class Configurable:
         Returns:
             The defaults, with ``cfg_type`` set to the class's name and ``Dict``.
         """
-        return EasyDict({**_defaults(cls._merged_entries()), "cfg_type": f"{cls.__name__}Dict"})
+        return defaults_of(cls)
 
     @classmethod
     def options(cls) -> dict[str, Option]:
         """Return the options by path, such as ``learn.batch_size``, in order of declaration."""
-        return {
-            path: entry for path, entry in _flat(cls._merged_entries()) if isinstance(entry, Option)
-        }
+        return options_of(cls)
 
     @classmethod
     def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
@@ -189,17 +192,7 @@ class Configurable:
             ConfigError: for an unknown key (with the nearest known one), a wrong type, or a value
                 out of range.
         """
-        open_paths: set[str] = set()
-        for base in cls.__mro__:
-            open_paths.update(vars(base).get("config_open", ()))
-        entries = {**cls._merged_entries(), "cfg_type": f"{cls.__name__}Dict"}
-        merged = merge_config(
-            entries,
-            cfg or {},
-            owner=cls.__name__,
-            open_paths=open_paths,
-            strict=cls.config_strict,
-        )
+        merged = config_of(cls, cfg, strict=cls.config_strict)
         cls.check_config(merged)
         return merged
 
@@ -210,33 +203,72 @@ class Configurable:
         Raises:
             ConfigError: for an unknown keyword, with the nearest known one.
         """
-        paths = {}
-        for path, entry in _flat(cls._merged_entries()):
-            keyword = entry.keyword if isinstance(entry, Option) else ""
-            if keyword is not None:
-                paths[keyword or path.rpartition(".")[2]] = path
-        nested: dict[str, Any] = {}
-        for keyword, value in keywords.items():
-            if keyword not in paths:
-                hint = hint_for(keyword, paths) or _hint(keyword, paths)
-                raise ConfigError(f"{cls.__name__}: unknown keyword {keyword}; {hint}")
-            *sections, key = paths[keyword].split(".")
-            target = nested
-            for section in sections:
-                target = target.setdefault(section, {})
-            target[key] = value
-        return nested
+        return config_from_keywords(cls, keywords)
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
         """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
 
-    @classmethod
-    def _merged_entries(cls) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            _update_entries(merged, vars(base).get("config", {}))
-        return merged
+
+def entries_of(owner: type) -> dict[str, Any]:
+    """Return what a class and its bases declare in their attributes ``config``, merged."""
+    merged: dict[str, Any] = {}
+    for base in reversed(owner.__mro__):
+        _update_entries(merged, vars(base).get("config", {}))
+    return merged
+
+
+def defaults_of(owner: type) -> EasyDict:
+    """Return the defaults of a class's config; see :class:`Configurable`."""
+    return EasyDict({**_defaults(entries_of(owner)), "cfg_type": f"{owner.__name__}Dict"})
+
+
+def options_of(owner: type) -> dict[str, Option]:
+    """Return the options of a class by path, in order of declaration."""
+    flat = _flat(entries_of(owner))
+    return {path: entry for path, entry in flat if isinstance(entry, Option)}
+
+
+def config_of(owner: type, cfg: Mapping[str, Any] | None, *, strict: bool = True) -> EasyDict:
+    """Return a class's defaults with ``cfg`` merged in, checked one by one.
+
+    Raises:
+        ConfigError: as :func:`merge_config`.
+    """
+    open_paths: set[str] = set()
+    for base in owner.__mro__:
+        open_paths.update(vars(base).get("config_open", ()))
+    return merge_config(
+        {**entries_of(owner), "cfg_type": f"{owner.__name__}Dict"},
+        cfg or {},
+        owner=owner.__name__,
+        open_paths=open_paths,
+        strict=strict,
+    )
+
+
+def config_from_keywords(owner: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn flat keyword arguments into the nested config of a class that they stand for.
+
+    Raises:
+        ConfigError: for an unknown keyword, with the nearest known one.
+    """
+    paths = {}
+    for path, entry in _flat(entries_of(owner)):
+        keyword = entry.keyword if isinstance(entry, Option) else ""
+        if keyword is not None:
+            paths[keyword or path.rpartition(".")[2]] = path
+    nested: dict[str, Any] = {}
+    for keyword, value in keywords.items():
+        if keyword not in paths:
+            hint = hint_for(keyword, paths) or _hint(keyword, paths)
+            raise ConfigError(f"{owner.__name__}: unknown keyword {keyword}; {hint}")
+        *sections, key = paths[keyword].split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    return nested
 
 
 class NamedValues(EasyDict):  # type: ignore[misc]
@@ -266,11 +298,11 @@ class NamedValues(EasyDict):  # type: ignore[misc]
         return self[name]
 
 
-def config_table(cls: type[Configurable]) -> str:
+def config_table(cls: type) -> str:
     """Return a Markdown table of a class's options: key, default, values and meaning."""
     rows = [
         f"| `{path}` | `{option.default!r}` | {option.range.words} | {option.meaning} |"
-        for path, option in cls.options().items()
+        for path, option in options_of(cls).items()
     ]
     return "\n".join(["| key | default | values | meaning |", "| --- | --- | --- | --- |", *rows])
 

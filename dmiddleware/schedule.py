@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 from dmiddleware.config import Range
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
-from dmiddleware.settings import NonNegative, Positive, values_in_words
+from dmiddleware.settings import NonNegative, Positive, checked, values_in_words
 
 if typing.TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -254,7 +254,7 @@ class Schedule:
             raise ConfigError(
                 f"a schedule by {self.by} needs that counter, which is not known here; learn "
                 "in a Task that has termination_checker, or set the counters with "
-                'set_attribute("counters", Counters(...))'
+                "policy.set_counters(Counters(...))"
             )
         return count
 
@@ -291,11 +291,9 @@ class Scheduled:
         return f"{values_in_words(self.values)}, or a schedule"
 
     def __get_pydantic_core_schema__(self, hint: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic import TypeAdapter, ValidationError
         from pydantic_core.core_schema import no_info_wrap_validator_function
 
         each = self.values if self.reach is None else self.reach
-        check = TypeAdapter(each).validate_python
 
         def validate(setting: Any, validate_number: Callable[[Any], Any]) -> Any:
             if not isinstance(setting, Schedule | Mapping):
@@ -303,13 +301,7 @@ class Scheduled:
             schedule = Schedule.of(setting)
             # The limit of an exponential schedule counts too: rounding may reach it.
             for value in schedule.bounds:
-                try:
-                    check(value, strict=True)
-                except ValidationError:
-                    words = values_in_words(each)
-                    raise ConfigError(
-                        f"each value of its schedule must be {words}, got {value}"
-                    ) from None
+                checked("each value of its schedule", value, each)
             return schedule
 
         return no_info_wrap_validator_function(validate, handler.generate_schema(self.values))

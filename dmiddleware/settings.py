@@ -33,14 +33,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar,
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.foreign_names import unknown_name
+from dmiddleware.registry import nearest
 
 if typing.TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, ValidationError
-    from pydantic_core import CoreSchema
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema, ErrorDetails
 
 __all__ = [
+    "AS_TUPLE",
     "At",
     "Convert",
     "Count",
@@ -53,6 +55,7 @@ __all__ = [
     "SettingInfo",
     "Settings",
     "Whole",
+    "checked",
     "describe",
     "from_nested",
     "nested",
@@ -113,6 +116,8 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+AS_TUPLE: Final = Convert(_as_tuple)
+"""Lets a tuple be given as a list or an array."""
 _Real: Final = Convert(_as_real)
 _Int: Final = Convert(_as_whole)
 
@@ -128,10 +133,27 @@ Whole: TypeAlias = Annotated[int, Ge(0), _Int]
 """An integer of at least 0; 1e6 is taken for 1000000."""
 Count: TypeAlias = Annotated[int, Ge(1), _Int]
 """An integer of at least 1; 1e6 is taken for 1000000."""
-Numbers: TypeAlias = Annotated[tuple[Number, ...], Convert(_as_tuple)]
+Numbers: TypeAlias = Annotated[tuple[Number, ...], AS_TUPLE]
 """Numbers in a tuple, list or array; kept as a tuple."""
 Options: TypeAlias = Annotated[Mapping[str, Any], Convert(deepcopy)]
 """Options of something that checks them itself, such as a network, by name."""
+
+
+class _Signature:
+    """The signature of a class of settings: its fields, with their types but without ranges."""
+
+    def __get__(self, instance: Settings | None, cls: type[Settings]) -> inspect.Signature:
+        hints = typing.get_type_hints(cls)
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=hints[name],
+            )
+            for name, default in (_defaults(cls) if dataclasses.is_dataclass(cls) else {}).items()
+        ]
+        return inspect.Signature(parameters)
 
 
 @dataclass_transform(
@@ -170,7 +192,10 @@ class Settings:
         "arbitrary_types_allowed": True,
     }
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    __signature__: ClassVar[Any] = _Signature()
 
+    raises: ClassVar[type[DMiddlewareError]] = ConfigError
+    """The error for a wrong name or value."""
     _section: ClassVar[str] = ""
     _declares: ClassVar[frozenset[str]] = frozenset()
     _types: ClassVar[dict[str, Any]]
@@ -188,9 +213,11 @@ class Settings:
             hints[name] = _hints(nearest[name])[name]
             if name not in declares:
                 setattr(cls, name, copy(nearest[name].__dataclass_fields__[name]))
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
+        dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
         cls._section, cls._declares = section, frozenset(declares & _fields(cls).keys())
+
+    def __init__(self, /, **given: Any) -> None:
+        _check(type(self), given, instance=self)
 
     def __post_init__(self) -> None:
         """Refuse impossible combinations, with :meth:`require`."""
@@ -220,16 +247,6 @@ def _declared_by(cls: type) -> frozenset[str]:
     return declares
 
 
-def _checking(generated: Callable[..., None]) -> Callable[..., None]:
-    """Return the ``__init__`` that checks, with the signature of the dataclass's."""
-
-    @functools.wraps(generated)
-    def checked(self: Settings, /, **given: Any) -> None:
-        _check(type(self), given, instance=self)
-
-    return checked
-
-
 def _check(
     cls: type[Settings],
     given: Mapping[str, Any],
@@ -248,7 +265,43 @@ def _check(
     try:
         _validator(cls).validate_python(ArgsKwargs((), dict(given)), self_instance=instance)
     except ValidationError as error:
-        raise ConfigError(_in_words(cls, error, given, path_of)) from None
+        problems = error.errors(include_url=False)
+        cause = problems[0].get("ctx", {}).get("error")
+        if isinstance(cause, Exception) and not problems[0]["loc"] and type(cause) is not _Refused:
+            raise cause from None  # an error of __post_init__
+        raise cls.raises(_in_words(cls, problems, given, path_of)) from None
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Return an argument, checked and converted as a setting of this type is.
+
+    Args:
+        name: its name, for the message.
+        value: what was passed.
+        hint: the type, such as :data:`Count`.
+
+    Raises:
+        ConfigError: with the value and what is allowed.
+
+    Example:
+        >>> checked("env_num", 0, Count)
+        Traceback (most recent call last):
+        dmiddleware.errors.ConfigError: env_num must be an integer ≥ 1, got 0
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError:
+        words = values_in_words(hint)
+        raise ConfigError(f"{name} must be {words}, got {_shown(value, words)}") from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint, config=Settings.__pydantic_config__)
 
 
 def _validator(cls: type[Settings]) -> Any:
@@ -262,31 +315,40 @@ def _validator(cls: type[Settings]) -> Any:
 
 def _in_words(
     cls: type[Settings],
-    error: ValidationError,
+    errors: list[ErrorDetails],
     given: Mapping[str, Any],
     path_of: Callable[[str], str],
 ) -> str:
     """Translate the errors of pydantic: path, value, what is allowed, and the nearest name."""
     problems: dict[str, str] = {}
     hints = _hints(cls)
-    for one in error.errors(include_url=False):
+    for one in errors:
         name = str(one["loc"][0]) if one["loc"] else ""
         cause = one.get("ctx", {}).get("error")
-        if name and name not in hints:
+        if one["loc"] and name not in hints:
             problem = f"unknown setting {name}; {unknown_name(name, map(path_of, _fields(cls)))}"
         elif isinstance(cause, _Refused):
             name, wanted, value = cause.args
             problem = f"{path_of(name)} must be {wanted}, got {value!r}"
         elif cause is not None:
-            problem = f"{path_of(name)}: {cause}" if name else str(cause)
+            problem = f"{path_of(name)}: {cause}"
         elif one["type"].startswith("missing") and len(one["loc"]) == 1:
             problem = f"{path_of(name)} must be given: {values_in_words(hints[name])}"
         else:
             words = values_in_words(hints[name])
-            value = given[name] if name in given else _fields(cls)[name].default
+            value = given[name] if name in given else _defaults(cls)[name]
             problem = f"{path_of(name)} must be {words}, got {_shown(value, words)}"
+            near = nearest(value, _choices(hints[name]), n=1) if isinstance(value, str) else []
+            problem += f"; did you mean {near[0]!r}?" if near else ""
         problems.setdefault(name, problem)
     return f"{cls.__name__}: " + "; ".join(problems.values())
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the texts that a type hint allows by a ``Literal``."""
+    if typing.get_origin(hint) is Literal:
+        return [one for one in typing.get_args(hint) if isinstance(one, str)]
+    return [one for part in typing.get_args(hint) for one in _choices(part)]
 
 
 def _shown(value: Any, words: str) -> str:
@@ -318,7 +380,7 @@ def values_in_words(hint: Any) -> str:
         return " or ".join(map(values_in_words, arguments))
     if origin is Literal:
         return f"{'one of ' if len(arguments) > 1 else ''}{', '.join(map(repr, arguments))}"
-    if origin is tuple:
+    if origin is tuple and arguments[-1] is ...:
         return f"a list of {_plural(values_in_words(arguments[0]))}"
     return _WORDS.get(origin or hint) or f"a {getattr(hint, '__name__', hint)}"
 
@@ -391,12 +453,12 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
         SettingInfo(
             name,
             hints[name],
-            field.default if field.default_factory is MISSING else field.default_factory(),
+            default,
             values_in_words(hints[name]),
             sentences.get(name, ""),
             paths[name],
         )
-        for name, field in _fields(cls).items()
+        for name, default in _defaults(cls).items()
     ]
 
 
@@ -432,20 +494,24 @@ def from_nested(cls: type[S], cfg: Mapping[str, Any]) -> S:
 
     Args:
         cls: the class of the settings.
-        cfg: the values that differ from the defaults.
+        cfg: the values that differ from the defaults. A dictionary for a setting whose default is
+            a schedule has the attributes that differ from that one.
 
     Raises:
         ConfigError: as of :class:`Settings`, with the paths of the config.
     """
     paths = _paths(cls)
     names = {path: name for name, path in paths.items()}
+    defaults = _defaults(cls)
     sections = {path[:at] for path in names for at, char in enumerate(path) if char == "."}
 
     def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in values.items():
             path = f"{prefix}{key}"
             if path in names:
-                yield names[path], value
+                default = defaults[names[path]]
+                is_changed = dataclasses.is_dataclass(default) and isinstance(value, Mapping)
+                yield names[path], {**plain_values(default), **value} if is_changed else value
             elif path not in sections:
                 hint = unknown_name(path, names.keys() | sections)
                 raise ConfigError(f"{cls.__name__}: unknown setting {path}; {hint}")
@@ -480,6 +546,13 @@ def plain_values(value: Any) -> Any:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return str(value)
+
+
+def _defaults(cls: type[Settings]) -> dict[str, Any]:
+    return {
+        name: field.default if field.default_factory is MISSING else field.default_factory()
+        for name, field in _fields(cls).items()
+    }
 
 
 def _fields(cls: type[Settings]) -> dict[str, dataclasses.Field[Any]]:

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent / "reference" / "configuration.md"
 MARKED = re.compile(r"(?<=<!-- options -->\n).*(?=<!-- end of options -->)", re.DOTALL)
 
 
-def configured_classes() -> list[type[Configurable]]:
+def configured_classes() -> list[type]:
     """Return the stock policies, workers and replay buffers that a config describes."""
     policies = dict.fromkeys(map(POLICY_REGISTRY.get, POLICY_REGISTRY))
     public = [getattr(dmiddleware.worker, name) for name in dmiddleware.worker.__all__]

@@ -5,8 +5,9 @@ The policy learns from 3-step returns, which propagate rewards faster than 1-ste
 
 from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
+from dmiddleware.distributed import data_parallel, rank_and_world_size
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DQNPolicy, data_parallel, rank_and_world_size
+from dmiddleware.policy import DQNPolicy
 from examples.common import command
 from middleware import (
     ContextExchanger,

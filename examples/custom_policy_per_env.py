@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware import Task
+from dmiddleware.classic import Policy
 from dmiddleware.data import Batch, TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import Policy
 from examples.common import command
 from middleware import (
     Experiment,
@@ -66,7 +66,7 @@ class PerEnvQPolicy(Policy):
         return {"total_loss": loss.item(), "cur_lr": self._cfg.learning_rate}
 
     def _state_dict_learn(self) -> dict[str, Any]:
-        # The base class saves the model, the optimiser, the number of updates and the generator.
+        # The base class saves the model, the optimizer, the number of updates and the generator.
         target = copy.deepcopy(self._target.state_dict())
         return {**super()._state_dict_learn(), "target": target}
 

@@ -95,7 +95,7 @@ def main(
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        if not policy.get_attribute("explores"):
+        if not policy.explores:
             task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=64, random_steps=1000))
         task.use(data_pusher(buffer))

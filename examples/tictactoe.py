@@ -15,7 +15,7 @@ from dmiddleware.classic import BattleEnvManager, create_buffer, game_result
 from dmiddleware.data.batch import Value
 from dmiddleware.env import PettingZooAdapter
 from dmiddleware.model import action_mask_of
-from dmiddleware.policy import BatchedPolicy, DQNPolicy
+from dmiddleware.policy import DQNPolicy, Policy
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker import (
@@ -30,13 +30,14 @@ BATCH_SIZE = 128
 EVAL_EPISODES = 1000
 
 
-class RandomPlayer(BatchedPolicy):
+class RandomPlayer(Policy):
     """Takes any free cell."""
 
-    def _forward_eval_batch(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+    def act_eval(self, obs: Value, env_id: np.ndarray, **kwargs: Any) -> dict[str, Any]:
+        """Draw a cell."""
         mask = action_mask_of(obs)
         assert mask is not None
-        drawn = torch.multinomial(mask.float(), 1, generator=self._generator)
+        drawn = torch.multinomial(mask.float(), 1, generator=self.generator)
         return {"action": drawn.squeeze(-1)}
 
 
@@ -63,7 +64,7 @@ def make_evaluator(
     policy: DQNPolicy, *, seed: int, exp_name: str, instance_name: str = "evaluator"
 ) -> BattleInteractionSerialEvaluator:
     """Build an evaluator in which the policy plays first, against a random opponent."""
-    opponent = RandomPlayer({"seed": seed}, torch.nn.Identity(), enable_field=["eval"])
+    opponent = RandomPlayer({"seed": seed}, torch.nn.Identity(), modes=["eval"])
     return BattleInteractionSerialEvaluator(
         {},
         BattleEnvManager([make_game] * 50),

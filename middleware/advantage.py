@@ -42,13 +42,20 @@ class AdvantageEstimator:
 
     def __init__(self, mode: LearnMode, *, user: str) -> None:
         self._mode = mode
-        self._discount = _setting(mode, "discount_factor", user=user)
-        self._gae_lambda = _setting(mode, "gae_lambda", user=user)
+        self._discount = _given(mode.spec.discount, "discount_factor", user=user)
+        self._gae_lambda = _given(mode.spec.gae_lambda, "gae_lambda", user=user)
+        value_fn = mode.spec.value_fn
+        if value_fn is None:
+            raise ConfigError(
+                f"{user} needs values of observations, but the policy has no value_fn; use an "
+                "actor-critic such as PPOPolicy"
+            )
+        self._value_fn = value_fn
 
     def __call__(self, rows: Batch) -> Batch:
         """Return collected rows with ``adv`` and ``ret``; updates the policy's statistics."""
-        estimated = self._estimate(rows, self._mode.get_attribute("scale_rewards")(rows))
-        self._mode.get_attribute("observe_returns")(estimated["ret"], estimated.get("obs"))
+        estimated = self._estimate(rows, self._mode.spec.scale_rewards(rows))
+        self._mode.spec.observe_returns(estimated["ret"], estimated.get("obs"))
         return estimated
 
     def again(self, rows: Batch, obs: Value) -> Batch:
@@ -61,7 +68,7 @@ class AdvantageEstimator:
         Returns:
             The columns ``value``, ``adv`` and ``ret`` in the shape of ``rows``.
         """
-        value_fn, n_rows = self._mode.get_attribute("value_fn"), rows["done"].numel()
+        value_fn, n_rows = self._value_fn, rows["done"].numel()
         parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
         values = [value_fn(map_nested(itemgetter(part), obs)) for part in parts]
         value = torch.cat(values).reshape(rows["value"].shape)
@@ -72,7 +79,7 @@ class AdvantageEstimator:
         return with_advantages(
             rows,
             reward=reward,
-            value_fn=self._mode.get_attribute("value_fn"),
+            value_fn=self._value_fn,
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
@@ -138,11 +145,12 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
 
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "MonteCarloReturnEstimator"
-        self._discount = _setting(as_learn_mode(policy, user=user), "discount_factor", user=user)
+        spec = as_learn_mode(policy, user=user).spec
+        self._discount = _given(spec.discount, "discount_factor", user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
-        rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes])
+        rows = cat([rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()])
         ret = discounted_return(
             rows["reward"], rows["terminated"], rows["done"], discount=self._discount
         )
@@ -180,8 +188,8 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "NStepRewardEnhancer"
         mode = as_learn_mode(policy, user=user)
-        self._discount = _setting(mode, "discount_factor", user=user)
-        self._n_step: int = mode.get_attribute("nstep")
+        self._discount = _given(mode.spec.discount, "discount_factor", user=user)
+        self._n_step = mode.spec.n_step
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
@@ -189,16 +197,12 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
         ctx.trajectories = with_nstep_returns(rows, n=self._n_step, discount=self._discount)
 
 
-def _setting(mode: LearnMode, name: str, *, user: str) -> float:
-    """Return a property of the policy that holds a setting of its algorithm.
+def _given(value: float | None, name: str, *, user: str) -> float:
+    """Return a setting of the policy's algorithm.
 
     Raises:
         ConfigError: if the policy has none.
     """
-    try:
-        value = mode.get_attribute(name)
-    except AttributeError:
-        value = None
     if value is None:
         raise ConfigError(
             f"{user} reads {name} from the policy, which has none; use a policy whose config has "

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from dmiddleware.pipeline import Context, Event, Task
+from dmiddleware.pipeline import Context, Task
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
-from middleware.support.exchange_base import ENDED, Exchange
+from middleware.exchange.events import ENDED, REACHED
+from middleware.exchange.waiting import Exchange
 
 __all__ = ["Barrier"]
-
-REACHED: Final = Event("exchange.barrier", timeout_s=120.0)
 
 
 class Barrier(Exchange[Context]):

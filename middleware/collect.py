@@ -135,7 +135,7 @@ class StepCollector(_Collector):
 
     Writes:
         ctx.trajectories: a batch ``[T, E, …]`` of transitions, as the policy's
-            ``get_train_sample`` returns them.
+            ``Policy.train_batch`` returns them.
         ctx.trajectory_end_idx: int64 ``[number of ends]``: the rows that end an episode, as indices
             into the trajectories flattened to ``[T * E, …]``.
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
@@ -183,7 +183,7 @@ class StepCollector(_Collector):
             policy_kwargs=ctx.collect_kwargs,
             random=still_random > 0,
         )
-        ctx.trajectories = trajectories = self._mode.get_train_sample(collected)
+        ctx.trajectories = trajectories = self._mode.train_batch(collected)
         ctx.trajectory_end_idx = (
             worker.ends
             if trajectories is collected
@@ -210,7 +210,7 @@ class EpisodeCollector(_Collector):
 
     Writes:
         ctx.episodes: a list with a batch ``[T_i, …]`` for each episode, as the policy's
-            ``get_train_sample`` returns it.
+            ``Policy.train_batch`` returns it.
         ctx.trajectories: the same rows as one batch ``[T_0 + T_1 + …, …]``.
         ctx.trajectory_end_idx: int64 ``[n_episode]``: each episode's last row in the trajectories.
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
@@ -245,7 +245,7 @@ class EpisodeCollector(_Collector):
         collected = worker.collect_episodes(
             self._n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs
         )
-        ctx.episodes = [self._mode.get_train_sample(episode) for episode in collected]
+        ctx.episodes = [self._mode.train_batch(episode) for episode in collected]
         ctx.trajectories = cat(ctx.episodes)
         lengths = torch.tensor([len(episode["done"]) for episode in ctx.episodes])
         ctx.trajectory_end_idx = lengths.cumsum(0) - 1

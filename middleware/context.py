@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import torch
+
+from dmiddleware.data import Batch
+from dmiddleware.data.batch import Value
 from dmiddleware.pipeline import Context, Vocabulary, kept, produced, renewed
 from middleware.roles import Role
 
@@ -22,9 +26,9 @@ class RLContext(Context):
         train_iter: updates of the policy.
         last_eval_iter: the ``train_iter`` of the last evaluation, -1 before the first.
         last_eval_value: the mean return of the last evaluation, ``-inf`` before the first.
-        trajectories: transitions, a batch ``[T, E, …]`` or ``[N, …]``, or a list of transitions.
+        trajectories: newly collected transitions ``[T, E, …]`` or ``[N, …]``.
         train_data: the data that the learner learns from in this step.
-        train_output: the learner's metrics, a dictionary or a list of them.
+        train_output: the learner's metrics: those of each update, or of the only one.
         eval_value: the mean return of an evaluation in this step.
         eval_output: further results of that evaluation.
         trained_env_step: transitions learned from, counted each time they are used.
@@ -58,11 +62,11 @@ class RLContext(Context):
     trained_env_step: int = kept(0)
     last_eval_iter: int = kept(-1)
     last_eval_value: float = kept(float("-inf"))
-    trajectories: Any = produced()
-    train_data: Any = produced()
-    train_output: Any = produced()
+    trajectories: Batch | None = produced()
+    train_data: Batch | None = produced()
+    train_output: list[dict[str, Any]] | dict[str, Any] | None = produced()
     eval_value: float | None = produced()
-    eval_output: Any = produced()
+    eval_output: dict[str, Any] | None = produced()
     learning_held: bool = renewed(False)
 
 
@@ -77,18 +81,18 @@ class OnlineRLContext(RLContext):
         obs: observations to act on.
         action: actions to take.
         inference_output: the output of the policy's forward.
-        trajectory_end_idx: indices of the transitions in ``trajectories`` that end an episode.
-        episodes: newly collected whole episodes, a list of batches ``[T_i, …]``.
+        trajectory_end_idx: int64: the transitions in ``trajectories`` that end an episode.
+        episodes: newly collected whole episodes, a batch ``[T_i, …]`` for each.
     """
 
     env_step: int = kept(0)
     env_episode: int = kept(0)
     collect_kwargs: dict[str, Any] = renewed(default_factory=dict)
-    obs: Any = renewed(None)
-    action: Any = renewed(None)
-    inference_output: Any = renewed(None)
-    trajectory_end_idx: Any = produced()
-    episodes: Any = produced()
+    obs: Value | None = renewed(None)
+    action: Value | None = renewed(None)
+    inference_output: Batch | None = renewed(None)
+    trajectory_end_idx: torch.Tensor | None = produced()
+    episodes: list[Batch] | None = produced()
 
 
 @dataclass

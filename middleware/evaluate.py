@@ -79,7 +79,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         deterministic: bool = True,
     ) -> None:
         self._mode = as_eval_mode(policy, user="interaction_evaluator")
-        if not deterministic and not self._mode.get_attribute("is_stochastic"):
+        if not deterministic and not self._mode.spec.is_stochastic:
             raise ConfigError(
                 "interaction_evaluator(deterministic=False) needs a policy with a distribution "
                 "over actions, such as PPO, but this policy evaluates greedily; leave it out"
@@ -123,7 +123,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        check = self._mode.get_attribute("check_spaces")
+        check = self._mode.spec.check_spaces
         check(self._envs.observation_space, self._envs.action_space)
         if self._envs.closed:
             self._envs.launch()

@@ -309,7 +309,7 @@ class Experiment(BaseMiddleware[RLContext]):
         self._cleanup.callback(root.setLevel, level)
 
     def _limit_threads(self) -> None:
-        model: torch.nn.Module = self._policy.get_attribute("model")
+        model = self._policy.model
         size = sum(parameter.numel() for parameter in model.parameters())
         on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         if size < _SMALL_MODEL and on_cpu and "OMP_NUM_THREADS" not in os.environ:

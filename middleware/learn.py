@@ -20,19 +20,11 @@ from dmiddleware.data import (
     select_columns,
     to_device,
 )
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.policy import (
-    HasModes,
-    LearnMode,
-    as_learn_mode,
-    gather_from_ranks,
-    is_update,
-    rank_and_world_size,
-    sum_over_ranks,
-    update_outputs,
-)
+from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
@@ -105,7 +97,7 @@ class PolicyUpdater(BaseMiddleware[C]):
             self._mode.forward if self._learner is None else self._train
         )
         self._env_step = -1
-        self._counters = RunCounters(self._mode.get_attribute("schedules"))
+        self._counters = RunCounters(self._mode.spec.schedules)
         self._running = False
         self.snapshot_parts: dict[str, Any] = {"learner": self._learner or self._mode}
         self.policy_settings: dict[str, Any] = {}
@@ -132,7 +124,7 @@ class PolicyUpdater(BaseMiddleware[C]):
         size = rank_and_world_size()[1]
         if size == 1:
             return
-        if not self._mode.get_attribute("cfg").multi_gpu:
+        if not self._mode.spec.uses_ranks:
             yield (
                 f"{size} ranks run this program, but the policy has multi_gpu=False, so each would "
                 "learn alone; build it with multi_gpu=True"
@@ -153,7 +145,7 @@ class PolicyUpdater(BaseMiddleware[C]):
         """Call the policy's forward once; each of its outputs counts as an update."""
         self._env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
         if self._counters.needed:
-            self._mode.set_attribute("counters", self._counters.of(ctx))
+            self._mode.spec.set_counters(self._counters.of(ctx))
         outputs = update_outputs(self._forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs
@@ -218,7 +210,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         )
         bind_to_policy(buffer, self._mode)
         self._buffer = buffer
-        self._counters = counters_for(buffer, self._mode.get_attribute("schedules"))
+        self._counters = counters_for(buffer, self._mode.spec.schedules)
         self._n_updates = update_per_collect
         self._learn_start = check_start(
             buffer, batch_size=self._batch_size, learn_start=learn_start
@@ -240,7 +232,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         yield from super().preflight(chain)
         yield from n_step_problems(self._buffer, self._mode, chain)
         collectors = collectors_of(chain)
-        if not collectors or self._mode.get_attribute("explores"):
+        if not collectors or self._mode.spec.explores:
             return
         if chain.writes("collect_kwargs") or any(one.random_steps for one in collectors):
             return
@@ -338,7 +330,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     ) -> None:
         super().__init__(policy)
         mode, user = self._mode, "OnPolicyLearner"
-        self._takes_trajectories: bool = mode.get_attribute("learns_from_trajectories")
+        self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
         self._batch_size = value_or_setting(
             batch_size, mode, "learn.batch_size", user=user, name="batch_size"
@@ -346,7 +338,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         self._epochs = value_or_setting(
             epochs, mode, "learn.epoch_per_collect", user=user, name="epochs"
         )
-        self._unit: MinibatchUnit = mode.get_attribute("minibatch_unit")
+        self._unit: MinibatchUnit = mode.spec.minibatch_unit
         self._columns = _columns_to_learn(mode)
         self._estimator: AdvantageEstimator | None = None
         if policy_setting(mode, "learn.recompute_advantage"):
@@ -387,12 +379,13 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         n = n_minibatches(data, self._batch_size, unit=self._unit)
         if self._n_ranks > 1:
             n = min(gather_from_ranks(n))
-        ctx.train_output = []
+        outputs: list[dict[str, Any]] = []
+        ctx.train_output = outputs
         for epoch in range(self._epochs):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
                 data = as_tree({**dict(data.items()), **dict(new.items())})
-            if not self._one_epoch(ctx, data, n):
+            if not self._one_epoch(ctx, data, n, outputs):
                 break
 
     def _to_learn(self, rows: Batch, n_lead: int) -> Batch:
@@ -401,13 +394,15 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
             rows = select_columns(rows, self._columns)
         if self._unit == "rows" and n_lead == 2:
             rows = flatten_lead(rows, 2)
-        return to_device(rows, self._mode.get_attribute("device"))
+        return to_device(rows, self._mode.spec.device)
 
-    def _one_epoch(self, ctx: RLContext, data: Batch, n: int) -> bool:
+    def _one_epoch(
+        self, ctx: RLContext, data: Batch, n: int, outputs: list[dict[str, Any]]
+    ) -> bool:
         """Learn from all rows once; return whether to continue with another epoch."""
         for batch in minibatches(data, n, unit=self._unit, generator=self._generator):
             for output in self._update(ctx, batch):
-                ctx.train_output.append(output)
+                outputs.append(output)
                 if not is_update(output):
                     return False
         return True
@@ -491,9 +486,9 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
 
 def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
     """Return the columns that the policy may read when it learns; None: any of them."""
-    optional = mode.get_attribute("optional_columns")
+    optional = mode.spec.optional_columns
     if optional is None:
         return None
     # What it saw when it acted; the infos are one nested column.
-    seen = (name.partition(".")[0] for name in mode.get_attribute("act_inputs"))
-    return (*mode.get_attribute("learn_columns"), *optional, *seen, "state")
+    seen = (name.partition(".")[0] for name in mode.spec.act_inputs)
+    return (*mode.spec.learn_columns, *optional, *seen, "state")

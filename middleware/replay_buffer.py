@@ -13,7 +13,7 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.replay import check_buffer, push_rows
-from middleware.support.rows import rows_of
+from middleware.support.rows import is_empty, rows_of
 
 __all__ = ["DataPusher", "PriorityCalculator", "data_pusher", "priority_calculator"]
 
@@ -60,10 +60,8 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
             for episode in ctx.episodes or ():
                 push_rows(self._buffer, rows_of(episode, name="ctx.episodes"))
             return
-        collected = ctx.trajectories
-        if collected is None or (isinstance(collected, list) and not collected):
-            return
-        push_rows(self._buffer, rows_of(collected))
+        if not is_empty(ctx.trajectories):
+            push_rows(self._buffer, rows_of(ctx.trajectories))
 
 
 class PriorityCalculator(BaseMiddleware[OnlineRLContext]):

@@ -15,10 +15,10 @@ import torch
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
-from dmiddleware.policy import gather_from_ranks, rank_and_world_size
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role

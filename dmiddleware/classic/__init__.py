@@ -20,8 +20,20 @@ from dmiddleware.classic.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
+from dmiddleware.classic.collate import collate
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.classic.deque_replay import DequeReplay
+from dmiddleware.classic.modes import (
+    CollectMode,
+    CommandMode,
+    EvalMode,
+    LearnMode,
+    as_collect_mode,
+    as_command_mode,
+    as_eval_mode,
+    as_learn_mode,
+)
+from dmiddleware.classic.policy import CommandModePolicy, Policy
 from dmiddleware.classic.replay_buffers import (
     BUFFER_REGISTRY,
     AdvancedReplayBuffer,
@@ -34,8 +46,25 @@ from dmiddleware.classic.replay_buffers import (
     create_buffer,
     get_buffer_cls,
 )
+from dmiddleware.classic.stock import StockPolicy, create_policy, get_policy_cls
+from dmiddleware.policy import POLICY_REGISTRY
 
 __all__ = [
+    "POLICY_REGISTRY",
+    "CollectMode",
+    "CommandMode",
+    "CommandModePolicy",
+    "EvalMode",
+    "LearnMode",
+    "Policy",
+    "StockPolicy",
+    "as_collect_mode",
+    "as_command_mode",
+    "as_eval_mode",
+    "as_learn_mode",
+    "collate",
+    "create_policy",
+    "get_policy_cls",
     "DequeBuffer",
     "BufferedData",
     "DequeReplay",

@@ -191,7 +191,7 @@ class BattleStepper:
             }
             if not seen:
                 continue
-            outputs = mode.forward(seen, **policy_kwargs[player])
+            outputs: dict[Any, Any] = mode.forward(seen, **policy_kwargs[player])
             for env_id, obs in seen.items():
                 if env_id not in outputs:
                     raise PolicyOutputError(
@@ -231,7 +231,7 @@ class BattleStepper:
             return
         try:
             for mode in self._modes:
-                mode.get_attribute("check_spaces")(observation_space, action_space)
+                mode.spec.check_spaces(observation_space, action_space)
         except BaseException:
             manager.close()
             raise

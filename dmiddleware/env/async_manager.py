@@ -12,12 +12,13 @@ from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
 from dmiddleware.env.contract import as_frame
-from dmiddleware.env.manager import BaseEnvManager, check_env_fns, is_int
+from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep, StepInfo
-from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.errors import StructureError
+from dmiddleware.settings import Count, Positive, checked
 
 __all__ = ["AsyncEnvManager"]
 
@@ -60,21 +61,10 @@ class AsyncEnvManager(BaseEnvManager):
     ) -> None:
         self._env_fns = check_env_fns(env_fns)
         super().__init__(len(self._env_fns), seed=seed, max_retry=max_retry)
-        for name, value in (
-            ("step_timeout_s", step_timeout_s),
-            ("reset_timeout_s", reset_timeout_s),
-            ("close_timeout_s", close_timeout_s),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
-        if not is_int(envs_per_process) or envs_per_process < 1:
-            raise ConfigError(
-                f"envs_per_process must be a positive integer, got {envs_per_process!r}"
-            )
-        self._step_timeout_s = step_timeout_s
-        self._reset_timeout_s = reset_timeout_s
-        self._close_timeout_s = close_timeout_s
-        self._envs_per_process = envs_per_process
+        self._step_timeout_s: float = checked("step_timeout_s", step_timeout_s, Positive)
+        self._reset_timeout_s: float = checked("reset_timeout_s", reset_timeout_s, Positive)
+        self._close_timeout_s: float = checked("close_timeout_s", close_timeout_s, Positive)
+        self._envs_per_process: int = checked("envs_per_process", envs_per_process, Count)
         self._pool: EnvPool | None = None
         self._cut: set[int] = set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.settings import Count, checked
 
 __all__ = ["EpisodeGoal"]
 
@@ -31,9 +31,7 @@ class EpisodeGoal:
 
     @episode_num.setter
     def episode_num(self, value: int | None) -> None:
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"episode_num must be a positive integer or None, got {value!r}")
-        self._episode_num = value
+        self._episode_num = checked("episode_num", value, Count | None)
 
     @property
     def done(self) -> bool:

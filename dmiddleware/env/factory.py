@@ -15,13 +15,14 @@ from gymnasium.envs.registration import EnvSpec
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.contract import what_instead
 from dmiddleware.env.envpool_manager import EnvPoolManager
-from dmiddleware.env.manager import BaseEnvManager, is_int
+from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, is_parallel_env
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.registry import nearest
+from dmiddleware.settings import Count, checked
 
 __all__ = ["make_env_manager"]
 
@@ -130,9 +131,7 @@ def _check_wrappers(wrappers: object) -> None:
 
 
 def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
-    if not is_int(env_num) or env_num < 1:
-        raise ConfigError(f"env_num must be a positive integer, got {env_num!r}")
-    return [env_fn] * int(env_num)
+    return [env_fn] * checked("env_num", env_num, Count)
 
 
 def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]) -> Any:

@@ -58,6 +58,7 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Count, checked
 
 __all__ = [
     "BaseEnvManager",
@@ -102,9 +103,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def __init__(
         self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
     ) -> None:
-        if not is_int(env_num) or env_num < 1:
-            raise ConfigError(f"env_num must be a positive integer, got {env_num!r}")
-        self._env_num = int(env_num)
+        self._env_num: int = checked("env_num", env_num, Count)
         self._open = False
         self._revision = 0
         self._all_ids: IdArray = np.arange(self._env_num)

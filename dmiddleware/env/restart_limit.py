@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from dmiddleware.env.contract import contract_break
-from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
+from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Whole, checked
 
 __all__ = ["FailureBudget", "other_seeds"]
 
@@ -35,11 +36,8 @@ class FailureBudget:
     """
 
     def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
-        is_int = isinstance(max_retry, int) and not isinstance(max_retry, bool)
-        if not is_int or max_retry < 0:
-            raise ConfigError(f"max_retry must be an integer of at least 0, got {max_retry!r}")
         self._kind = kind
-        self._max_retry = max_retry
+        self._max_retry: int = checked("max_retry", max_retry, Whole)
         self._in_a_row = [0] * env_num
         self._restarts = [0] * env_num
 

@@ -9,12 +9,15 @@ import os
 import sys
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
+from annotated_types import Ge, Gt
 
 from dmiddleware.errors import DMiddlewareError
-from dmiddleware.launch.options import LaunchOptions, OptionInfo, option_infos
+from dmiddleware.launch.options import Flag, LaunchOptions, options_and_flags
+from dmiddleware.settings import SettingInfo
 
 __all__ = ["ditask"]
 
@@ -37,38 +40,48 @@ class _Command(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
 
 
-def _make_option(info: OptionInfo) -> click.Option:
+def _make_option(info: SettingInfo, flag: Flag) -> click.Option:
     is_required = info.default is MISSING
     # No text can be typed for an empty default, so the help describes it.
-    default = None if is_required or info.default == () or info.read is not None else info.default
-    shown = bool(info.default) and info.default is not MISSING and info.read is None
-    help_text = f"{info.help}  [default: {info.shown}]" if info.shown else info.help
+    default = None if is_required or info.default == () or flag.read is not None else info.default
+    shown = bool(info.default) and not is_required and flag.read is None
+    kind, limits = _text_type(info.hint)
     return click.Option(
-        [*filter(None, (info.short,)), info.flag],
-        help=help_text,
-        metavar=info.metavar or None,
-        type=_click_type(info),
+        [*filter(None, (flag.short,)), "--" + info.name.replace("_", "-")],
+        help=f"{info.meaning}  [default: {flag.shown}]" if flag.shown else info.meaning,
+        metavar=flag.metavar or None,
+        type=_click_type(kind, limits, flag),
         required=is_required,
         default=default,
-        show_default=not info.shown and (shown or (info.type is float and default is not None)),
-        multiple=info.multiple,
+        show_default=not flag.shown and (shown or (kind is float and default is not None)),
+        multiple=flag.multiple,
     )
 
 
-def _click_type(info: OptionInfo) -> click.ParamType[Any] | type[str] | type[int]:
-    if info.choices:
-        return click.Choice(info.choices)
-    if info.type is int and info.low is None:
-        return int
-    if info.type is int:
-        return click.IntRange(min=int(info.low or 0))
-    if info.type is float:
-        return click.FloatRange(min=info.low, min_open=not info.may_be_low)
-    if info.type is Path:
+def _text_type(hint: Any) -> tuple[Any, list[Any]]:
+    """Return ``X`` of ``Annotated[X | None, …]``, and what its annotations add."""
+    if get_origin(hint) is Annotated:
+        inner, *items = get_args(hint)
+        kind, more = _text_type(inner)
+        return kind, [*more, *items]
+    given = [one for one in get_args(hint) if one is not NoneType]
+    return (hint, []) if given == list(get_args(hint)) else _text_type(given[0])
+
+
+def _click_type(kind: Any, limits: list[Any], flag: Flag) -> click.ParamType[Any] | type[Any]:
+    low: Any = next((one.ge for one in limits if isinstance(one, Ge)), None)
+    above: Any = next((one.gt for one in limits if isinstance(one, Gt)), None)
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if kind is int:
+        return int if low is None else click.IntRange(min=low)
+    if kind is float:
+        return click.FloatRange(min=low if above is None else above, min_open=above is not None)
+    if kind is Path:
         return click.Path(
-            exists=info.is_file or info.is_folder,
-            file_okay=info.is_file,
-            dir_okay=not info.is_file,
+            exists=flag.is_file or flag.is_folder,
+            file_okay=flag.is_file,
+            dir_okay=not flag.is_file,
             path_type=Path,
         )
     return str
@@ -117,7 +130,7 @@ ditask = click.version_option(None, "-v", "--version", package_name="dmiddleware
     _Command(
         "ditask",
         callback=_run,
-        params=[_make_option(info) for info in option_infos()],
+        params=[_make_option(info, flag) for info, flag in options_and_flags()],
         help=_run.__doc__,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

@@ -12,25 +12,36 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from dmiddleware.errors import LaunchError
-from dmiddleware.registry import nearest
+from annotated_types import Ge
+
+from dmiddleware.errors import DMiddlewareError, LaunchError
+from dmiddleware.settings import (
+    AS_TUPLE,
+    Convert,
+    NonNegative,
+    Positive,
+    SettingInfo,
+    Settings,
+    Whole,
+    describe,
+)
 
 __all__ = [
     "DEFAULT_PORT",
     "FailurePolicy",
+    "Flag",
     "LaunchOptions",
     "MqType",
-    "OptionInfo",
     "PlatformName",
     "PlatformSpec",
     "Resources",
     "RoleCounts",
-    "option_infos",
+    "options_and_flags",
     "parse_roles",
 ]
 
@@ -153,275 +164,153 @@ def _numbers(option: str) -> Callable[[str], tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptionInfo:
-    """How an option looks on the command line, and which values it takes.
+class Flag:
+    """An annotation: how an option looks on the command line.
 
     Attributes:
-        help: the help text.
         metavar: what stands for its value in the help; empty: its type.
         short: its short name, such as ``-m``; empty: none.
         shown: how the help describes its default; empty: by its value.
         read: reads its text; None: it is used as it is.
-        choices: the values that it may have; empty: any.
-        low: the least number; None: any.
-        may_be_low: whether the least number itself is allowed.
         is_file: whether it must be an existing file.
         is_folder: whether it must be an existing folder.
         multiple: whether it may be given several times.
-        name: the field's name.
-        default: its default; ``MISSING``: it must be given.
-        type: the type of its text: str, int, float or Path.
     """
 
-    help: str
     metavar: str = ""
     short: str = ""
     shown: str = ""
     read: Callable[[str], Any] | None = None
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    may_be_low: bool = True
     is_file: bool = False
     is_folder: bool = False
     multiple: bool = False
-    name: str = ""
-    default: Any = None
-    type: type[Any] = str
-
-    @property
-    def flag(self) -> str:
-        """The option's name on the command line."""
-        return "--" + self.name.replace("_", "-")
-
-    def check(self, value: Any) -> None:
-        """Refuse a value that the command line would refuse, for callers from Python.
-
-        Raises:
-            LaunchError: with what is allowed.
-        """
-        if value is None and self.default is None:
-            return
-        if self.choices and value not in self.choices:
-            near = nearest(str(value), self.choices, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise LaunchError(
-                f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}{hint}"
-            )
-        if self.type in (int, float):
-            if isinstance(value, bool) or not isinstance(value, int | self.type):
-                raise LaunchError(f"{self.name} must be a number, got {value!r}")
-            low = -float("inf") if self.low is None else self.low
-            if value < low or (value == low and not self.may_be_low):
-                limit = "at least" if self.may_be_low else "more than"
-                raise LaunchError(f"{self.name} must be {limit} {low:g}, got {value!r}")
 
 
-def _option(default: Any, help: str, **how: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"info": OptionInfo(help=help, **how)})
+def _as_path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+_Path: TypeAlias = Annotated[Path, Convert(_as_path)]
+_Texts: TypeAlias = Annotated[tuple[str, ...], AS_TUPLE]
+_Integers: TypeAlias = Annotated[tuple[int, ...], AS_TUPLE]
+
+
+class LaunchOptions(Settings):
     """The options of ``ditask``; its help describes each of them.
 
     Raises:
         LaunchError: if a value is not allowed, or two options contradict each other.
     """
 
-    main: str = _option(
-        MISSING,
-        "The function to run in every process, for example examples.cartpole_dqn.main.",
-        metavar="MODULE.FUNCTION",
-        short="-m",
+    main: Annotated[str, Flag(metavar="MODULE.FUNCTION", short="-m")]
+    """The function to run in every process, for example examples.cartpole_dqn.main."""
+    package: Annotated[_Path, Flag(short="-p", is_folder=True)] = Path()
+    """The folder to put first on the import path."""
+    roles: Annotated[RoleCounts, AS_TUPLE, Flag(metavar="ROLE=N,...", read=parse_roles)] = ()
+    """Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has one
+    learner."""
+    env: Annotated[_Texts, Flag(metavar="[ROLE:]NAME=VALUE", multiple=True)] = ()
+    """An environment variable for all processes, for those of a role, or for one node id; may be
+    given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from the
+    collectors."""
+    resources: Annotated[
+        Mapping[str, Resources] | None,
+        Flag(metavar="ROLE:NAME=N,...", read=parse_resources, multiple=True, shown="on Ray, cpu=1"),
+    ] = None
+    """What each process of a role needs, for example learner:gpu=1,cpu=4; may be given once for
+    each role. On one host, cpu is the number of torch's threads, and gpu that of the GPUs that the
+    process sees; Ray knows further names."""
+    parallel_workers: Annotated[int | None, Flag(metavar="N")] = None
+    """Number of processes. Without --roles, the first one learns, the last one evaluates and the
+    others collect."""
+    topology: Annotated[
+        TopologyName | None, Flag(shown="star, or mesh in a run with a coordinator")
+    ] = None
+    """How processes connect: star, all to the learner (or to the first process if none learns);
+    mesh, each to all others; alone, only to the addresses in --attach-to."""
+    protocol: ProtocolName = "ipc"
+    """ipc on one host; tcp or tls+tcp between hosts."""
+    mq_type: MqType = "socket" if sys.platform == "linux" else "nng"
+    """How events travel: socket, over plain sockets between the processes (on Linux); nng, over the
+    sockets of the nng library; redis, through a redis server, for hosts that cannot reach each
+    other."""
+    redis_url: Annotated[str, Flag(metavar="URL")] = "redis://127.0.0.1:6379/0"
+    """The redis server and database, for --mq-type redis. Set DITASK_REDIS_PASSWORD if the server
+    needs a password."""
+    shared_memory: Annotated[str, Flag(metavar="FOLDER")] = "/dev/shm"
+    """Where processes of one host exchange large arrays. Pass an empty string to send arrays over
+    sockets instead."""
+    max_event_bytes: Annotated[
+        Annotated[int, Ge(8192)] | None,
+        Flag(metavar="BYTES", shown="half of the memory of the machine or container"),
+    ] = None
+    """How much memory each process grants for large events of the others; a larger event is refused
+    where it is emitted."""
+    address: Annotated[str, Flag(metavar="HOST", shown="127.0.0.1")] = ""
+    """The address of this host, as other hosts reach it, for tcp and tls+tcp. With --platform ray,
+    the address of the cluster, or auto."""
+    bind: Annotated[str, Flag(metavar="HOST", shown="--address")] = ""
+    """The local address to listen on, for example 0.0.0.0 for all. Needed only if other hosts reach
+    this one by another address, as with NAT or in containers."""
+    ports: Annotated[
+        _Integers,
+        Flag(metavar="P,...", read=_numbers("--ports"), shown="free ports from 25515 to 29514"),
+    ] = ()
+    """The ports to listen on, first the learner's. With fewer ports than listening processes, the
+    rest count up from the last one."""
+    attach_to: Annotated[_Texts, Flag(metavar="ADDRESS,...", read=_words)] = ()
+    """Join a run that was started before: the addresses of its nodes. Needs its key and --run-id.
+    Processes that join write to their own run folder, and the run continues when they leave."""
+    node_ids: Annotated[
+        _Integers, Flag(metavar="N,...", read=_numbers("--node-ids"), shown="count up from 0")
+    ] = ()
+    """Node ids of the processes, or only the first one."""
+    labels: Annotated[_Texts, Flag(metavar="LABEL,...", read=_words)] = ()
+    """Labels of the processes, for task.match_labels."""
+    run_id: str = ""
+    """The name of the run. Nodes of runs with other names are refused."""
+    key_file: Annotated[_Path | None, Flag(is_file=True)] = None
+    """File with the run's key, at least 32 characters, that no other user can read; DITASK_KEY can
+    hold the key instead. A run on one host generates one."""
+    tls_ca: Annotated[str, Flag(metavar="FILE")] = ""
+    """PEM file with the trusted certificate authority, for tls+tcp."""
+    tls_cert: Annotated[str, Flag(metavar="FILE")] = ""
+    """PEM file with this host's certificate and private key, for tls+tcp."""
+    tls_name: str = "localhost"
+    """The server name in the certificates, for tls+tcp."""
+    startup_interval: Annotated[NonNegative, Flag(metavar="SECONDS")] = 0.0
+    """Pause between two process starts."""
+    start_timeout: Annotated[Positive, Flag(metavar="SECONDS")] = 60.0
+    """How long a process waits for peers that are not connected before its first step."""
+    on_failure: FailurePolicy = "abort"
+    """When a process fails: abort the run, continue without the process, or restart the process."""
+    max_restarts: Annotated[Whole, Flag(metavar="N")] = 3
+    """How often each process may be restarted within --restart-window."""
+    restart_window: Annotated[Positive, Flag(metavar="SECONDS")] = 3600.0
+    """How long a restart counts."""
+    hang_timeout: Annotated[Positive | None, Flag(metavar="SECONDS", shown="never")] = None
+    """Kill a process that makes no progress for this long, as a failed one. Waiting for other
+    processes does not count. It must be longer than the longest step, and than the program's
+    start."""
+    kill_after: Annotated[NonNegative, Flag(metavar="SECONDS")] = 20.0
+    """How long processes may take to end when the run is stopped; then they are killed."""
+    log_dir: Annotated[_Path | None, Flag(metavar="FOLDER", shown="logs/DATE_TIME")] = None
+    """Where to write the whole output of each process."""
+    platform: PlatformName = "local"
+    """Where the run is started. ray: each process is an actor of a Ray cluster. On slurm and k8s,
+    hosts find each other through the platform's environment variables."""
+    platform_spec: Annotated[PlatformSpec, Flag(metavar="JSON", read=PlatformSpec.parse)] = (
+        PlatformSpec()
     )
-    package: Path = _option(
-        Path(), "The folder to put first on the import path.", short="-p", is_folder=True
-    )
-    roles: RoleCounts = _option(
-        (),
-        "Number of processes per role, for example learner=1,collector=2,evaluator=1. A run has "
-        "one learner.",
-        metavar="ROLE=N,...",
-        read=parse_roles,
-    )
-    env: tuple[str, ...] = _option(
-        (),
-        "An environment variable for all processes, for those of a role, or for one node id; may "
-        "be given several times. For example, collector:CUDA_VISIBLE_DEVICES= hides the GPUs from "
-        "the collectors.",
-        metavar="[ROLE:]NAME=VALUE",
-        multiple=True,
-    )
-    resources: Mapping[str, Resources] | None = _option(
-        None,
-        "What each process of a role needs, for example learner:gpu=1,cpu=4; may be given once for "
-        "each role. On one host, cpu is the number of torch's threads, and gpu that of the GPUs "
-        "that the process sees; Ray knows further names.",
-        metavar="ROLE:NAME=N,...",
-        read=parse_resources,
-        multiple=True,
-        shown="on Ray, cpu=1",
-    )
-    parallel_workers: int | None = _option(
-        None,
-        "Number of processes. Without --roles, the first one learns, the last one evaluates and "
-        "the others collect.",
-        metavar="N",
-    )
-    topology: TopologyName | None = _option(
-        None,
-        "How processes connect: star, all to the learner (or to the first process if none "
-        "learns); mesh, each to all others; alone, only to the addresses in --attach-to.",
-        shown="star, or mesh in a run with a coordinator",
-    )
-    protocol: ProtocolName = _option("ipc", "ipc on one host; tcp or tls+tcp between hosts.")
-    mq_type: MqType = _option(
-        "socket" if sys.platform == "linux" else "nng",
-        "How events travel: socket, over plain sockets between the processes (on Linux); nng, over "
-        "the sockets of the nng library; redis, through a redis server, for hosts that cannot "
-        "reach each other.",
-    )
-    redis_url: str = _option(
-        "redis://127.0.0.1:6379/0",
-        "The redis server and database, for --mq-type redis. Set DITASK_REDIS_PASSWORD if the "
-        "server needs a password.",
-        metavar="URL",
-    )
-    shared_memory: str = _option(
-        "/dev/shm",
-        "Where processes of one host exchange large arrays. Pass an empty string to send arrays "
-        "over sockets instead.",
-        metavar="FOLDER",
-    )
-    max_event_bytes: int | None = _option(
-        None,
-        "How much memory each process grants for large events of the others; a larger event is "
-        "refused where it is emitted.",
-        metavar="BYTES",
-        low=8192,
-        shown="half of the memory of the machine or container",
-    )
-    address: str = _option(
-        "",
-        "The address of this host, as other hosts reach it, for tcp and tls+tcp. With --platform "
-        "ray, the address of the cluster, or auto.",
-        metavar="HOST",
-        shown="127.0.0.1",
-    )
-    bind: str = _option(
-        "",
-        "The local address to listen on, for example 0.0.0.0 for all. Needed only if other hosts "
-        "reach this one by another address, as with NAT or in containers.",
-        metavar="HOST",
-        shown="--address",
-    )
-    ports: tuple[int, ...] = _option(
-        (),
-        "The ports to listen on, first the learner's. With fewer ports than listening processes, "
-        "the rest count up from the last one.",
-        metavar="P,...",
-        read=_numbers("--ports"),
-        shown="free ports from 25515 to 29514",
-    )
-    attach_to: tuple[str, ...] = _option(
-        (),
-        "Join a run that was started before: the addresses of its nodes. Needs its key and "
-        "--run-id. Processes that join write to their own run folder, and the run continues when "
-        "they leave.",
-        metavar="ADDRESS,...",
-        read=_words,
-    )
-    node_ids: tuple[int, ...] = _option(
-        (),
-        "Node ids of the processes, or only the first one.",
-        metavar="N,...",
-        read=_numbers("--node-ids"),
-        shown="count up from 0",
-    )
-    labels: tuple[str, ...] = _option(
-        (),
-        "Labels of the processes, for task.match_labels.",
-        metavar="LABEL,...",
-        read=_words,
-    )
-    run_id: str = _option("", "The name of the run. Nodes of runs with other names are refused.")
-    key_file: Path | None = _option(
-        None,
-        "File with the run's key, at least 32 characters, that no other user can read; DITASK_KEY "
-        "can hold the key instead. A run on one host generates one.",
-        is_file=True,
-    )
-    tls_ca: str = _option(
-        "", "PEM file with the trusted certificate authority, for tls+tcp.", metavar="FILE"
-    )
-    tls_cert: str = _option(
-        "", "PEM file with this host's certificate and private key, for tls+tcp.", metavar="FILE"
-    )
-    tls_name: str = _option("localhost", "The server name in the certificates, for tls+tcp.")
-    startup_interval: float = _option(
-        0.0, "Pause between two process starts.", metavar="SECONDS", low=0.0
-    )
-    start_timeout: float = _option(
-        60.0,
-        "How long a process waits for peers that are not connected before its first step.",
-        metavar="SECONDS",
-        low=0.0,
-        may_be_low=False,
-    )
-    on_failure: FailurePolicy = _option(
-        "abort",
-        "When a process fails: abort the run, continue without the process, or restart the "
-        "process.",
-    )
-    max_restarts: int = _option(
-        3,
-        "How often each process may be restarted within --restart-window.",
-        metavar="N",
-        low=0,
-    )
-    restart_window: float = _option(
-        3600.0, "How long a restart counts.", metavar="SECONDS", low=0.0, may_be_low=False
-    )
-    hang_timeout: float | None = _option(
-        None,
-        "Kill a process that makes no progress for this long, as a failed one. Waiting for other "
-        "processes does not count. It must be longer than the longest step, and than the program's "
-        "start.",
-        metavar="SECONDS",
-        low=0.0,
-        may_be_low=False,
-        shown="never",
-    )
-    kill_after: float = _option(
-        20.0,
-        "How long processes may take to end when the run is stopped; then they are killed.",
-        metavar="SECONDS",
-        low=0.0,
-    )
-    log_dir: Path | None = _option(
-        None,
-        "Where to write the whole output of each process.",
-        metavar="FOLDER",
-        shown="logs/DATE_TIME",
-    )
-    platform: PlatformName = _option(
-        "local",
-        "Where the run is started. ray: each process is an actor of a Ray cluster. On slurm and "
-        "k8s, hosts find each other through the platform's environment variables.",
-    )
-    platform_spec: PlatformSpec = _option(
-        PlatformSpec(),
-        "Roles per host and the learner's port, for slurm and k8s: "
-        '{"roles": ["learner=1", "collector=8"], "port": 25515}.',
-        metavar="JSON",
-        read=PlatformSpec.parse,
-    )
-    arguments: tuple[str, ...] = ()
+    """Roles per host and the learner's port, for slurm and k8s: {"roles": ["learner=1",
+    "collector=8"], "port": 25515}."""
+    arguments: _Texts = ()
     """The arguments of the program, which follow ``--`` on the command line."""
 
+    raises: ClassVar[type[DMiddlewareError]] = LaunchError
+
     def __post_init__(self) -> None:
-        for info in option_infos():
-            info.check(getattr(self, info.name))
+        super().__post_init__()
         _check_text(self)
         self._check_redis()
         self._check_tls()
@@ -436,29 +325,10 @@ class LaunchOptions:
     def from_texts(cls, texts: Mapping[str, Any], arguments: Iterable[str] = ()) -> Self:
         """Read the texts of the command line, by the names of the fields."""
         values = dict(texts)
-        for info in option_infos():
-            if info.read is not None and isinstance(values.get(info.name), str | tuple):
-                values[info.name] = info.read(values[info.name])
+        for info, flag in options_and_flags():
+            if flag.read is not None and isinstance(values.get(info.name), str | tuple):
+                values[info.name] = flag.read(values[info.name])
         return cls(**values, arguments=tuple(arguments))
-
-    @classmethod
-    def from_python(cls, main: str, options: Mapping[str, Any]) -> Self:
-        """Take options by the names of the fields, with lists where the fields are tuples.
-
-        Raises:
-            LaunchError: for an unknown name, with the nearest known one.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in known:
-                near = nearest(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
-                raise LaunchError(f"launch() has no option {name!r}; {hint}")
-        lists: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in options.items()
-        }
-        return cls(main=main, **lists)
 
     @property
     def uses_redis(self) -> bool:
@@ -590,36 +460,14 @@ class LaunchOptions:
             )
 
 
-def option_infos() -> list[OptionInfo]:
-    """Return the options in their order, each with its name, default and type."""
-    hints = get_type_hints(LaunchOptions)
+def options_and_flags() -> list[tuple[SettingInfo, Flag]]:
+    """Return the options of the command line in their order, and how each looks there."""
     return [
-        dataclasses.replace(
-            field.metadata["info"],
-            name=field.name,
-            default=field.default,
-            choices=_choices(hints[field.name]),
-            type=_text_type(hints[field.name]),
-        )
-        for field in dataclasses.fields(LaunchOptions)
-        if "info" in field.metadata
+        (info, next((one for one in added if isinstance(one, Flag)), Flag()))
+        for info in describe(LaunchOptions)
+        for added in [getattr(info.hint, "__metadata__", ())]
+        if info.name != "arguments"
     ]
-
-
-def _without_none(hint: Any) -> Any:
-    """Return ``X`` of ``X | None``, and anything else as it is."""
-    given = [one for one in get_args(hint) if one is not type(None)]
-    return given[0] if type(None) in get_args(hint) else hint
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    bare = _without_none(hint)
-    return get_args(bare) if getattr(bare, "__origin__", None) is Literal else ()
-
-
-def _text_type(hint: Any) -> type[Any]:
-    bare = _without_none(hint)
-    return bare if bare in (int, float, Path) else str
 
 
 def _check_text(options: LaunchOptions) -> None:

@@ -64,7 +64,7 @@ def launch(
     name = main if isinstance(main, str) else "program.main"
     given = {"roles": tuple((roles or {}).items()), "package": Path(sys.path[0] or "."), **options}
     return Run(
-        LaunchOptions.from_python(name, given),
+        LaunchOptions(main=name, **given),
         b"" if isinstance(main, str) else _pickled(main),
         show=show,
     )

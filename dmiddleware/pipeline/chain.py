@@ -159,7 +159,9 @@ class PlanItem:
         return isinstance(self.entry.middleware, Group) and self.entry.middleware.parallel
 
 
-def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None = None) -> Entry:
+def make_entry(
+    mw: object, *, roles: Iterable[str] | None = None, lock: Lock | None = None
+) -> Entry:
     """Check a middleware and return an entry for it.
 
     Args:
@@ -170,8 +172,8 @@ def make_entry(mw: Any, *, roles: Iterable[str] | None = None, lock: Lock | None
     Raises:
         MiddlewareError: if it cannot be a middleware.
     """
-    wrapped = getattr(mw, "entry", None)
-    if isinstance(wrapped, Entry):
+    if isinstance(mw, Wrapped):
+        wrapped = mw.entry
         given = wrapped.roles if roles is None else string_tuple(roles)
         return Entry(wrapped.middleware, given, lock if lock is not None else wrapped.lock)
     check_middleware(mw)

@@ -152,7 +152,7 @@ class Context:
         """Log a metric of this step, for loggers that run later in the step.
 
         Args:
-            name: the metric, with groups separated by slashes (``"collect/return_mean"``).
+            name: the metric, with groups separated by slashes (``"disk/free_bytes"``).
             value: any scalar, also a tensor or an array of one element; a second value of the
                 same metric in a step replaces the first.
 

@@ -86,10 +86,10 @@ def middleware(
             gets the declarations.
 
     Example:
-        >>> @middleware(roles=("learner",), reads=("train_data",), writes=("train_output",))
-        ... def learn(ctx: Context) -> None: ...
-        >>> learn.reads
-        ('train_data',)
+        >>> @middleware(roles=("cook",), reads=("ingredients",), writes=("meal",))
+        ... def cook(ctx: Context) -> None: ...
+        >>> cook.reads
+        ('ingredients',)
     """
     values: dict[str, object] = {
         "roles": string_tuple(roles),

@@ -29,7 +29,7 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from types import GeneratorType, TracebackType
 from typing import Any, TypeAlias, TypeVar
 
@@ -76,7 +76,7 @@ class CompiledMiddleware:
 
     Attributes:
         call: the middleware; it returns None or a generator.
-        label: its name in messages, such as ``middleware 3 (StepCollector)``.
+        label: its name in messages, such as ``middleware 3 (count)``.
     """
 
     call: Callable[[Any], object]
@@ -342,7 +342,8 @@ def around(
                 raise _second_yield(name, generator)
 
     guarded.__name__ = name
-    guarded.__wrapped__ = call  # type: ignore[attr-defined]
+    # Only where it is defined: what it declares and holds stays its own.
+    update_wrapper(guarded, call, assigned=(), updated=())
     return guarded
 
 

@@ -96,9 +96,9 @@ class Task(Generic[C]):
         roles: the roles of this process in the run; none: those of the current node.
         seed: the seed of the run, from which :meth:`seed_for` derives all others.
         labels: names by which this process can be selected, in addition to the router's.
-        rank: this process's number among those that run this task as one, with the same seed; see
-            ``dmiddleware.policy.data_parallel``; None: it runs alone. Only rank 0 runs the
-            middleware that declare ``lead_only = True``: those that evaluate, log and save.
+        rank: this process's number among those that run this task as one, with the same seed;
+            None: it runs alone. Only rank 0 runs the middleware that declare ``lead_only = True``,
+            such as those that log and save.
         name: the task's name in messages.
         clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
@@ -369,7 +369,7 @@ class Task(Generic[C]):
 
         Args:
             scope: identifies the generator in this process, from the outside in:
-                ``("collector", 3)`` for role and env.
+                ``("worker", 3)`` for the role and a number.
 
         Returns:
             An integer in ``[0, 2**31)``.
@@ -783,7 +783,7 @@ class Task(Generic[C]):
             later = min(self.later_tasks().values(), default=self._number + 1)
             _logger.warning(
                 "task %d of this run is over: the peers are in task %d, so node %d runs no step of "
-                "it; only a snapshot can restore what this task had trained",
+                "it; only a snapshot can restore what this task had done",
                 self._number,
                 later,
                 router.node_id,

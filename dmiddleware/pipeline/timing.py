@@ -69,7 +69,7 @@ class StepTimer:
     Example:
         >>> timer = StepTimer()
         >>> with Task(Context()) as task:  # doctest: +SKIP
-        ...     task.use_wrapper(timer).use(collect).use(learn).run(max_step=100)
+        ...     task.use_wrapper(timer).use(read).use(write).run(max_step=100)
         >>> print(timer)  # doctest: +SKIP
     """
 

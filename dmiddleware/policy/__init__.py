@@ -1,36 +1,18 @@
-"""Policies: how to act, what to store, how to learn."""
+"""Policies: how to act, and how to learn."""
 
 from dmiddleware.policy.a2c import A2CPolicy
-from dmiddleware.policy.base.action_codec import ActionCodec
-from dmiddleware.policy.base.actions import ActorPolicy, CodecPolicy
-from dmiddleware.policy.base.actor_critic import ActorCriticPolicy, PolicyGradientPolicy
-from dmiddleware.policy.base.advantage import AdvantagePolicy
-from dmiddleware.policy.base.agent_store import next_run_stamp
-from dmiddleware.policy.base.agents import AgentsPolicy
-from dmiddleware.policy.base.as_modes import (
-    as_collect_mode,
-    as_command_mode,
-    as_eval_mode,
-    as_learn_mode,
-)
-from dmiddleware.policy.base.batched_policy import BatchedPolicy
-from dmiddleware.policy.base.collate import collate
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.data_parallel import (
-    data_parallel,
-    gather_from_ranks,
-    rank_and_world_size,
-    sum_over_ranks,
-)
-from dmiddleware.policy.base.modes import CollectMode, CommandMode, EvalMode, HasModes, LearnMode
-from dmiddleware.policy.base.obs_norm import ObsNormPolicy
-from dmiddleware.policy.base.parts import Part, TargetRule, adam, adamw, rmsprop, torch_optimizer
-from dmiddleware.policy.base.parts_policy import PartsPolicy, UpdateOutput
-from dmiddleware.policy.base.policy import Policy
-from dmiddleware.policy.base.recurrent import RecurrentPolicy
-from dmiddleware.policy.base.td_policy import TDPolicy
-from dmiddleware.policy.base.updates import is_update, priorities_of_rows, update_outputs
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionCodec, mask_of
+from dmiddleware.policy.actor_critic import ActorCriticPolicy
+from dmiddleware.policy.advantage import AdvantagePolicy
 from dmiddleware.policy.bc import BCPolicy
+from dmiddleware.policy.component import (
+    Component,
+    TargetRule,
+    adam,
+    adamw,
+    rmsprop,
+    torch_optimizer,
+)
 from dmiddleware.policy.cql import CQLPolicy
 from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
 from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
@@ -41,21 +23,40 @@ from dmiddleware.policy.impala import IMPALAPolicy
 from dmiddleware.policy.iql import IQLPolicy
 from dmiddleware.policy.iqn import IQNPolicy
 from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy
+from dmiddleware.policy.modes import (
+    CollectMode,
+    EvalMode,
+    HasModes,
+    LearnMode,
+    PolicySpec,
+    as_collect_mode,
+    as_eval_mode,
+    as_learn_mode,
+)
+from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNorm
+from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.q_learning import QLearningPolicy
 from dmiddleware.policy.qmix import QMIXPolicy, VDNPolicy
 from dmiddleware.policy.r2d2 import R2D2Policy
 from dmiddleware.policy.rainbow import RainbowPolicy
+from dmiddleware.policy.recurrent import Memory
 from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy
 from dmiddleware.policy.sac import SACPolicy
+from dmiddleware.policy.td import TDPolicy
 from dmiddleware.policy.td3_bc import TD3BCPolicy
 from dmiddleware.policy.tqc import TQCPolicy
+from dmiddleware.policy.update import (
+    UpdateOutput,
+    is_update,
+    priorities_of_rows,
+    update_outputs,
+)
 
 __all__ = [
     "Policy",
-    "BatchedPolicy",
-    "PartsPolicy",
-    "Part",
+    "Component",
     "TargetRule",
     "adam",
     "adamw",
@@ -63,16 +64,23 @@ __all__ = [
     "torch_optimizer",
     "UpdateOutput",
     "TDPolicy",
-    "CommandModePolicy",
+    "QLearningPolicy",
+    "ActorCriticPolicy",
+    "AdvantagePolicy",
+    "ActionCodec",
+    "ACTION_OPTIONS",
+    "mask_of",
+    "ObsNorm",
+    "OBS_NORM_OPTIONS",
+    "Memory",
     "LearnMode",
     "CollectMode",
     "EvalMode",
-    "CommandMode",
     "HasModes",
+    "PolicySpec",
     "as_learn_mode",
     "as_collect_mode",
     "as_eval_mode",
-    "as_command_mode",
     "update_outputs",
     "is_update",
     "priorities_of_rows",
@@ -103,19 +111,4 @@ __all__ = [
     "QMIXPolicy",
     "IPPOPolicy",
     "MAPPOPolicy",
-    "ActorPolicy",
-    "ActorCriticPolicy",
-    "AdvantagePolicy",
-    "PolicyGradientPolicy",
-    "AgentsPolicy",
-    "CodecPolicy",
-    "ObsNormPolicy",
-    "RecurrentPolicy",
-    "ActionCodec",
-    "collate",
-    "data_parallel",
-    "rank_and_world_size",
-    "sum_over_ranks",
-    "gather_from_ranks",
-    "next_run_stamp",
 ]

@@ -10,10 +10,17 @@ from torch import nn
 
 from dmiddleware.config import Option, count, fraction, switch
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
-from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
-from dmiddleware.policy.base.common_options import LEARNING_RATE
-from dmiddleware.policy.base.network_outputs import values_of_rows
+from dmiddleware.policy.actor_critic import (
+    POLICY_GRADIENT_OPTIONS,
+    PolicyGradientOptions,
+    follow_policy_gradient,
+    policy_gradient_component,
+)
+from dmiddleware.policy.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.component import Component
+from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.options import LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["A2COptions", "A2CPolicy"]
@@ -23,9 +30,8 @@ class A2COptions(PolicyGradientOptions, AdvantageOptions, total=False):
     """The options of :meth:`A2CPolicy.for_env`."""
 
 
-@POLICY_REGISTRY.register("a2c_command")
 @POLICY_REGISTRY.register("a2c")
-class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
+class A2CPolicy(AdvantagePolicy):
     """Advantage actor-critic (Mnih et al., "Asynchronous Methods for Deep RL", 2016).
 
     This is the synchronous form: all environments make a few steps, and one update follows the
@@ -40,16 +46,17 @@ class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
 
     One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of
-    actions are supported; see :class:`ActorPolicy`.
+    actions are supported; see :class:`ActionCodec`.
     """
 
     config: ClassVar[dict[str, Any]] = {
         "gae_lambda": Option(1.0, fraction, "λ of generalised advantage estimation"),
         "learn": {
+            **POLICY_GRADIENT_OPTIONS,
             "batch_size": Option(
                 40, count, "rows per update; set it to the rows of a collected batch"
             ),
-            "learning_rate": Option(7e-4, LEARNING_RATE, "the optimiser's learning rate"),
+            "learning_rate": Option(7e-4, LEARNING_RATE, "the optimizer's learning rate"),
             "adv_norm": Option(False, switch, "whether to normalise advantages in each batch"),
         },
     }
@@ -62,23 +69,29 @@ class A2CPolicy(PolicyGradientPolicy, AdvantagePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[A2COptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        output = self._model(batch["obs"])
-        distribution = self._learned_distribution(output, batch)
-        log_prob = distribution.log_prob(self._raw_action(batch))
-        return self._follow_gradient(
+    def make_components(self) -> dict[str, Component]:
+        """Return the network."""
+        return {**super().make_components(), "actor_critic": policy_gradient_component(self)}
+
+    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
+        output = self.model(batch["obs"])
+        distribution = self.learned_distribution(output, batch)
+        log_prob = distribution.log_prob(self.raw_action(batch))
+        return follow_policy_gradient(
+            self,
             distribution,
             log_prob,
-            self._learned_advantage(batch),
+            self.learned_advantage(batch),
             values_of_rows(output["value"], log_prob.shape),
-            self._as_output(batch["ret"]),
+            self.as_output(batch["ret"]),
         )

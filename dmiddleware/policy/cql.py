@@ -12,9 +12,10 @@ from torch import nn
 from dmiddleware.config import Option, count, number, optional, positive
 from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.common_options import LEARNING_RATE
-from dmiddleware.policy.base.obs_norm import DatasetNormPolicy
-from dmiddleware.policy.base.parts import Part, adam
+from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.obs_norm import dataset_norm_options
+from dmiddleware.policy.options import LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
 from dmiddleware.schedule import Schedule
@@ -31,9 +32,8 @@ class CQLOptions(SACOptions, total=False):
     n_actions: int
 
 
-@POLICY_REGISTRY.register("cql_command")
 @POLICY_REGISTRY.register("cql")
-class CQLPolicy(DatasetNormPolicy, SACPolicy):
+class CQLPolicy(SACPolicy):
     """CQL (Kumar et al., "Conservative Q-Learning for Offline Reinforcement Learning", 2020).
 
     :class:`SACPolicy` whose critics also learn low values for all actions, and high values for
@@ -57,8 +57,9 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
       and τ = 5 are 1.60.
     """
 
+    norms_dataset: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {
-        "obs_norm": False,
+        **dataset_norm_options(on=False),
         "learn": {
             "learning_rate_policy": 1e-4,
             "cql_alpha": Option(
@@ -84,7 +85,7 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[CQLOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -94,28 +95,32 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         """
         # mypy compares with the options of SACPolicy alone.
         return super().for_env(  # type: ignore[misc]
-            env, model=model, enable_field=enable_field, **options
+            env, model=model, modes=modes, **options
         )
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn = self._cfg.learn
-        tuned = adam(self._schedules["learn.learning_rate_lagrange"])
-        weight = Part(Temperature(learn.cql_alpha), None if learn.lagrange_gap is None else tuned)
-        return {**super()._make_parts(), "penalty_weight": weight}
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn = self.cfg.learn
+        tuned = adam(self.schedules["learn.learning_rate_lagrange"])
+        weight = Component(
+            Temperature(learn.cql_alpha), None if learn.lagrange_gap is None else tuned
+        )
+        return {**super().make_components(), "penalty_weight": weight}
 
-    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        drawn = super()._draw(batch)
-        shape = (self._cfg.learn.n_actions, *drawn["noise"].shape)
-        generator = self._learn_generator
+    def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the random numbers of an update."""
+        drawn = super().draw(batch)
+        shape = (self.cfg.learn.n_actions, *drawn["noise"].shape)
+        generator = self.learn_generator
         uniform = torch.rand(shape, generator=generator).mul_(2.0).sub_(1.0)
         normal = torch.randn(2, *shape, generator=generator)
         return {
             **drawn,
-            "random_action": uniform.to(self._device),
-            "policy_noise": normal.to(self._device),
+            "random_action": uniform.to(self.device),
+            "policy_noise": normal.to(self.device),
         }
 
-    def _critic_loss(  # type: ignore[override]  # takes what _draw draws in addition
+    def critic_loss_of(  # type: ignore[override]  # takes what _draw draws in addition
         self,
         batch: Mapping[str, Any],
         next_action: torch.Tensor,
@@ -124,12 +129,13 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
         random_action: torch.Tensor,
         policy_noise: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        loss, td_error, logged = super()._critic_loss(
+        """Return the loss of the critics."""
+        loss, td_error, logged = super().critic_loss_of(
             batch, next_action, bonus=torch.zeros_like(bonus)
         )
         gap = self._conservative_gap(batch, random_action, policy_noise)
-        weight = self._parts["penalty_weight"]
-        log_alpha, aim = weight.module.log_alpha, self._cfg.learn.lagrange_gap
+        weight = self.components["penalty_weight"]
+        log_alpha, aim = weight.module.log_alpha, self.cfg.learn.lagrange_gap
         excess = gap if aim is None else gap - aim
         if aim is not None:
             weight.step(-(log_alpha.exp() * excess.detach().mean()))
@@ -149,20 +155,17 @@ class CQLPolicy(DatasetNormPolicy, SACPolicy):
             random_action: ``[N, B, A]`` uniform in ``(-1, 1)``.
             policy_noise: ``[2, N, B, A]`` standard normal, for actions at ``obs`` and ``next_obs``.
         """
-        critic, obs = self._parts["critic"].module, batch["obs"]
+        critic, obs = self.components["critic"].module, batch["obs"]
         with torch.no_grad():
-            own, own_log_prob = self._drawn(obs, policy_noise[0])
-            following, following_log_prob = self._drawn(batch["next_obs"], policy_noise[1])
+            own, own_log_prob = self.draw_action(obs, policy_noise[0])
+            following, following_log_prob = self.draw_action(batch["next_obs"], policy_noise[1])
         uniform = torch.full_like(own_log_prob, -math.log(2.0) * own.shape[-1])
         action = torch.cat([random_action, own, following])
         log_density = torch.cat([uniform, own_log_prob, following_log_prob])
         n = len(action)
         repeated = map_nested(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
-        q: Any = self._critics(critic, repeated, action.flatten(0, 1))
+        q: Any = self.critics(critic, repeated, action.flatten(0, 1))
         integral = (q.unflatten(1, (n, -1)) - log_density).logsumexp(1) - math.log(n)
-        taken = self._critics(critic, obs, self._codec.to_raw(batch["action"]))
+        taken = self.critics(critic, obs, self.codec.to_raw(batch["action"]))
         gap: torch.Tensor = integral - taken
         return gap.mean(-1)
-
-    def _monitor_vars_learn(self) -> list[str]:
-        return [*super()._monitor_vars_learn(), "cql_gap", "cql_alpha"]

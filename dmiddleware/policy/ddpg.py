@@ -7,28 +7,27 @@ from typing import Any, ClassVar, Literal, Self, Unpack
 
 import numpy as np
 import torch
-from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, one_of, positive
-from dmiddleware.data.batch import Value
+from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.base.network_outputs import critic_values
-from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
-from dmiddleware.policy.base.parts import Part, TargetRule, adam
-from dmiddleware.policy.base.td_policy import TDPolicy
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.component import Component, TargetRule, adam
+from dmiddleware.policy.network_outputs import critic_values
+from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
+from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import ensemble_td_loss
 from dmiddleware.schedule import Schedule
 
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
 
 
-class DDPGOptions(ActorOptions, ObsNormOptions, TDOptions, total=False):
+class DDPGOptions(ActionOptions, ObsNormOptions, TDOptions, total=False):
     """The options of :meth:`DDPGPolicy.for_env` and :meth:`TD3Policy.for_env`."""
 
     learning_rate_critic: float | Schedule
@@ -42,9 +41,8 @@ class DDPGOptions(ActorOptions, ObsNormOptions, TDOptions, total=False):
     noise_theta: float
 
 
-@POLICY_REGISTRY.register("ddpg_command")
 @POLICY_REGISTRY.register("ddpg")
-class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
+class DDPGPolicy(TDPolicy):
     """Deep deterministic policy gradients (Lillicrap et al., "Continuous control", 2016).
 
     A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
@@ -64,6 +62,8 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        **OBS_NORM_OPTIONS,
+        **ACTION_OPTIONS,
         "action_bounding": only_bounding(
             "tanh", "actions are the tanh of what the actor returns, mapped to the bounds"
         ),
@@ -111,66 +111,67 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[DDPGOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "actor_q", ["dmiddleware.model"]
 
-    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
-        if "type" not in cfg.model:
-            own = {"deterministic": True, "n_critics": self.n_critics}
-            cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
-        return super()._create_model(cfg, model)
+    def model_defaults(self) -> dict[str, Any]:
+        """Return arguments of the default model that differ from its own defaults."""
+        return {"deterministic": True, "n_critics": self.n_critics}
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn, rates = self._cfg.learn, self._schedules
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn, rates = self.cfg.learn, self.schedules
         follow = TargetRule(learn.actor_update_freq, learn.target_tau)
         return {
-            **super()._make_parts(),
-            "actor": Part(
-                self._submodule("actor"),
+            "actor": Component(
+                self.submodule("actor"),
                 adam(rates["learn.learning_rate_actor"]),
                 target=follow,
                 acts=True,
             ),
-            "critic": Part(
-                self._submodule("critic"),
+            "critic": Component(
+                self.submodule("critic"),
                 adam(rates["learn.learning_rate_critic"]),
                 target=follow,
             ),
         }
 
-    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        learn = self._cfg.learn
-        shape = self._codec.to_raw(batch["action"]).shape
-        noise = torch.randn(shape, generator=self._learn_generator).to(self._device)
+    def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the random numbers of an update."""
+        learn = self.cfg.learn
+        shape = self.codec.to_raw(batch["action"]).shape
+        noise = torch.randn(shape, generator=self.learn_generator).to(self.device)
         limit = learn.target_noise_clip
         return {"noise": (learn.target_noise * noise).clamp_(-limit, limit)}
 
-    def _variant(self) -> dict[str, bool]:
-        return {"moves_actor": (self._train_iter + 1) % self._cfg.learn.actor_update_freq == 0}
+    def variant(self) -> dict[str, bool]:
+        """Return how the next update differs."""
+        return {"moves_actor": (self.train_iter + 1) % self.cfg.learn.actor_update_freq == 0}
 
-    def _update(
+    def update(
         self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
     ) -> dict[str, torch.Tensor]:
-        actor, critic = self._parts["actor"], self._parts["critic"]
+        """Make one update; see :meth:`Policy.update`."""
+        actor, critic = self.components["actor"], self.components["critic"]
         with torch.no_grad():
             next_action = actor.target(batch["next_obs"])["mu"].tanh()
             next_action = (next_action + noise).clamp(-1.0, 1.0)
             next_value = critic.target(batch["next_obs"], next_action)
             next_value = critic_values(next_value, len(next_action)).amin(0)
-        taken = self._codec.to_raw(batch["action"])
+        taken = self.codec.to_raw(batch["action"])
         q = critic_values(critic.module(batch["obs"], taken), len(taken))
         critic_loss, td_error = ensemble_td_loss(
-            q, self._td_target(batch, next_value), weight=batch.get("weight")
+            q, self.td_target(batch, next_value), weight=batch.get("weight")
         )
         critic.step(critic_loss)
         output = {"total_loss": critic_loss, "critic_loss": critic_loss, "q_value": q.mean()}
@@ -178,14 +179,14 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
             chosen = actor.module(batch["obs"])["mu"].tanh()
             # The first critic judges, as in TD3.
             judged = critic_values(critic.module(batch["obs"], chosen), len(chosen))
-            actor_loss = self._actor_loss(batch, chosen, judged[0])
+            actor_loss = self.actor_loss_of(batch, chosen, judged[0])
             actor.step(actor_loss)
             output["actor_loss"] = actor_loss
-        if "weight" in batch or self._cfg.priority:
+        if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
-    def _actor_loss(
+    def actor_loss_of(
         self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
     ) -> torch.Tensor:
         """Return the actor's loss.
@@ -199,18 +200,24 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
 
     def initial_state(self, n: int) -> torch.Tensor | None:
         """Return zeros ``[n, A]``, where Ornstein-Uhlenbeck noise starts; None: it is Gaussian."""
-        return torch.zeros(n, self._codec.n_outputs) if self._cfg.collect.noise == "ou" else None
+        return torch.zeros(n, self.codec.n_outputs) if self.cfg.collect.noise == "ou" else None
 
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
+    def act_collect(  # type: ignore[override]  # takes no other keywords
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        state: torch.Tensor | None = None,
+        action_mask: Nested | None = None,
     ) -> dict[str, Any]:
-        collect = self._cfg.collect
-        raw = self._acting_distribution(self._actor_output(obs), obs, None).mode()
+        """Act with noise; see :meth:`Policy.act_collect`."""
+        collect = self.cfg.collect
+        raw = self.acting_distribution(self.actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)
-        noise = collect.noise_sigma * torch.randn(raw.shape, generator=self._generator)
+        noise = collect.noise_sigma * torch.randn(raw.shape, generator=self.generator)
         # The codec clips what leaves the Box.
         if collect.noise == "gaussian":
-            return {"action": self._codec.to_env(raw + noise)}
+            return {"action": self.codec.to_env(raw + noise)}
         if state is None:
             raise PolicyError(
                 "noise='ou' continues the noise of the step before; pass state=, at first "
@@ -218,19 +225,16 @@ class DDPGPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
             )
         # One step of the process with mean 0 (Uhlenbeck and Ornstein, 1930).
         noise += (1.0 - collect.noise_theta) * state.cpu()
-        return {"action": self._codec.to_env(raw + noise), "state": noise}
+        return {"action": self.codec.to_env(raw + noise), "state": noise}
 
-    def _forward_eval_batch(
+    def act_eval(
         self, obs: Value, env_id: np.ndarray, *, state: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        output = super()._forward_eval_batch(obs, env_id, **kwargs)
+        """Act without noise; see :meth:`Policy.act_eval`."""
+        output = super().act_eval(obs, env_id, **kwargs)
         return output if state is None else {**output, "state": state}
 
-    def _monitor_vars_learn(self) -> list[str]:
-        return ["cur_lr", "total_loss", "critic_loss", "actor_loss", "q_value"]
 
-
-@POLICY_REGISTRY.register("td3_command")
 @POLICY_REGISTRY.register("td3")
 class TD3Policy(DDPGPolicy):
     """Twin delayed DDPG (Fujimoto et al., "Addressing Function Approximation Error", 2018).

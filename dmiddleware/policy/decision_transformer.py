@@ -19,14 +19,14 @@ from dmiddleware.config import (
 )
 from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.data.minibatches import MinibatchUnit
+from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, only_bounding
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE
-from dmiddleware.policy.base.data_parallel import largest_over_ranks
-from dmiddleware.policy.base.obs_norm import DatasetNormPolicy, ObsNormOptions
-from dmiddleware.policy.base.parts import Part, adam
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.obs_norm import ObsNormOptions, dataset_norm_options
+from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode, Policy, PolicyOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import Schedule
@@ -34,7 +34,7 @@ from dmiddleware.schedule import Schedule
 __all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
 
 
-class DecisionTransformerOptions(ActorOptions, ObsNormOptions, total=False):
+class DecisionTransformerOptions(ActionOptions, ObsNormOptions, PolicyOptions, total=False):
     """The options of :meth:`DecisionTransformerPolicy.for_env`."""
 
     target_return: float | None
@@ -61,9 +61,8 @@ class LargestReturn(nn.Module):
         self.value.copy_(torch.maximum(self.value, largest))
 
 
-@POLICY_REGISTRY.register("decision_transformer_command")
 @POLICY_REGISTRY.register("decision_transformer")
-class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
+class DecisionTransformerPolicy(Policy):
     """Decision Transformer (Chen et al., "Reinforcement Learning via Sequence Modeling", 2021).
 
     A causal transformer learns which action followed, in the data, on the steps before and the
@@ -81,9 +80,12 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
     decay; a warm-up is a schedule of the learning rate.
     """
 
-    act_inputs: ClassVar[tuple[str, ...]] = ("action_mask", "prev_reward")
+    act_inputs: tuple[str, ...] = ("action_mask", "prev_reward")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
+    norms_dataset: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {
+        **dataset_norm_options(on=True),
+        **ACTION_OPTIONS,
         "action_bounding": only_bounding(
             "rescale",
             "the actions of the network are bounded already, and are mapped to the bounds",
@@ -120,7 +122,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[DecisionTransformerOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -128,7 +130,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         A Minari dataset serves as the environment, because it has the same spaces.
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -137,47 +139,50 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
     @property
     def context_length(self) -> int:
         """Steps that the network sees at most: the ``unroll_len`` of the buffer."""
-        network: Any = self._model
+        network: Any = self.model
         return int(network.context_length)
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn = self._cfg.learn
-        optimizer = adam(self._schedules["learn.learning_rate"])
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn = self.cfg.learn
+        optimizer = adam(self.schedules["learn.learning_rate"])
         self._largest = LargestReturn()
         return {
-            **super()._make_parts(),
-            "transformer": Part(
-                self._model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True
+            "transformer": Component(
+                self.model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True
             ),
-            "largest_return": Part(self._largest, acts=True),
+            "largest_return": Component(self._largest, acts=True),
         }
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+    def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """Make one update; see :meth:`Policy.learn`."""
         # Dropout draws from torch's generator. Seeded like this, a resumed run is exact.
-        devices = [self._device] if self._on_gpu else []
+        devices = [self.device] if self.on_gpu else []
         with torch.random.fork_rng(devices):
-            seed = torch.randint(2**62, (), generator=self._learn_generator)
+            seed = torch.randint(2**62, (), generator=self.learn_generator)
             torch.manual_seed(int(seed))
-            return super()._forward_learn(batch, **kwargs)
+            return super().learn(batch, **kwargs)
 
-    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows the loss is a mean."""
         return int(batch["mask"].sum())
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
         mask, ret, timestep = (batch[name] for name in ("mask", "return_to_go", "timestep"))
-        raw = self._codec.to_raw(batch["action"])
-        output = self._model(batch["obs"], raw, ret / self._cfg.return_scale, timestep)
-        distribution = self._codec.distribution(output)
+        raw = self.codec.to_raw(batch["action"])
+        output = self.model(batch["obs"], raw, ret / self.cfg.return_scale, timestep)
+        distribution = self.codec.distribution(output)
         loss = bc_loss(distribution, raw, weight=mask / mask.float().mean())
-        norm = self._parts["transformer"].step(loss)
+        norm = self.components["transformer"].step(loss)
         self._largest.add(ret, mask & (timestep == 0))
-        if self._reducer is not None:
+        if self.reducer is not None:
             largest_over_ranks(self._largest.value)
         logged = {"total_loss": loss.detach(), "largest_return": self._largest.value.clone()}
         hits = bc_hits(distribution, raw)
         if hits is not None:
             logged["accuracy"] = (hits & mask).sum() / mask.sum()
-        if self._cfg.learn.grad_clip_norm is not None:
+        if self.cfg.learn.grad_clip_norm is not None:
             logged["grad_norm"] = norm
         return logged
 
@@ -188,7 +193,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             The window, oldest step first: ``obs_embedding`` ``[n, K, D]``, ``action`` ``[n, K, …]``
             and ``return_to_go`` ``[n, K]``; ``timestep`` ``[n]``, the number of steps before.
         """
-        network: Any = self._model
+        network: Any = self.model
         window = (n, self.context_length)
         (part,) = network.action_parts
         is_discrete = part.kind == "discrete"
@@ -201,15 +206,17 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             "timestep": torch.zeros(n, dtype=torch.int64),
         }
 
-    def _forward_eval_batch(
+    def act_eval(
         self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._next_step(obs, None if deterministic else self._eval_generator, **kwargs)
+        """Act while evaluating; see :meth:`Policy.act_eval`."""
+        return self._next_step(obs, None if deterministic else self.eval_generator, **kwargs)
 
-    def _forward_collect_batch(
+    def act_collect(
         self, obs: Value, env_id: np.ndarray, *, deterministic: bool = True, **kwargs: Any
     ) -> dict[str, Any]:
-        return self._next_step(obs, None if deterministic else self._generator, **kwargs)
+        """Act while collecting; see :meth:`Policy.act_collect`."""
+        return self._next_step(obs, None if deterministic else self.generator, **kwargs)
 
     def _next_step(
         self,
@@ -227,7 +234,7 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
                 "a decision transformer acts on the steps before; pass prev_reward= and state=, at "
                 "first policy.initial_state(n_envs), and then what forward returned as state"
             )
-        network: Any = self._model
+        network: Any = self.model
         timestep, length = state["timestep"], self.context_length
         row = torch.arange(len(timestep), device=timestep.device)
         # Steps fill the window from its beginning; a full one drops its oldest step.
@@ -245,11 +252,11 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
         output = network.decode(
             embedding.transpose(0, 1),
             action.transpose(0, 1),
-            ret.T / self._cfg.return_scale,
+            ret.T / self.cfg.return_scale,
             places,
         )
         last = {name: column[slot, row] for name, column in output.items()}
-        distribution = self._acting_distribution(last, obs, action_mask)
+        distribution = self.acting_distribution(last, obs, action_mask)
         raw = distribution.mode() if generator is None else distribution.sample(generator)
         assert isinstance(raw, torch.Tensor)
         action[row, slot] = raw.to(action.device)
@@ -259,15 +266,12 @@ class DecisionTransformerPolicy(DatasetNormPolicy, CommandModePolicy):
             "return_to_go": ret,
             "timestep": timestep + 1,
         }
-        return {"action": self._codec.to_env(raw), "state": following}
+        return {"action": self.codec.to_env(raw), "state": following}
 
     def _asked_return(self) -> torch.Tensor:
         """Return what to ask for at the start of an episode, a scalar."""
-        wanted = self._cfg.target_return
+        wanted = self.cfg.target_return
         largest = self._largest.value
         # A policy that has not learned knows no return.
         known = largest.masked_fill(largest.isinf(), 0.0)
         return known if wanted is None else torch.full_like(largest, wanted)
-
-    def _monitor_vars_learn(self) -> list[str]:
-        return ["cur_lr", "total_loss", "largest_return"]

@@ -6,21 +6,21 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, positive, switch
-from dmiddleware.data.batch import Nested, Value
+from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.base.network_outputs import with_rows
-from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
-from dmiddleware.policy.base.parts import Part, TargetRule, adam
-from dmiddleware.policy.base.td_policy import TDPolicy
+from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.component import Component, TargetRule, adam
+from dmiddleware.policy.network_outputs import with_rows
+from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
+from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import Temperature
+from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import Categorical, ensemble_td_loss
 from dmiddleware.schedule import Schedule
 
@@ -39,9 +39,8 @@ class DiscreteSACOptions(ObsNormOptions, TDOptions, total=False):
     target_tau: float
 
 
-@POLICY_REGISTRY.register("discrete_sac_command")
 @POLICY_REGISTRY.register("discrete_sac")
-class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
+class DiscreteSACPolicy(TDPolicy):
     """Discrete SAC (Christodoulou, "Soft Actor-Critic for Discrete Action Settings", 2019).
 
     As :class:`SACPolicy`, for one discrete choice. The critics give every action a value, so that
@@ -61,8 +60,8 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
     """
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
-    is_stochastic: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {
+        **OBS_NORM_OPTIONS,
         "learn": {
             "batch_size": Option(64, count, "rows per update"),
             "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
@@ -93,50 +92,53 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[DiscreteSACOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "discrete_actor_q", ["dmiddleware.model"]
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn, rates = self._cfg.learn, self._schedules
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn, rates = self.cfg.learn, self.schedules
         tuned = adam(rates["learn.learning_rate_alpha"]) if learn.auto_alpha else None
         return {
-            **super()._make_parts(),
-            "actor": Part(
-                self._submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
+            "actor": Component(
+                self.submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
             ),
-            "critic": Part(
-                self._submodule("critic"),
+            "critic": Component(
+                self.submodule("critic"),
                 adam(rates["learn.learning_rate_q"]),
                 target=TargetRule(1, learn.target_tau),
             ),
-            "temperature": Part(Temperature(learn.alpha), tuned),
+            "temperature": Component(Temperature(learn.alpha), tuned),
         }
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
+    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
+        actor, critic, temperature = (
+            self.components[n] for n in ("actor", "critic", "temperature")
+        )
         obs, next_obs = batch["obs"], batch["next_obs"]
-        mask = self._mask_of(obs, batch.get("action_mask"))
+        mask = mask_of(obs, batch.get("action_mask"))
         log_alpha = temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
 
         with torch.no_grad():
-            next_mask = self._mask_of(next_obs, batch.get("next_action_mask"))
+            next_mask = mask_of(next_obs, batch.get("next_action_mask"))
             prob, log_prob = self._probabilities(next_obs, next_mask)
             shape = ("n_critics", *prob.shape)
             next_q = with_rows(critic.target(next_obs), shape, what="of the critics").amin(0)
-            target = self._td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
+            target = self.td_target(batch, (prob * (next_q - alpha * log_prob)).sum(-1))
         values = with_rows(critic.module(obs), shape, what="of the critics")
-        action = self._codec.to_raw(batch["action"]).expand(len(values), -1)
+        action = self.codec.to_raw(batch["action"]).expand(len(values), -1)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         squares, td_error = ensemble_td_loss(taken, target, weight=batch.get("weight"))
         critic_loss = 0.5 * squares
@@ -149,9 +151,9 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
         actor.step(actor_loss)
 
         entropy = -(prob * log_prob).sum(-1).detach()
-        if self._cfg.learn.auto_alpha:
+        if self.cfg.learn.auto_alpha:
             largest = _largest_entropy(log_prob.shape[-1], mask)
-            wanted = self._cfg.learn.target_entropy_ratio * largest
+            wanted = self.cfg.learn.target_entropy_ratio * largest
             temperature.step(log_alpha * (entropy - wanted).mean())
         output = {
             "total_loss": critic_loss + actor_loss,
@@ -162,7 +164,7 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
             "entropy": entropy.mean(),
             "alpha": alpha,
         }
-        if "weight" in batch or self._cfg.priority:
+        if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
@@ -173,34 +175,9 @@ class DiscreteSACPolicy(TDPolicy, ObsNormPolicy, CommandModePolicy):
 
         So a sum over all actions is one over the allowed actions.
         """
-        log_prob = Categorical(self._parts["actor"].module(obs)["logit"], mask).log_probs
+        log_prob = Categorical(self.components["actor"].module(obs)["logit"], mask).log_probs
         prob = log_prob.exp()
         return prob, log_prob.masked_fill(prob == 0, 0.0)
-
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._acted(obs, action_mask, self._generator)
-
-    def _forward_eval_batch(
-        self,
-        obs: Value,
-        env_id: np.ndarray,
-        *,
-        deterministic: bool = True,
-        action_mask: Nested | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        return self._acted(obs, action_mask, None if deterministic else self._eval_generator)
-
-    def _acted(
-        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
-    ) -> dict[str, Any]:
-        output = self._parts["actor"].module(obs)
-        return self._chosen_action(self._acting_distribution(output, obs, action_mask), generator)
-
-    def _monitor_vars_learn(self) -> list[str]:
-        return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]
 
 
 def _largest_entropy(n_actions: int, mask: torch.Tensor | None) -> torch.Tensor | float:

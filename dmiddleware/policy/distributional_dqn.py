@@ -9,9 +9,12 @@ from typing import Any, ClassVar, Self, TypeAlias, Unpack
 import torch
 from torch import nn
 
+from dmiddleware.data.batch import Batch
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.update import CHECK_EVERY
 from dmiddleware.rl import (
     categorical_target,
     clipped_share,
@@ -20,7 +23,7 @@ from dmiddleware.rl import (
     weighted_mean,
 )
 
-__all__ = ["C51Policy", "DistributionalPolicy", "QRDQNPolicy", "QuantilePolicy"]
+__all__ = ["C51Policy", "QRDQNPolicy", "QuantilePolicy"]
 
 _log = logging.getLogger(__name__)
 _CLIPPED_SHARE_TO_WARN = 0.05
@@ -28,28 +31,8 @@ _CLIPPED_SHARE_TO_WARN = 0.05
 Losses: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
-class DistributionalPolicy(QLearningPolicy):
-    """Q-learning of distributions of returns."""
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
-
-
-@POLICY_REGISTRY.register("c51_command")
 @POLICY_REGISTRY.register("c51")
-class C51Policy(DistributionalPolicy):
+class C51Policy(QLearningPolicy):
     """Categorical DQN (Bellemare et al., "A Distributional Perspective on RL", 2017).
 
     As :class:`DQNPolicy`, with a network that gives each action a distribution over the returns
@@ -64,24 +47,39 @@ class C51Policy(DistributionalPolicy):
     """
 
     learned: ClassVar[str] = "log_prob"
-    _clipped_share: torch.Tensor | None = None
     _has_warned_of_clipping = False
+
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        modes: Iterable[Mode] = MODES,
+        **options: Unpack[QLearningOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "categorical_q_network", ["dmiddleware.model"]
 
-    def _loss(
+    def loss(
         self,
         batch: Mapping[str, Any],
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> Losses:
-        support = self._parts["q"].target.support
+        """Return the loss; see :meth:`QLearningPolicy.loss`."""
+        support = self.components["q"].target.support
         following = following.exp()
         reward, terminated = batch["reward"], batch["terminated"]
-        discount = batch.get("discount", self._cfg.discount_factor)
+        discount = batch.get("discount", self.cfg.discount_factor)
         target = categorical_target(
             following, reward, terminated, discount=discount, support=support
         )
@@ -97,28 +95,23 @@ class C51Policy(DistributionalPolicy):
         }
         return weighted_mean(losses, batch.get("weight")), divergence.clamp_min(0.0), logged
 
-    def _monitor_vars_learn(self) -> list[str]:
-        return [*super()._monitor_vars_learn(), "clipped_share"]
+    def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """Make one update; see :meth:`Policy.learn`."""
+        output = super().learn(batch, **kwargs)
+        assert isinstance(output, Mapping)  # of one update
+        # A GPU is waited for as rarely as for the check of skipped steps.
+        if not self._has_warned_of_clipping and (
+            not self.on_gpu or self.train_iter % CHECK_EVERY == 0
+        ):
+            self._warn_of_clipping(output["clipped_share"])
+        return output
 
-    def _reported(self, output: dict[str, Any]) -> Mapping[str, Any]:
-        self._clipped_share = output["clipped_share"]
-        if not self._on_gpu:
-            self._warn_of_clipping()
-        return super()._reported(output)
-
-    def _look(self) -> None:
-        super()._look()
-        self._warn_of_clipping()
-
-    def _warn_of_clipping(self) -> None:
-        """Warn once if the support is too narrow for the returns of the last batch."""
-        if self._clipped_share is None or self._has_warned_of_clipping:
-            return
-        share = float(self._clipped_share)
+    def _warn_of_clipping(self, share: float) -> None:
+        """Warn if the support is too narrow for the returns of the last batch."""
         if share <= _CLIPPED_SHARE_TO_WARN:
             return
         self._has_warned_of_clipping = True
-        support = self._parts["q"].target.support
+        support = self.components["q"].target.support
         low, high = float(support[0]), float(support[-1])
         _log.warning(
             "%s clips %.0f%% of the target's probability, because these returns are outside of "
@@ -131,19 +124,35 @@ class C51Policy(DistributionalPolicy):
         )
 
 
-class QuantilePolicy(DistributionalPolicy):
+class QuantilePolicy(QLearningPolicy):
     """Q-learning of quantiles of returns; the priority is the absolute error of their mean."""
 
     learned: ClassVar[str] = "quantiles"
 
-    def _loss(
+    @classmethod
+    def for_env(  # type: ignore[override]  # only the options of this algorithm
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        modes: Iterable[Mode] = MODES,
+        **options: Unpack[QLearningOptions],
+    ) -> Self:
+        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
+
+        :doc:`/reference/configuration` lists the options.
+        """
+        return super().for_env(env, model=model, modes=modes, **options)
+
+    def loss(
         self,
         batch: Mapping[str, Any],
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> Losses:
-        target = self._td_target(batch, following)
+        """Return the loss; see :meth:`QLearningPolicy.loss`."""
+        target = self.td_target(batch, following)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
         value, wanted = quantiles.detach().mean(-1), target.mean(-1)
@@ -151,7 +160,6 @@ class QuantilePolicy(DistributionalPolicy):
         return weighted_mean(losses, batch.get("weight")), (wanted - value).abs(), logged
 
 
-@POLICY_REGISTRY.register("qrdqn_command")
 @POLICY_REGISTRY.register("qrdqn")
 class QRDQNPolicy(QuantilePolicy):
     """QR-DQN (Dabney et al., "Distributional RL with Quantile Regression", 2018).

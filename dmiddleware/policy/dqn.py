@@ -10,8 +10,9 @@ from torch import nn
 
 from dmiddleware.config import Option, one_of
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
 from dmiddleware.rl import td_loss
 
 __all__ = ["DQNOptions", "DQNPolicy"]
@@ -23,7 +24,6 @@ class DQNOptions(QLearningOptions, total=False):
     loss: Literal["huber", "mse"]
 
 
-@POLICY_REGISTRY.register("dqn_command")
 @POLICY_REGISTRY.register("dqn")
 class DQNPolicy(QLearningPolicy):
     """Deep Q-learning (Mnih et al., "Human-level control through deep RL", Nature 2015).
@@ -71,33 +71,34 @@ class DQNPolicy(QLearningPolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[DQNOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "q_network", ["dmiddleware.model"]
 
-    def _loss(
+    def loss(
         self,
         batch: Mapping[str, Any],
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        target = self._td_target(batch, following)
+        """Return the loss; see :meth:`QLearningPolicy.loss`."""
+        target = self.td_target(batch, following)
         loss, td_error = td_loss(
             output["logit"],
             action,
             target,
             weight=batch.get("weight"),
-            criterion=self._cfg.learn.loss,
+            criterion=self.cfg.learn.loss,
         )
         mean_target = target.mean()
         logged = {"q_value": mean_target - td_error.mean(), "target_q_value": mean_target}

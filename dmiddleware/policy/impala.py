@@ -14,9 +14,17 @@ from dmiddleware.data import MinibatchUnit
 from dmiddleware.data.batch import Batch
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actor_critic import PolicyGradientOptions, PolicyGradientPolicy
-from dmiddleware.policy.base.common_options import LEARNING_RATE
-from dmiddleware.policy.base.network_outputs import values_of_rows
+from dmiddleware.policy.actor_critic import (
+    POLICY_GRADIENT_OPTIONS,
+    ActorCriticPolicy,
+    PolicyGradientOptions,
+    follow_policy_gradient,
+    policy_gradient_component,
+)
+from dmiddleware.policy.component import Component
+from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.options import LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
 
@@ -31,9 +39,8 @@ class IMPALAOptions(PolicyGradientOptions, total=False):
     c_clip: float
 
 
-@POLICY_REGISTRY.register("impala_command")
 @POLICY_REGISTRY.register("impala")
-class IMPALAPolicy(PolicyGradientPolicy):
+class IMPALAPolicy(ActorCriticPolicy):
     """IMPALA (Espeholt et al., "IMPALA: Scalable Distributed Deep-RL", 2018).
 
     Collectors act with weights that are some updates old. V-trace corrects the targets of the
@@ -48,13 +55,14 @@ class IMPALAPolicy(PolicyGradientPolicy):
     (``raw_action`` where there is one), ``log_prob`` of the policy that acted, ``reward``,
     ``next_obs``, ``terminated``, ``done``, and ``episode_id`` where there is one. It learns from
     collected trajectories as they are, so its chain has no estimator of advantages. All kinds of
-    actions are supported; see :class:`ActorPolicy`.
+    actions are supported; see :class:`ActionCodec`.
     """
 
     config: ClassVar[dict[str, Any]] = {
         "learn": {
+            **POLICY_GRADIENT_OPTIONS,
             "batch_size": Option(640, count, "least rows per update, in whole lanes"),
-            "learning_rate": Option(6e-4, LEARNING_RATE, "the optimiser's learning rate"),
+            "learning_rate": Option(6e-4, LEARNING_RATE, "the optimizer's learning rate"),
             "trace_decay": Option(1.0, fraction, "λ of V-trace (remark 2)"),
             "rho_clip": Option(1.0, positive, "bound of the ratios ρ, also of the advantages'"),
             "c_clip": Option(1.0, positive, "bound of the ratios c, at most that of ρ"),
@@ -79,14 +87,14 @@ class IMPALAPolicy(PolicyGradientPolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[IMPALAOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
@@ -100,21 +108,27 @@ class IMPALAPolicy(PolicyGradientPolicy):
             f"at most learn.rho_clip, which is {learn.rho_clip}",
         )
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+    def check_batch(self, batch: Batch) -> Batch:
+        """Refuse rows that are not lanes."""
         if batch["done"].dim() != 2:
             raise StructureError(
                 "IMPALA learns from lanes [T, B, …], but the batch has rows "
                 f"{tuple(batch['done'].shape)}; use OnPolicyLearner after a StepCollector"
             )
-        return super()._forward_learn(batch, **kwargs)
+        return batch
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        learn = self._cfg.learn
-        output = self._model(batch["obs"])
-        distribution = self._learned_distribution(output, batch)
-        log_prob = distribution.log_prob(self._raw_action(batch))
+    def make_components(self) -> dict[str, Component]:
+        """Return the network."""
+        return {"actor_critic": policy_gradient_component(self)}
+
+    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
+        learn = self.cfg.learn
+        output = self.model(batch["obs"])
+        distribution = self.learned_distribution(output, batch)
+        log_prob = distribution.log_prob(self.raw_action(batch))
         with torch.no_grad():
-            next_value = self._critic_output(batch["next_obs"], n_lead=2)
+            next_value = self.critic_output(batch["next_obs"], n_lead=2)
         value = values_of_rows(output["value"], log_prob.shape)
         target = vtrace(
             batch["reward"],
@@ -124,10 +138,10 @@ class IMPALAPolicy(PolicyGradientPolicy):
             episode_cuts(batch),
             log_prob=log_prob.detach(),
             old_log_prob=batch["log_prob"],
-            discount=self._cfg.discount_factor,
+            discount=self.cfg.discount_factor,
             trace_decay=learn.trace_decay,
             rho_clip=learn.rho_clip,
             c_clip=learn.c_clip,
             adv_rho_clip=learn.rho_clip,
         )
-        return self._follow_gradient(distribution, log_prob, target.adv, value, target.value)
+        return follow_policy_gradient(self, distribution, log_prob, target.adv, value, target.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,18 +16,17 @@ from dmiddleware.config import (
     fraction,
     positive,
 )
-from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import (
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.component import Component, TargetRule, adam
+from dmiddleware.policy.network_outputs import critic_values, values_of_rows
+from dmiddleware.policy.options import (
     COLLECT_OPTIONS,
     LEARNING_RATE,
     TD_COLUMNS,
     TD_OPTIONS,
 )
-from dmiddleware.policy.base.network_outputs import critic_values, values_of_rows
-from dmiddleware.policy.base.parts import Part, TargetRule, adam
+from dmiddleware.policy.policy import MODES, Mode, Policy, PolicyOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ensemble_td_loss, td_target
 from dmiddleware.schedule import Schedule
@@ -40,7 +38,7 @@ _EXPECTILE = Range(
 )
 
 
-class IQLOptions(ActorOptions, total=False):
+class IQLOptions(ActionOptions, PolicyOptions, total=False):
     """The options of :meth:`IQLPolicy.for_env`."""
 
     discount_factor: float
@@ -56,9 +54,8 @@ class IQLOptions(ActorOptions, total=False):
     n_episode: int | None
 
 
-@POLICY_REGISTRY.register("iql_command")
 @POLICY_REGISTRY.register("iql")
-class IQLPolicy(ActorPolicy, CommandModePolicy):
+class IQLPolicy(Policy):
     """IQL (Kostrikov et al., "Offline Reinforcement Learning with Implicit Q-Learning", 2021).
 
     A state value learns an upper expectile of the values of the actions in the data (equation 5),
@@ -74,6 +71,7 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        **ACTION_OPTIONS,
         "action_bounding": only_bounding(
             "rescale", "the mean of the actor is bounded already, and is mapped to the bounds"
         ),
@@ -113,7 +111,7 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[IQLOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -121,30 +119,31 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
         A Minari dataset serves as the environment, because it has the same spaces.
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "actor_qv", ["dmiddleware.model"]
 
-    def _make_parts(self) -> dict[str, Part]:
-        rates = self._schedules
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        rates = self.schedules
 
-        def part(name: str, **options: Any) -> Part:
+        def part(name: str, **options: Any) -> Component:
             rate = rates[f"learn.learning_rate_{name}"]
-            return Part(self._submodule(name), adam(rate), **options)
+            return Component(self.submodule(name), adam(rate), **options)
 
         return {
-            **super()._make_parts(),
             "actor": part("actor", acts=True),
-            "critic": part("critic", target=TargetRule(1, self._cfg.learn.target_tau)),
+            "critic": part("critic", target=TargetRule(1, self.cfg.learn.target_tau)),
             "value": part("value"),
         }
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        learn = self._cfg.learn
-        actor, critic, value = (self._parts[name] for name in ("actor", "critic", "value"))
-        obs, action = batch["obs"], self._codec.to_raw(batch["action"])
+    def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
+        learn = self.cfg.learn
+        actor, critic, value = (self.components[name] for name in ("actor", "critic", "value"))
+        obs, action = batch["obs"], self.codec.to_raw(batch["action"])
 
         with torch.no_grad():
             q = critic_values(critic.target(obs, action), len(action)).amin(0)
@@ -155,14 +154,14 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
             advantage = q - values_of_rows(value.module(obs), q.shape)
             weight = (learn.inverse_temperature * advantage).exp()
             weight = weight.clamp(max=learn.max_advantage_weight)
-        log_prob = self._codec.distribution(actor.module(obs)).log_prob(action)
+        log_prob = self.codec.distribution(actor.module(obs)).log_prob(action)
         actor_loss = -(weight * log_prob).mean()
         actor.step(actor_loss)
 
         with torch.no_grad():
             next_value = values_of_rows(value.module(batch["next_obs"]), q.shape)
         target = td_target(
-            next_value, batch["reward"], batch["terminated"], discount=self._cfg.discount_factor
+            next_value, batch["reward"], batch["terminated"], discount=self.cfg.discount_factor
         )
         learned = critic_values(critic.module(obs, action), len(action))
         critic_loss = ensemble_td_loss(learned, target).loss
@@ -176,14 +175,6 @@ class IQLPolicy(ActorPolicy, CommandModePolicy):
             "advantage": advantage.mean(),
             "advantage_weight": weight.mean(),
         }
-
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._acted(obs, None, self._generator)
-
-    def _monitor_vars_learn(self) -> list[str]:
-        return ["cur_lr", "value_loss", "policy_loss", "critic_loss", "q_value", "advantage_weight"]
 
 
 def expectile_loss(difference: torch.Tensor, expectile: float) -> torch.Tensor:

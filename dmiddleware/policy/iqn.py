@@ -10,9 +10,10 @@ from torch import nn
 
 from dmiddleware.config import Option, count
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.q_learning import Forward, Inputs, QLearningOptions
 from dmiddleware.policy.distributional_dqn import QuantilePolicy
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.q_learning import Forward, Inputs, QLearningOptions
 
 __all__ = ["IQNOptions", "IQNPolicy"]
 
@@ -24,7 +25,6 @@ class IQNOptions(QLearningOptions, total=False):
     n_tau_target: int
 
 
-@POLICY_REGISTRY.register("iqn_command")
 @POLICY_REGISTRY.register("iqn")
 class IQNPolicy(QuantilePolicy):
     """IQN (Dabney et al., "Implicit Quantile Networks for Distributional RL", 2018).
@@ -55,7 +55,7 @@ class IQNPolicy(QuantilePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[IQNOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -65,7 +65,7 @@ class IQNPolicy(QuantilePolicy):
         return super().for_env(
             env,
             model=model,
-            enable_field=enable_field,
+            modes=modes,
             **options,  # type: ignore[misc]  # the base class has fewer
         )
 
@@ -73,9 +73,10 @@ class IQNPolicy(QuantilePolicy):
         """Return the model to build where ``cfg.model`` names none."""
         return "implicit_quantile_q_network", ["dmiddleware.model"]
 
-    def _draw_inputs(self, forward: Forward, n_rows: int, generator: torch.Generator) -> Inputs:
-        learn, model = self._cfg.learn, cast(Any, self._model)
+    def draw_inputs(self, forward: Forward, n_rows: int, generator: torch.Generator) -> Inputs:
+        """Return the random inputs of a forward; see :meth:`QLearningPolicy.draw_inputs`."""
+        learn, model = self.cfg.learn, cast(Any, self.model)
         sizes: dict[str, int] = {"online": learn.n_tau, "target": learn.n_tau_target}
         shape = (n_rows, sizes.get(forward) or model.n_quantiles)
-        tau = torch.rand(shape, generator=generator).to(self._device)
-        return {**super()._draw_inputs(forward, n_rows, generator), "tau": tau}
+        tau = torch.rand(shape, generator=generator).to(self.device)
+        return {**super().draw_inputs(forward, n_rows, generator), "tau": tau}

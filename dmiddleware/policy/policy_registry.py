@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.base.policy import Policy
+from dmiddleware.policy.policy import Policy
 from dmiddleware.registry import Registry, import_modules
 
 __all__ = ["POLICY_REGISTRY", "create_policy", "get_policy_cls"]
@@ -37,7 +37,7 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
     Args:
         cfg: the policy's config, with ``type`` and, for classes that live elsewhere,
             ``import_names``.
-        kwargs: passed to the class's constructor (``model``, ``enable_field``).
+        kwargs: passed to the class's constructor (``model``, ``modes``).
 
     Raises:
         ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.

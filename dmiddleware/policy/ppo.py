@@ -1,4 +1,4 @@
-"""Proximal policy optimisation."""
+"""Proximal policy optimization."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from dmiddleware.config import (
     positive,
     switch,
 )
+from dmiddleware.data.batch import Batch
+from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.advantage import AdvantageOptions, AdvantagePolicy
-from dmiddleware.policy.base.common_options import LEARNING_RATE
-from dmiddleware.policy.base.data_parallel import sum_over_ranks
-from dmiddleware.policy.base.network_outputs import values_of_rows
-from dmiddleware.policy.base.parts import Part, adam
+from dmiddleware.policy.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.agents import present_agents, weights_of_agents
+from dmiddleware.policy.component import Component, adam
+from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.options import LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import Schedule, scheduled
@@ -49,10 +52,9 @@ class PPOOptions(AdvantageOptions, total=False):
     n_episode: int | None
 
 
-@POLICY_REGISTRY.register("ppo_command")
 @POLICY_REGISTRY.register("ppo")
 class PPOPolicy(AdvantagePolicy):
-    """Proximal policy optimisation (Schulman et al., "PPO Algorithms", 2017), with clipping.
+    """Proximal policy optimization (Schulman et al., "PPO Algorithms", 2017), with clipping.
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
     initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, and a
@@ -63,7 +65,7 @@ class PPOPolicy(AdvantagePolicy):
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``.
 
     - Discrete, MultiDiscrete, MultiBinary, Box, Dict and Tuple action spaces are supported; see
-      :class:`ActorPolicy`.
+      :class:`ActionCodec`.
     - Collecting returns ``action``, ``log_prob``, ``value`` and what the actor returned, ``logit``,
       ``mu`` and ``sigma``. If the action has continuous parts, it also returns ``raw_action``, the
       draw whose log-density is ``log_prob``; ``action`` is within the environment's bounds.
@@ -122,56 +124,58 @@ class PPOPolicy(AdvantagePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[PPOOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn = self._cfg.learn
-        optimizer = adam(self._schedules["learn.learning_rate"], eps=learn.adam_eps)
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn = self.cfg.learn
+        optimizer = adam(self.schedules["learn.learning_rate"], eps=learn.adam_eps)
         clip = learn.grad_clip_norm
         return {
-            **super()._make_parts(),
-            "actor_critic": Part(self._model, optimizer, grad_clip_norm=clip, acts=True),
+            **super().make_components(),
+            "actor_critic": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
         }
 
-    def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the outputs for a minibatch, with its leading dimensions."""
-        output: dict[str, torch.Tensor] = self._model(batch["obs"])
+        output: dict[str, torch.Tensor] = self.model(batch["obs"])
         return output
 
-    def _update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        learn = self._cfg.learn
-        output = self._learning_output(batch)
-        distribution = self._learned_distribution(output, batch)
-        log_prob = distribution.log_prob(self._raw_action(batch))
+    def update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Make one update; see :meth:`Policy.update`."""
+        learn = self.cfg.learn
+        output = self.learning_output(batch)
+        distribution = self.learned_distribution(output, batch)
+        log_prob = distribution.log_prob(self.raw_action(batch))
         weight = self._row_weight(batch)
         policy = ppo_policy_loss(
             log_prob,
             batch["log_prob"],
-            self._learned_advantage(batch, weight),
-            clip_ratio=self._values["learn.clip_ratio"],
+            self.learned_advantage(batch, weight),
+            clip_ratio=self.values["learn.clip_ratio"],
             dual_clip=learn.dual_clip,
             weight=weight,
         )
         value_loss = ppo_value_loss(
             values_of_rows(output["value"], log_prob.shape),
-            self._as_output(batch["ret"]),
-            old_value=self._as_output(batch["value"]),
+            self.as_output(batch["ret"]),
+            old_value=self.as_output(batch["value"]),
             clip_range=learn.value_clip,
             weight=weight,
         )
         entropy = distribution.entropy()
         entropy = (entropy if weight is None else entropy * weight).mean()
-        entropy_weight = self._values["learn.entropy_weight"]
+        entropy_weight = self.values["learn.entropy_weight"]
         loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
         stop = self._has_moved_too_far(policy.approx_kl, batch)
-        norm = self._parts["actor_critic"].step(loss, skip=stop)
+        norm = self.components["actor_critic"].step(loss, skip=stop)
         answer = {
             "total_loss": loss.detach(),
             "policy_loss": policy.loss.detach(),
@@ -185,30 +189,28 @@ class PPOPolicy(AdvantagePolicy):
             answer["grad_norm"] = norm
         return answer
 
-    def _monitor_vars_learn(self) -> list[str]:
-        return [
-            "cur_lr",
-            "total_loss",
-            "policy_loss",
-            "value_loss",
-            "entropy",
-            "approx_kl",
-            "clip_fraction",
-        ]
-
     def _has_moved_too_far(self, kl: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """Return whether the policy is further than ``target_kl`` from the one that collected."""
-        target_kl = self._cfg.target_kl
+        target_kl = self.cfg.target_kl
         if target_kl is None:
             return None
-        if self._reducer is not None:
+        if self.reducer is not None:
             # All ranks stop together; otherwise some would wait for the others' gradients.
-            n_rows = self._n_learned_rows(batch)
+            n_rows = self.n_learned_rows(batch)
             total, count = sum_over_ranks([kl.item() * n_rows, n_rows])
             kl = kl.new_tensor(total / count)
         near: torch.Tensor = kl <= target_kl
         return near.logical_not()
 
     def _row_weight(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
-        """Return the weight of each row in the losses, of mean 1; None: all weigh the same."""
-        return None
+        """Return the weight of each row in the losses, of mean 1; None: all weigh the same.
+
+        Agents that do not take part have no weight.
+        """
+        return weights_of_agents(batch["obs"]) if self.several_agents else None
+
+    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows, or agents, the loss of a batch is a mean."""
+        if self.several_agents:
+            return int(present_agents(batch["obs"]).sum())
+        return super().n_learned_rows(batch)

@@ -13,10 +13,12 @@ from dmiddleware.config import Option, at_least, count, fraction, positive, swit
 from dmiddleware.data.batch import Batch, Nested, Value, map_nested
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.common_options import LEARNING_RATE
-from dmiddleware.policy.base.q_learning import QLearningOptions, QLearningPolicy
-from dmiddleware.policy.base.recurrent import RecurrentPolicy
+from dmiddleware.policy.actions import mask_of
+from dmiddleware.policy.options import LEARNING_RATE
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.recurrent import Memory
 from dmiddleware.rl import (
     epsilon_greedy,
     mask_logit,
@@ -40,9 +42,8 @@ class R2D2Options(QLearningOptions, total=False):
     priority_eta: float
 
 
-@POLICY_REGISTRY.register("r2d2_command")
 @POLICY_REGISTRY.register("r2d2")
-class R2D2Policy(RecurrentPolicy, QLearningPolicy):
+class R2D2Policy(QLearningPolicy):
     """R2D2 (Kapturowski et al., "Recurrent Experience Replay in Distributed RL", ICLR 2019).
 
     Double Q-learning with a dueling recurrent network, a
@@ -92,6 +93,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
             ),
         },
     }
+    act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
         "action",
@@ -109,18 +111,28 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[R2D2Options],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "recurrent_q_network", ["dmiddleware.model"]
+
+    def setup(self) -> None:
+        """Build the memory."""
+        super().setup()
+        self.memory = Memory(self.model, self.codec, user=type(self).__name__)
+        self.act_inputs = self.memory.act_inputs
+
+    def initial_state(self, n: int) -> torch.Tensor:
+        """Return the state at the start of ``n`` episodes, ``[n, S]``: zeros."""
+        return self.memory.initial_state(n)
 
     @property
     def nstep(self) -> int:
@@ -130,9 +142,9 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
     @property
     def burn_in(self) -> int:
         """The rows at the start of a sequence that only update the state; the buffer's too."""
-        return int(self._cfg.burn_in)
+        return int(self.cfg.burn_in)
 
-    def _forward_collect_batch(
+    def act_collect(
         self,
         obs: Value,
         env_id: np.ndarray,
@@ -141,25 +153,25 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         action_mask: Nested | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        """Take a random action with the probability ``eps``; see :meth:`Policy.act_collect`."""
         # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
-        output = self._run(obs, kwargs, kwargs["state"])
-        logit, mask = output["logit"], self._mask_of(obs, action_mask)
-        if self._on_gpu:
+        output = self.memory.run(obs, kwargs, kwargs["state"])
+        logit, mask = output["logit"], mask_of(obs, action_mask)
+        if self.on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
-        action = epsilon_greedy(logit, eps, generator=self._generator, mask=mask)
-        return {"action": self._codec.to_env(action), "state": output["state"]}
+        action = epsilon_greedy(logit, eps, generator=self.generator, mask=mask)
+        return {"action": self.codec.to_env(action), "state": output["state"]}
 
-    def _forward_eval_batch(
+    def act_eval(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        output = self._run(obs, kwargs, kwargs["state"])
-        best = mask_logit(output["logit"], self._mask_of(obs, action_mask)).argmax(-1)
-        return {"action": self._codec.to_env(best), "state": output["state"]}
+        """Take the action of the highest value; see :meth:`Policy.act_eval`."""
+        output = self.memory.run(obs, kwargs, kwargs["state"])
+        best = mask_logit(output["logit"], mask_of(obs, action_mask)).argmax(-1)
+        return {"action": self.codec.to_env(best), "state": output["state"]}
 
-    def _get_trajectory_batch(self, batch: Batch) -> Batch:
-        return batch  # rewards are summed when learning
-
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+    def check_batch(self, batch: Batch) -> Batch:
+        """Refuse a batch that does not consist of sequences."""
         shape, n_state_dims = tuple(batch["mask"].shape), batch["state"].dim()
         if len(shape) != 2 or shape[0] <= self.burn_in or n_state_dims != 2:
             raise StructureError(
@@ -168,15 +180,17 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
                 f"shape {shape} and the state {n_state_dims} dimensions; build the buffer with "
                 "unroll_len, burn_in=policy.burn_in and start_columns=('state',)"
             )
-        return super()._forward_learn(batch, **kwargs)
+        return super().check_batch(batch)
 
-    def _n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows the loss is a mean."""
         # The loss is a mean over padding too, where it is 0.
         return int(batch["mask"][self.burn_in :].numel())
 
-    def _update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
-        learn, start = self._cfg.learn, self.burn_in
-        action = self._codec.to_raw(batch["action"])[start:]
+    def update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
+        """Make one update; see :meth:`Policy.update`."""
+        learn, start = self.cfg.learn, self.burn_in
+        action = self.codec.to_raw(batch["action"])[start:]
         mask = batch["mask"][start:]
         online, target_network = self._q_values(batch)
         target = self._targets(batch, online.detach(), target_network)
@@ -184,7 +198,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         if "weight" in batch:
             weight = weight * batch["weight"]
         loss, td_error = td_loss(online[:-1], action, target, weight=weight, criterion="mse")
-        norm = self._parts["q"].step(loss)
+        norm = self.components["q"].step(loss)
         mean_target = _mean(target, mask)
         output = {
             "total_loss": loss.detach(),
@@ -193,7 +207,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         }
         if learn.grad_clip_norm is not None:
             output["grad_norm"] = norm
-        if "weight" in batch or self._cfg.priority:
+        if "weight" in batch or self.cfg.priority:
             output["priority"] = sequence_priority(td_error, mask, eta=learn.priority_eta)
         return output
 
@@ -214,14 +228,14 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
         }
         start, state = self.burn_in, batch["state"]
         with torch.no_grad():
-            by_target = self._run(
-                obs, seen, state, model=self._parts["q"].target, within_episode=True
+            by_target = self.memory.run(
+                obs, seen, state, network=self.components["q"].target, within_episode=True
             )
             if start:
                 warm_up = _part(obs, slice(start)), _part(seen, slice(start))
-                state = self._run(*warm_up, state, within_episode=True)["state"]
+                state = self.memory.run(*warm_up, state, within_episode=True)["state"]
         learned = _part(obs, slice(start, None)), _part(seen, slice(start, None))
-        online = self._run(*learned, state, within_episode=True)
+        online = self.memory.run(*learned, state, within_episode=True)
         return online["logit"], by_target["logit"][start:]
 
     @torch.no_grad()
@@ -232,7 +246,7 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
 
         ``h(sum of n rewards + γⁿ h⁻¹(Q⁻(s', a*)))`` with ``a* = argmax Q(s', a)``.
         """
-        learn, start = self._cfg.learn, self.burn_in
+        learn, start = self.cfg.learn, self.burn_in
         mask = batch["mask"][start:]
         is_last = torch.ones_like(mask)
         is_last[:-1] = ~mask[1:]
@@ -240,12 +254,12 @@ class R2D2Policy(RecurrentPolicy, QLearningPolicy):
             batch["reward"][start:],
             batch["terminated"][start:],
             is_last,
-            n=int(self._cfg.nstep),
-            discount=self._cfg.discount_factor,
+            n=int(self.cfg.nstep),
+            discount=self.cfg.discount_factor,
         )
         # Row t's successor is the observation t + 1.
         after = summed.bootstrap_row + 1
-        allowed = self._mask_of(batch["next_obs"], batch.get("next_action_mask"))
+        allowed = mask_of(batch["next_obs"], batch.get("next_action_mask"))
         if allowed is not None:
             allowed = take_rows(allowed[start:], summed.bootstrap_row)
         next_q = mask_logit(take_rows(target_network, after), allowed)

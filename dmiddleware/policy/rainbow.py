@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from easydict import EasyDict
-from torch import nn
-
 from dmiddleware.policy.distributional_dqn import C51Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["RainbowPolicy"]
 
 
-@POLICY_REGISTRY.register("rainbow_command")
 @POLICY_REGISTRY.register("rainbow")
 class RainbowPolicy(C51Policy):
     """Rainbow (Hessel et al., "Rainbow: Combining Improvements in Deep RL", 2018).
@@ -48,7 +44,6 @@ class RainbowPolicy(C51Policy):
         "other": {"eps": {"type": "constant", "start": 0.0}},
     }
 
-    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
-        if "type" not in cfg.model:
-            cfg = EasyDict({**cfg, "model": {"dueling": True, "noisy": True, **cfg.model}})
-        return super()._create_model(cfg, model)
+    def model_defaults(self) -> dict[str, Any]:
+        """Return arguments of the default model that differ from its own defaults."""
+        return {"dueling": True, "noisy": True}

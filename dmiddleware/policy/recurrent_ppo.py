@@ -1,4 +1,4 @@
-"""Proximal policy optimisation with a memory."""
+"""Proximal policy optimization with a memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from dmiddleware.config import check_value
 from dmiddleware.data.batch import Batch, Nested, Value, stack
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import StructureError
-from dmiddleware.policy.base.network_outputs import values_of_rows
-from dmiddleware.policy.base.recurrent import RecurrentPolicy
+from dmiddleware.policy.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.recurrent import Memory
 
 __all__ = ["RecurrentPPOPolicy"]
 
 
-@POLICY_REGISTRY.register("ppo_recurrent_command")
 @POLICY_REGISTRY.register("ppo_recurrent")
-class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
+class RecurrentPPOPolicy(PPOPolicy):
     """PPO whose actor and critic share an LSTM or a GRU.
 
     As :class:`PPOPolicy`, with the details of recurrent PPO in Huang et al., "The 37 Implementation
@@ -40,6 +39,7 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
     ``learn.recompute_advantage`` is not supported.
     """
 
+    act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     learn_columns: ClassVar[tuple[str, ...]] = (*PPOPolicy.learn_columns, "state", "is_first")
 
@@ -58,10 +58,21 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
         """Return the model to build where ``cfg.model`` names none."""
         return "recurrent_actor_critic", ["dmiddleware.model"]
 
-    def _acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
-        return self._run(obs, inputs, inputs["state"])
+    def setup(self) -> None:
+        """Build the memory."""
+        super().setup()
+        self.memory = Memory(self.model, self.codec, user=type(self).__name__)
+        self.act_inputs = self.memory.act_inputs
 
-    def _forward_eval_batch(
+    def initial_state(self, n: int) -> torch.Tensor:
+        """Return the state at the start of ``n`` episodes, ``[n, S]``: zeros."""
+        return self.memory.initial_state(n)
+
+    def acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
+        """Return the outputs for what acting sees."""
+        return self.memory.run(obs, inputs, inputs["state"])
+
+    def act_eval(
         self,
         obs: Value,
         env_id: np.ndarray,
@@ -70,23 +81,26 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
         action_mask: Nested | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        output = self._acting_output(obs, **kwargs)
-        distribution = self._acting_distribution(output, obs, action_mask)
-        acted = self._chosen_action(distribution, None if deterministic else self._eval_generator)
+        """Act on the observations and the state; see :meth:`Policy.act_eval`."""
+        output = self.acting_output(obs, **kwargs)
+        distribution = self.acting_distribution(output, obs, action_mask)
+        acted = self.chosen_action(distribution, None if deterministic else self.eval_generator)
         return {**acted, "state": output["state"]}
 
-    def _forward_learn(self, batch: Batch, **kwargs: Any) -> Any:
+    def check_batch(self, batch: Batch) -> Batch:
+        """Refuse rows that are not lanes."""
         if batch["adv"].dim() != 2:
             raise StructureError(
                 f"{type(self).__name__} learns from lanes [T, B, …], but the column adv has shape "
                 f"{tuple(batch['adv'].shape)}; use StepCollector and OnPolicyLearner"
             )
-        return super()._forward_learn(batch, **kwargs)
+        return batch
 
-    def _learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        return self._run(batch["obs"], batch, batch["state"][0])
+    def learning_output(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the outputs for lanes, run from the state before their first row."""
+        return self.memory.run(batch["obs"], batch, batch["state"][0])
 
-    def _value_fn(self, obs: Nested, rows: Batch | None = None) -> torch.Tensor:
+    def value_fn(self, obs: Nested, rows: Batch | None = None) -> torch.Tensor:
         """Return V of the successors of rows.
 
         Args:
@@ -104,18 +118,18 @@ class RecurrentPPOPolicy(RecurrentPolicy, PPOPolicy):
                 f"value_fn of {type(self).__name__} needs the rows before the observations, since "
                 "a value depends on the state; use gae_estimator, which passes them"
             )
-        if self._model.training:
-            self._model.eval()
+        if self.model.training:
+            self.model.eval()
         with torch.no_grad():
             seen = {"is_first": _both(rows["is_first"], torch.zeros_like(rows["is_first"]))}
             for name, following in (("prev_action", "action"), ("prev_reward", "reward")):
                 if name in rows:
                     seen[name] = _both(rows[name], rows[following])
-            seen = {name: self._as_obs(column) for name, column in seen.items()}
-            both = self._as_seen(self._as_obs(_both(rows["obs"], obs)))
-            value = self._run(both, seen, rows["state"].to(self._device))["value"]
+            seen = {name: self.as_obs(column) for name, column in seen.items()}
+            both = self.obs_norm(self.as_obs(_both(rows["obs"], obs)))
+            value = self.memory.run(both, seen, rows["state"].to(self.device))["value"]
             value = values_of_rows(value, (2, len(rows["is_first"])))[1]
-        return self._as_return(value).cpu()
+        return self.as_return(value).cpu()
 
 
 def _both(first: Value, second: Any) -> Value:

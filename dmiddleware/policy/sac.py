@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, number, optional, positive, switch
 from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.actions import ActorOptions, ActorPolicy, only_bounding
-from dmiddleware.policy.base.command import CommandModePolicy
-from dmiddleware.policy.base.common_options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.base.network_outputs import critic_values
-from dmiddleware.policy.base.obs_norm import ObsNormOptions, ObsNormPolicy
-from dmiddleware.policy.base.parts import Part, TargetRule, adam
-from dmiddleware.policy.base.td_policy import TDPolicy
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.component import Component, TargetRule, adam
+from dmiddleware.policy.network_outputs import critic_values
+from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
+from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import TanhGaussian, ensemble_td_loss
 from dmiddleware.schedule import Schedule
 
 __all__ = ["SACOptions", "SACPolicy"]
 
 
-class SACOptions(ActorOptions, ObsNormOptions, TDOptions, total=False):
+class SACOptions(ActionOptions, ObsNormOptions, TDOptions, total=False):
     """The options of :meth:`SACPolicy.for_env`."""
 
     learning_rate_q: float | Schedule
@@ -50,9 +49,8 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(alpha).log())
 
 
-@POLICY_REGISTRY.register("sac_command")
 @POLICY_REGISTRY.register("sac")
-class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
+class SACPolicy(TDPolicy):
     """Soft actor-critic (Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018).
 
     Two critics learn the soft Q-function (equation 5) towards the smaller of their targets; the
@@ -67,6 +65,8 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
     """
 
     config: ClassVar[dict[str, Any]] = {
+        **OBS_NORM_OPTIONS,
+        **ACTION_OPTIONS,
         "action_bounding": only_bounding(
             "tanh", "actions are the tanh of what the actor returns, mapped to the bounds"
         ),
@@ -92,42 +92,43 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[SACOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
 
         :doc:`/reference/configuration` lists the options.
         """
-        return super().for_env(env, model=model, enable_field=enable_field, **options)
+        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "actor_q", ["dmiddleware.model"]
 
-    def _make_parts(self) -> dict[str, Part]:
-        learn, rates = self._cfg.learn, self._schedules
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        learn, rates = self.cfg.learn, self.schedules
         temperature = Temperature(learn.alpha)
         tuned = adam(rates["learn.learning_rate_alpha"]) if learn.auto_alpha else None
         return {
-            **super()._make_parts(),
-            "actor": Part(
-                self._submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
+            "actor": Component(
+                self.submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
             ),
-            "critic": Part(
-                self._submodule("critic"),
+            "critic": Component(
+                self.submodule("critic"),
                 adam(rates["learn.learning_rate_q"]),
                 target=TargetRule(1, learn.target_tau),
             ),
-            "temperature": Part(temperature, tuned),
+            "temperature": Component(temperature, tuned),
         }
 
-    def _draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        shape = self._codec.to_raw(batch["action"]).shape
-        drawn = torch.randn(2, *shape, generator=self._learn_generator).to(self._device)
+    def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the random numbers of an update."""
+        shape = self.codec.to_raw(batch["action"]).shape
+        drawn = torch.randn(2, *shape, generator=self.learn_generator).to(self.device)
         return {"noise": drawn[0], "next_noise": drawn[1]}
 
-    def _update(
+    def update(
         self,
         batch: Mapping[str, Any],
         *,
@@ -135,19 +136,22 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
         next_noise: torch.Tensor,
         **drawn: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        actor, critic, temperature = (self._parts[n] for n in ("actor", "critic", "temperature"))
+        """Make one update; see :meth:`Policy.update`."""
+        actor, critic, temperature = (
+            self.components[n] for n in ("actor", "critic", "temperature")
+        )
         log_alpha = temperature.module.log_alpha
         alpha = log_alpha.detach().exp()
 
         with torch.no_grad():
-            next_action, next_log_prob = self._drawn(batch["next_obs"], next_noise)
-        critic_loss, td_error, logged = self._critic_loss(
+            next_action, next_log_prob = self.draw_action(batch["next_obs"], next_noise)
+        critic_loss, td_error, logged = self.critic_loss_of(
             batch, next_action, bonus=-alpha * next_log_prob, **drawn
         )
         critic.step(critic_loss)
 
-        chosen, log_prob = self._drawn(batch["obs"], noise)
-        actor_loss = (alpha * log_prob - self._value(batch["obs"], chosen)).mean()
+        chosen, log_prob = self.draw_action(batch["obs"], noise)
+        actor_loss = (alpha * log_prob - self.value_of(batch["obs"], chosen)).mean()
         actor.step(actor_loss)
 
         output = {
@@ -158,15 +162,15 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
             "entropy": -log_prob.mean(),
             "alpha": alpha,
         }
-        if self._cfg.learn.auto_alpha:
-            wanted = self._cfg.learn.target_entropy
+        if self.cfg.learn.auto_alpha:
+            wanted = self.cfg.learn.target_entropy
             wanted = -float(noise.shape[-1]) if wanted is None else wanted
             temperature.step(-(log_alpha * (log_prob.detach() + wanted).mean()))
-        if "weight" in batch or self._cfg.priority:
+        if "weight" in batch or self.cfg.priority:
             output["priority"] = td_error
         return {name: value.detach() for name, value in output.items()}
 
-    def _critic_loss(
+    def critic_loss_of(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Return the critics' loss, the priorities ``[B]``, and what to log.
@@ -176,35 +180,27 @@ class SACPolicy(TDPolicy, ObsNormPolicy, ActorPolicy, CommandModePolicy):
             next_action: ``[B, A]``, drawn for the next observations.
             bonus: ``[B]``, what the entropy adds to their values.
         """
-        critic = self._parts["critic"]
+        critic = self.components["critic"]
         with torch.no_grad():
-            next_value = self._critics(critic.target, batch["next_obs"], next_action)
+            next_value = self.critics(critic.target, batch["next_obs"], next_action)
             next_value = next_value.amin(0) + bonus
-        q = self._critics(critic.module, batch["obs"], self._codec.to_raw(batch["action"]))
+        q = self.critics(critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
         loss, td_error = ensemble_td_loss(
-            q, self._td_target(batch, next_value), weight=batch.get("weight")
+            q, self.td_target(batch, next_value), weight=batch.get("weight")
         )
         return 0.5 * loss, td_error, {"q_value": q.mean()}
 
-    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+    def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""
-        return self._critics(self._parts["critic"].module, obs, action).amin(0)
+        return self.critics(self.components["critic"].module, obs, action).amin(0)
 
-    def _critics(self, critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
+    def critics(self, critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return ``[n_critics, B]``, the values of actions ``[B, A]`` by critics or targets."""
         return critic_values(critic(obs, action), len(action))
 
-    def _drawn(self, obs: Value, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw_action(self, obs: Value, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return actions ``[B, A]`` that noise makes of observations, and their log-densities."""
-        output = self._parts["actor"].module(obs)
+        output = self.components["actor"].module(obs)
         distribution = TanhGaussian(output["mu"], output["sigma"])
         action = distribution.rsample(noise=noise)
         return action, distribution.log_prob(action)
-
-    def _forward_collect_batch(
-        self, obs: Value, env_id: np.ndarray, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._acted(obs, None, self._generator)
-
-    def _monitor_vars_learn(self) -> list[str]:
-        return ["cur_lr", "critic_loss", "policy_loss", "q_value", "entropy", "alpha"]

@@ -10,8 +10,9 @@ from torch import nn
 
 from dmiddleware.config import Option, positive
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.obs_norm import DatasetNormPolicy
 from dmiddleware.policy.ddpg import DDPGOptions, TD3Policy
+from dmiddleware.policy.obs_norm import dataset_norm_options
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["TD3BCOptions", "TD3BCPolicy"]
@@ -23,9 +24,8 @@ class TD3BCOptions(DDPGOptions, total=False):
     bc_alpha: float
 
 
-@POLICY_REGISTRY.register("td3_bc_command")
 @POLICY_REGISTRY.register("td3_bc")
-class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
+class TD3BCPolicy(TD3Policy):
     """TD3+BC (Fujimoto and Gu, "A Minimalist Approach to Offline Reinforcement Learning", 2021).
 
     :class:`TD3Policy` whose actor also stays close to the actions of the data set (equation 3). The
@@ -38,7 +38,9 @@ class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
     deviation.
     """
 
+    norms_dataset: ClassVar[bool] = True
     config: ClassVar[dict[str, Any]] = {
+        **dataset_norm_options(on=True),
         "learn": {
             "learning_rate_critic": 3e-4,
             "learning_rate_actor": 3e-4,
@@ -54,7 +56,7 @@ class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[TD3BCOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -64,13 +66,14 @@ class TD3BCPolicy(DatasetNormPolicy, TD3Policy):
         """
         # mypy compares with the options of DDPGPolicy alone.
         return super().for_env(  # type: ignore[misc]
-            env, model=model, enable_field=enable_field, **options
+            env, model=model, modes=modes, **options
         )
 
-    def _actor_loss(
+    def actor_loss_of(
         self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
     ) -> torch.Tensor:
-        scale = self._cfg.learn.bc_alpha / q.detach().abs().mean()
-        cloning = (chosen - self._codec.to_raw(batch["action"])).square().mean()
+        """Return the loss of the actor."""
+        scale = self.cfg.learn.bc_alpha / q.detach().abs().mean()
+        cloning = (chosen - self.codec.to_raw(batch["action"])).square().mean()
         loss: torch.Tensor = cloning - scale * q.mean()
         return loss

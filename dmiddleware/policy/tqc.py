@@ -13,7 +13,8 @@ from dmiddleware.config import Option, at_least, check_value
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.base.network_outputs import with_rows
+from dmiddleware.policy.network_outputs import with_rows
+from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
@@ -32,7 +33,6 @@ class TQCOptions(SACOptions, total=False):
     n_dropped_quantiles: int
 
 
-@POLICY_REGISTRY.register("tqc_command")
 @POLICY_REGISTRY.register("tqc")
 class TQCPolicy(SACPolicy):
     """Truncated quantile critics (Kuznetsov et al., "Controlling Overestimation Bias", 2020).
@@ -60,7 +60,7 @@ class TQCPolicy(SACPolicy):
         env: HasSpaces,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
-        enable_field: Iterable[str] | None = None,
+        modes: Iterable[Mode] = MODES,
         **options: Unpack[TQCOptions],
     ) -> Self:
         """Build the policy for an environment, as :meth:`Policy.for_env` describes.
@@ -69,18 +69,18 @@ class TQCPolicy(SACPolicy):
         """
         # mypy compares with the options of SACPolicy alone.
         return super().for_env(  # type: ignore[misc]
-            env, model=model, enable_field=enable_field, **options
+            env, model=model, modes=modes, **options
         )
 
-    def _create_model(self, cfg: EasyDict, model: nn.Module | None = None) -> nn.Module:
-        if "type" not in cfg.model:
-            own = {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
-            cfg = EasyDict({**cfg, "model": {**own, **cfg.model}})
-        created = super()._create_model(cfg, model)
-        critic: Any = getattr(created, "critic", None)
+    def model_defaults(self) -> dict[str, Any]:
+        """Return arguments of the default model that differ from its own defaults."""
+        return {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
+
+    def setup(self) -> None:
+        """Refuse a critic without enough quantiles."""
+        critic: Any = getattr(self.model, "critic", None)
         if hasattr(critic, "n_quantiles"):  # else, that of the critics' output is checked
-            self._check_quantiles(cfg, critic.n_quantiles)
-        return created
+            self._check_quantiles(self.cfg, critic.n_quantiles)
 
     @staticmethod
     def _check_quantiles(cfg: EasyDict, n_quantiles: int | None) -> None:
@@ -94,18 +94,19 @@ class TQCPolicy(SACPolicy):
             f"less than the critics' number of quantiles, {n_quantiles}",
         )
 
-    def _critic_loss(
+    def critic_loss_of(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        critic = self._parts["critic"]
+        """Return the loss of the critics."""
+        critic = self.components["critic"]
         with torch.no_grad():
             following = _quantiles(critic.target, batch["next_obs"], next_action)
-            self._check_quantiles(self._cfg, following.shape[2])
+            self._check_quantiles(self.cfg, following.shape[2])
             n_critics, _, n_quantiles = following.shape
-            n_kept = n_critics * (n_quantiles - self._cfg.learn.n_dropped_quantiles)
+            n_kept = n_critics * (n_quantiles - self.cfg.learn.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values
-            target = self._td_target(batch, pooled[:, :n_kept] + bonus[:, None])
-        taken = self._codec.to_raw(batch["action"])
+            target = self.td_target(batch, pooled[:, :n_kept] + bonus[:, None])
+        taken = self.codec.to_raw(batch["action"])
         quantiles = _quantiles(critic.module, batch["obs"], taken)
         losses = quantile_huber_loss(quantiles.flatten(0, 1), target.repeat(n_critics, 1))
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
@@ -113,8 +114,9 @@ class TQCPolicy(SACPolicy):
         loss = weighted_mean(losses, batch.get("weight"))
         return loss, td_error, {"q_value": quantiles.mean()}
 
-    def _value(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
-        return _quantiles(self._parts["critic"].module, obs, action).mean((0, 2))
+    def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
+        """Return the values of actions ``[B, A]`` that the actor maximizes."""
+        return _quantiles(self.components["critic"].module, obs, action).mean((0, 2))
 
 
 def _quantiles(critic: nn.Module, obs: Value, action: torch.Tensor) -> torch.Tensor:

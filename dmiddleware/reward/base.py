@@ -17,20 +17,20 @@ class RewardModel(RowLearner):
     """A reward that is learned from the rows that a policy collects.
 
     :class:`middleware.RewardLearner` trains it, and writes its rewards over those of the
-    environment, or adds them. A subclass declares its parts, as a policy does, and writes
+    environment, or adds them. A subclass declares its components, as a policy does, and writes
 
-    - ``_reward(batch)``, the rewards ``[N]`` of rows ``[N, …]``;
-    - ``_update(batch)``, which learns from a minibatch ``[B, …]`` with :meth:`Part.step` and
-      returns scalars to log.
+    - ``reward_of(batch)``, the rewards ``[N]`` of rows ``[N, …]``;
+    - ``update_minibatch(batch)``, which learns from a minibatch ``[B, …]`` with
+      :meth:`Component.step` and returns scalars to log.
 
     Both receive the columns that ``columns`` names, on the device.
 
     Args:
-        parts: modules with their optimisers, and other objects with a state, by name.
+        components: modules with their optimizers, and other objects with a state, by name.
         batch_size: rows per update.
         epochs: passes over the collected rows.
-        device: the device of the parts.
-        seed: of the order of the minibatches, and of ``self._generator``, from which a subclass
+        device: the device of the components.
+        seed: of the order of the minibatches, and of ``self.generator``, from which a subclass
             draws.
 
     Raises:
@@ -41,7 +41,7 @@ class RewardModel(RowLearner):
     """Whether it learns from collected rows before it rewards them, not after."""
 
     @abstractmethod
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
         """Return the rewards ``[N]`` of rows ``[N, …]``."""
 
     @torch.no_grad()
@@ -54,4 +54,4 @@ class RewardModel(RowLearner):
         Returns:
             float32, in the shape of the column ``done``, on the CPU.
         """
-        return self._for_each(self._reward, rows, self.columns)
+        return self._for_each(self.reward_of, rows, self.columns)

@@ -13,8 +13,8 @@ from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
-from dmiddleware.policy import HasModes, LearnMode, Part, adam, as_learn_mode
-from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.policy import Component, HasModes, LearnMode, adam, as_learn_mode
+from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.reward.row_learner import RowLearner
 from dmiddleware.rl import with_advantages
@@ -73,11 +73,11 @@ class IntrinsicCritic(RowLearner):
                 obs_shape, hidden_sizes, conv_layers=conv_layers, init="orthogonal"
             )
             head = MLP(encoder.out_features, [], out_features=1, init="orthogonal")
-        self._obs_normaliser = ObsNormaliser(obs_shape, device=device)
+        self._obs_norm = ObsNorm(obs_shape, device=device)
         super().__init__(
             {
-                "critic": Part(nn.Sequential(encoder, head), adam(learning_rate)),
-                "obs_normaliser": Part(self._obs_normaliser),
+                "critic": Component(nn.Sequential(encoder, head), adam(learning_rate)),
+                "obs_norm": Component(self._obs_norm),
             },
             batch_size=batch_size,
             epochs=epochs,
@@ -104,15 +104,15 @@ class IntrinsicCritic(RowLearner):
         """
         user = f"{cls.__name__}.for_env"
         own = settings_of(policy, user=user)
-        cfg = as_learn_mode(policy, user=user).get_attribute("cfg")
-        gae_lambda = cfg.get("gae_lambda")
+        spec = as_learn_mode(policy, user=user).spec
+        gae_lambda = spec.gae_lambda
         if gae_lambda is None:
             raise ConfigError(
                 f"{user} reads λ of the advantages from the policy, which has none; use a policy "
                 "that learns from advantages, such as PPOPolicy, or add the learned rewards to the "
                 "environment's with RewardLearner(weight=...)"
             )
-        if cfg.learn.get("recompute_advantage", False):
+        if spec.cfg.get("learn", {}).get("recompute_advantage", False):
             raise ConfigError(
                 "with learn.recompute_advantage, later epochs would lose the advantages of the "
                 "learned rewards; set it to False"
@@ -150,7 +150,7 @@ class IntrinsicCritic(RowLearner):
                 "the rows have no column learned_reward; write the rewards of a reward model there "
                 "first, or use middleware.IntrinsicAdvantage, which does"
             )
-        self._obs_normaliser.update(self._flat(rows, ("obs",))["obs"])
+        self._obs_norm.update(self._flat(rows, ("obs",))["obs"])
         never = torch.zeros_like(rows["done"])
         value = self._for_each(lambda batch: self._value(batch["obs"]), rows, ("obs",))
         estimated = with_advantages(
@@ -173,10 +173,11 @@ class IntrinsicCritic(RowLearner):
 
     def _value(self, obs: Any) -> torch.Tensor:
         """Return ``[N]``."""
-        value: torch.Tensor = self._parts["critic"].module(self._obs_normaliser(obs))
+        value: torch.Tensor = self.components["critic"].module(self._obs_norm(obs))
         return value.squeeze(-1)
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from rows ``[B, …]``; return scalars to log."""
         loss = (self._value(batch["obs"]) - batch["learned_return"]).square().mean()
-        self._parts["critic"].step(loss)
+        self.components["critic"].step(loss)
         return {"value_loss": loss}

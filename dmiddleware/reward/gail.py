@@ -23,7 +23,7 @@ from dmiddleware.errors import NotEnoughData, StructureError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, spaces_of
-from dmiddleware.policy import ActionCodec, Part, adam
+from dmiddleware.policy import ActionCodec, Component, adam
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.seeding import derive_seed
 
@@ -122,7 +122,7 @@ class GAIL(RewardModel):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            {"discriminator": Part(discriminator, adam(learning_rate))},
+            {"discriminator": Component(discriminator, adam(learning_rate))},
             batch_size=batch_size,
             epochs=epochs,
             device=device,
@@ -192,15 +192,17 @@ class GAIL(RewardModel):
             "n_expert": self._n_expert,
         }
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
+        """Return the rewards ``[N]`` of rows ``[N, …]``."""
         return -F.logsigmoid(self._logit(batch))
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
-        drawn = torch.randint(self._n_expert, lead_shape(batch), generator=self._generator)
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from rows ``[B, …]``; return scalars to log."""
+        drawn = torch.randint(self._n_expert, lead_shape(batch), generator=self.generator)
         drawn = drawn.to(self._device)
         policy, expert = self._logit(batch), self._logit(index_rows(self._expert, drawn))
         loss = -F.logsigmoid(policy).mean() - F.logsigmoid(-expert).mean()
-        self._parts["discriminator"].step(loss)
+        self.components["discriminator"].step(loss)
         return {
             "discriminator_loss": loss,
             "policy_accuracy": (policy > 0).float().mean(),
@@ -208,7 +210,7 @@ class GAIL(RewardModel):
         }
 
     def _logit(self, batch: Batch) -> torch.Tensor:
-        logit: torch.Tensor = self._parts["discriminator"].module(batch["obs"], batch["action"])
+        logit: torch.Tensor = self.components["discriminator"].module(batch["obs"], batch["action"])
         return logit
 
 

@@ -22,7 +22,7 @@ from dmiddleware.model.spaces import (
     action_shape_of,
     spaces_of,
 )
-from dmiddleware.policy import ActionCodec, HasModes, LearnMode, Part, adam
+from dmiddleware.policy import ActionCodec, Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
 
 __all__ = ["ICM"]
@@ -41,7 +41,7 @@ class ICM(IntrinsicReward):
 
     Differences from the paper: rewards are divided by a running standard deviation, which replaces
     the factor η; observations are normalised; the policy's loss and that of the module have
-    separate optimisers, so the weight λ between them is not needed.
+    separate optimizers, so the weight λ between them is not needed.
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
@@ -109,7 +109,7 @@ class ICM(IntrinsicReward):
         self._beta = beta
         self._codec = ActionCodec.for_space(action_space)
 
-        def make_parts() -> dict[str, Part]:
+        def make_components() -> dict[str, Component]:
             encoder = make_encoder(obs_shape, hidden_sizes, conv_layers=conv_layers)
             width = encoder.out_features
             models = {
@@ -117,11 +117,11 @@ class ICM(IntrinsicReward):
                 "forward_model": MLP(width + n, [model_size], out_features=width),
                 "inverse_model": MLP(2 * width, [model_size], out_features=n),
             }
-            return {"curiosity": Part(nn.ModuleDict(models), adam(learning_rate))}
+            return {"curiosity": Component(nn.ModuleDict(models), adam(learning_rate))}
 
         super().__init__(
             obs_shape,
-            make_parts,
+            make_components,
             discount=discount,
             obs_clip=obs_clip,
             batch_size=batch_size,
@@ -153,11 +153,13 @@ class ICM(IntrinsicReward):
         observation_space, action_space = spaces_of(env)
         return cls(obs_shape_of(observation_space), action_space, **{**own, **options})
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
+        """Return the rewards ``[N]`` of rows ``[N, …]``."""
         phi, next_phi = self._phi(batch["obs"]), self._phi(batch["next_obs"])
         return self._forward_error(phi, next_phi, self._actions(batch))
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from rows ``[B, …]``; return scalars to log."""
         action = self._actions(batch)
         phi, next_phi = self._phi(batch["obs"]), self._phi(batch["next_obs"])
         forward_loss = self._forward_error(phi, next_phi, action).mean()
@@ -166,12 +168,14 @@ class ICM(IntrinsicReward):
             inverse_loss = F.cross_entropy(guess, action)
         else:
             inverse_loss = F.mse_loss(guess, action)
-        self._parts["curiosity"].step((1 - self._beta) * inverse_loss + self._beta * forward_loss)
+        self.components["curiosity"].step(
+            (1 - self._beta) * inverse_loss + self._beta * forward_loss
+        )
         return {"forward_loss": forward_loss, "inverse_loss": inverse_loss}
 
     @property
     def _models(self) -> nn.ModuleDict:
-        models: nn.ModuleDict = self._parts["curiosity"].module
+        models: nn.ModuleDict = self.components["curiosity"].module
         return models
 
     def _phi(self, obs: Value) -> torch.Tensor:

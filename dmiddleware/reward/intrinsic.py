@@ -11,8 +11,8 @@ from dmiddleware.data import Batch
 from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import ObsShape
-from dmiddleware.policy import HasModes, LearnMode, Part, as_learn_mode
-from dmiddleware.policy.base.obs_normaliser import ObsNormaliser
+from dmiddleware.policy import Component, HasModes, LearnMode, as_learn_mode
+from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.seeding import derive_seed
@@ -33,8 +33,8 @@ class IntrinsicReward(RewardModel):
 
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
-        make_parts: makes the modules with their optimisers, by name; called with torch's global
-            generator seeded.
+        make_components: makes the modules with their optimizers, by name; called with torch's
+            global generator seeded.
         discount: γ of the sum of rewards.
         obs_clip: largest absolute value of a normalised observation.
         batch_size: rows per update.
@@ -47,7 +47,7 @@ class IntrinsicReward(RewardModel):
     def __init__(
         self,
         obs_shape: ObsShape,
-        make_parts: Callable[[], Mapping[str, Part]],
+        make_components: Callable[[], Mapping[str, Component]],
         *,
         discount: float,
         obs_clip: float,
@@ -61,14 +61,14 @@ class IntrinsicReward(RewardModel):
             raise ConfigError(f"obs_clip must be positive, got {obs_clip!r}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "reward", "model"))
-            modules = make_parts()
-        self._obs_normaliser = ObsNormaliser(obs_shape, clip=obs_clip, device=device)
-        self._reward_normaliser = RewardNormaliser(discount=discount, clip=None)
+            modules = make_components()
+        self._obs_norm = ObsNorm(obs_shape, clip=obs_clip, device=device)
+        self._reward_normalizer = RewardNormaliser(discount=discount, clip=None)
         super().__init__(
             {
                 **modules,
-                "obs_normaliser": Part(self._obs_normaliser),
-                "reward_normaliser": Part(self._reward_normaliser),
+                "obs_norm": Component(self._obs_norm),
+                "reward_normalizer": Component(self._reward_normalizer),
             },
             batch_size=batch_size,
             epochs=epochs,
@@ -92,14 +92,14 @@ class IntrinsicReward(RewardModel):
         Returns:
             float32, in the shape of the column ``done``, on the CPU.
         """
-        self._obs_normaliser.update(self._flat(rows, ("next_obs",))["next_obs"])
+        self._obs_norm.update(self._flat(rows, ("next_obs",))["next_obs"])
         reward = super().reward(rows)
         columns = (reward, rows["done"], rows["episode_id"])
-        self._reward_normaliser.update(*(one.reshape(len(reward), -1) for one in columns))
-        return self._reward_normaliser.normalise(reward)
+        self._reward_normalizer.update(*(one.reshape(len(reward), -1) for one in columns))
+        return self._reward_normalizer.normalise(reward)
 
     def _normalised(self, obs: Value) -> Value:
-        normalised: Value = self._obs_normaliser(obs)
+        normalised: Value = self._obs_norm(obs)
         return normalised
 
 
@@ -110,15 +110,15 @@ def settings_of(policy: HasModes | LearnMode, *, user: str) -> dict[str, Any]:
         ConfigError: if ``policy`` is not a policy, or has no discount.
     """
     mode = as_learn_mode(policy, user=user)
-    discount = mode.get_attribute("discount_factor")
+    discount = mode.spec.discount
     if discount is None:
         raise ConfigError(
             f"{user} reads the discount from the policy, which has none; use a policy that learns "
             "from rewards, such as PPOPolicy"
         )
-    seed = mode.get_attribute("cfg").seed
+    seed = mode.spec.seed
     return {
         "discount": discount,
-        "device": mode.get_attribute("device"),
+        "device": mode.spec.device,
         "seed": torch.initial_seed() if seed is None else seed,
     }

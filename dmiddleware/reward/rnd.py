@@ -12,7 +12,7 @@ from dmiddleware.data import Batch
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
-from dmiddleware.policy import HasModes, LearnMode, Part, adam
+from dmiddleware.policy import Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
 
 __all__ = ["RND"]
@@ -92,15 +92,15 @@ class RND(IntrinsicReward):
             head = MLP(width, [width] * n_more, out_features=embedding_size, init="orthogonal")
             return nn.Sequential(encoder, head)
 
-        def make_parts() -> dict[str, Part]:
+        def make_components() -> dict[str, Component]:
             return {
-                "target": Part(network(0).requires_grad_(False)),
-                "predictor": Part(network(2), adam(learning_rate)),
+                "target": Component(network(0).requires_grad_(False)),
+                "predictor": Component(network(2), adam(learning_rate)),
             }
 
         super().__init__(
             obs_shape,
-            make_parts,
+            make_components,
             discount=discount,
             obs_clip=obs_clip,
             batch_size=batch_size,
@@ -134,14 +134,16 @@ class RND(IntrinsicReward):
         """Return ``[N]``, the mean squared error of each row's embedding."""
         obs = self._normalised(batch["next_obs"])
         with torch.no_grad():
-            target = self._parts["target"].module(obs)
-        errors: torch.Tensor = self._parts["predictor"].module(obs) - target
+            target = self.components["target"].module(obs)
+        errors: torch.Tensor = self.components["predictor"].module(obs) - target
         return errors.square().mean(-1)
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
+        """Return the rewards ``[N]`` of rows ``[N, …]``."""
         return self._errors(batch)
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Learn from rows ``[B, …]``; return scalars to log."""
         loss = self._errors(batch).mean()
-        self._parts["predictor"].step(loss)
+        self.components["predictor"].step(loss)
         return {"loss": loss}

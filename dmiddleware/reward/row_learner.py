@@ -19,13 +19,12 @@ from dmiddleware.data import (
     to_device,
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
-from dmiddleware.policy import Part
-from dmiddleware.policy.base.parts import broken_weights, take_flag
-from dmiddleware.policy.base.state_dict import (
+from dmiddleware.policy import Component
+from dmiddleware.policy.component import broken_weights, optimizer_state, take_flag
+from dmiddleware.policy.state import (
     check_model_state,
     load_model_state,
     model_state,
-    optimizer_state,
 )
 
 __all__ = ["RowLearner"]
@@ -36,9 +35,9 @@ _ROWS_AT_ONCE = 1024
 class RowLearner(ABC):
     """Learns from collected rows, in minibatches, for several epochs.
 
-    A subclass declares its parts, as a policy does, and writes ``_update(batch)``, which learns
-    from a minibatch ``[B, …]`` with :meth:`Part.step` and returns scalars to log. It receives the
-    columns that ``columns`` names, on the device.
+    A subclass declares its components, as a policy does, and writes ``update_minibatch(batch)``,
+    which learns from a minibatch ``[B, …]`` with :meth:`Component.step` and returns scalars to log.
+    It receives the columns that ``columns`` names, on the device.
 
     :class:`RewardModel`, the public base class, describes the arguments.
     """
@@ -48,7 +47,7 @@ class RowLearner(ABC):
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        components: Mapping[str, Component],
         *,
         batch_size: int,
         epochs: int,
@@ -58,15 +57,15 @@ class RowLearner(ABC):
         for name, value in (("batch_size", batch_size), ("epochs", epochs)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-        self._parts = dict(parts)
+        self.components = dict(components)
         self._batch_size, self._epochs = batch_size, epochs
         self._device = torch.device(device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         self._not_finite = torch.zeros((), device=self._device)
-        for part in self._parts.values():
-            if isinstance(part.module, nn.Module):
-                part.module.to(self._device)
-            part.prepare(not_finite=self._not_finite)
+        for component in self.components.values():
+            if isinstance(component.module, nn.Module):
+                component.module.to(self._device)
+            component.prepare(not_finite=self._not_finite)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class RowLearner(ABC):
         return {"batch_size": self._batch_size, "epochs": self._epochs}
 
     @abstractmethod
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from rows ``[B, …]``; return scalars to log."""
 
     def update(self, rows: Batch) -> dict[str, float]:
@@ -87,19 +86,19 @@ class RowLearner(ABC):
             What to log, averaged over the minibatches.
 
         Raises:
-            NonFiniteLoss: if a loss was not finite, or the norm of the gradient of a part that is
-                clipped; its step and all later ones were skipped. Also if weights are not finite,
-                because a gradient of a part that is not clipped was not.
+            NonFiniteLoss: if a loss was not finite, or the norm of the gradient of a component that
+                is clipped; its step and all later ones were skipped. Also if weights are not
+                finite, because a gradient of a component that is not clipped was not.
         """
         batch = self._flat(rows, self.columns)
         n = n_minibatches(batch, self._batch_size)
         outputs = [
-            self._update(minibatch)
+            self.update_minibatch(minibatch)
             for _ in range(self._epochs)
-            for minibatch in minibatches(batch, n, generator=self._generator)
+            for minibatch in minibatches(batch, n, generator=self.generator)
         ]
         if take_flag(self._not_finite):
-            broken = broken_weights(self._parts)
+            broken = broken_weights(self.components)
             raise NonFiniteLoss(
                 f"a loss or gradient of {type(self).__name__} was NaN or infinite; its step and "
                 "all later ones were skipped: check the observations for NaN, or lower the "
@@ -115,16 +114,18 @@ class RowLearner(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
         return {
-            "parts": {
-                name: model_state(part.module) if part.is_module else part.module.state_dict()
-                for name, part in self._parts.items()
+            "components": {
+                name: model_state(component.module)
+                if component.is_module
+                else component.module.state_dict()
+                for name, component in self.components.items()
             },
             "optimizer": {
-                name: optimizer_state(part.optimizer)
-                for name, part in self._parts.items()
-                if part.optimizer is not None
+                name: optimizer_state(component.optimizer)
+                for name, component in self.components.items()
+                if component.optimizer is not None
             },
-            "generator": self._generator.get_state(),
+            "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -133,23 +134,23 @@ class RowLearner(ABC):
         Raises:
             CheckpointMismatch: if it belongs to another reward; nothing was loaded.
         """
-        saved = state["parts"]
-        if set(saved) != set(self._parts):
+        saved = state["components"]
+        if set(saved) != set(self.components):
             raise CheckpointMismatch(
-                f"the state has the parts {', '.join(saved)}, but {type(self).__name__} has "
-                f"{', '.join(self._parts)}; load a state of the same reward"
+                f"the state has the components {', '.join(saved)}, but {type(self).__name__} has "
+                f"{', '.join(self.components)}; load a state of the same reward"
             )
-        for name, part in self._parts.items():
-            if part.is_module:
-                check_model_state(part.module, saved[name], name)
-        for name, part in self._parts.items():
-            if part.is_module:
-                load_model_state(part.module, saved[name], name)
+        for name, component in self.components.items():
+            if component.is_module:
+                check_model_state(component.module, saved[name], name)
+        for name, component in self.components.items():
+            if component.is_module:
+                load_model_state(component.module, saved[name], name)
             else:
-                part.module.load_state_dict(saved[name])
-            if part.optimizer is not None:
-                part.load_optimizer(state["optimizer"][name])
-        self._generator.set_state(state["generator"].cpu())
+                component.module.load_state_dict(saved[name])
+            if component.optimizer is not None:
+                component.load_optimizer(state["optimizer"][name])
+        self.generator.set_state(state["generator"].cpu())
 
     def _for_each(
         self, evaluate: Callable[[Batch], torch.Tensor], rows: Batch, columns: tuple[str, ...]

@@ -19,7 +19,7 @@ from dmiddleware.errors import CheckpointMismatch, ConfigError, EnvProtocolError
 from dmiddleware.model import action_mask_of
 from dmiddleware.model.action_mask import as_mask, sorted_names
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.policy.base.act_inputs import STATE, first_inputs, info_names
+from dmiddleware.policy.acting import STATE, first_inputs, info_names
 
 __all__ = ["ActingMemory", "check_masks", "masks_in", "rows_of", "sample_allowed"]
 
@@ -46,7 +46,7 @@ class ActingMemory:
     def __init__(self, mode: CollectMode | EvalMode, manager: BaseEnvManager) -> None:
         self._mode = mode
         self._manager = manager
-        self._names: tuple[str, ...] = mode.get_attribute("act_inputs")
+        self._names: tuple[str, ...] = mode.spec.act_inputs
         self._infos = info_names(self._names)
         # A row of each info, for steps in which no env returns it.
         self._like = {name: _like(manager.ready_info, name) for name in self._infos}
@@ -69,7 +69,7 @@ class ActingMemory:
         return memory if memory._held or memory._infos or memory.has_masks else None
 
     def _first(self, n: int) -> dict[str, Value]:
-        initial_state = self._mode.get_attribute("initial_state")
+        initial_state = self._mode.spec.initial_state
         return first_inputs(self._names, initial_state, self._manager.action_space, n)
 
     def act(self, obs: Value, env_id: IdArray, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def check_masks(mode: CollectMode | EvalMode, manager: BaseEnvManager) -> None:
     Raises:
         EnvProtocolError: if the policy asks for masks.
     """
-    if _MASK in mode.get_attribute("act_inputs") and manager.ready_info.column(_MASK) is not None:
+    if _MASK in mode.spec.act_inputs and manager.ready_info.column(_MASK) is not None:
         raise EnvProtocolError(
             "the envs return action_mask in the infos of step(), but did not return it in those of "
             "reset(); return it in both, since the first action needs it too"

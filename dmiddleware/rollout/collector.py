@@ -11,7 +11,7 @@ import torch
 from dmiddleware.data import Batch, as_tree, index_rows, map_nested
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
-from dmiddleware.policy import CollectMode, HasModes, as_collect_mode, collate
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout.acting_memory import rows_of
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.row_store import Columns, RowStore
@@ -29,8 +29,8 @@ class RolloutCollector:
 
     The columns are ``obs``, ``action``, ``reward`` float32, ``next_obs`` (the true successor),
     ``done``, ``terminated``, ``truncated``, ``episode_id`` int64, ``collect_iter`` int64 and
-    everything else that the policy's forward returns. (A policy written per env decides on the
-    first six itself, in ``_process_transition``.) Rows of one env and one episode share an
+    everything else that the policy's forward returns. (A mode with ``transitions`` decides on
+    the first six itself.) Rows of one env and one episode share an
     ``episode_id`` that no other episode has, in this run or any other, and follow each other in the
     env's lane, also from one batch to the next.
 
@@ -71,7 +71,7 @@ class RolloutCollector:
 
     def _use_mode(self, mode: CollectMode) -> None:
         self._mode = mode
-        self._makes_transitions = not mode.get_attribute("batched")
+        self._make_transitions = mode.transitions
 
     @property
     def env_num(self) -> int:
@@ -347,12 +347,12 @@ class RolloutCollector:
 
     def _is_plain(self, step: VectorStep) -> bool:
         """Return whether a step gave one row per env and all of them are stored as they are."""
-        return step.timestep.is_full and not self._makes_transitions and not self._skipped
+        return step.timestep.is_full and self._make_transitions is None and not self._skipped
 
     def _is_rectangle(self, step: VectorStep) -> bool:
         """Return whether a step gave one row per env, of which some are not transitions."""
         covers_all = len(step.timestep) == self.env_num and not step.lost
-        return covers_all and not self._makes_transitions and not self._skipped
+        return covers_all and self._make_transitions is None and not self._skipped
 
     def _keep(self, step: VectorStep, stamps: IdArray) -> None:
         if self._is_plain(step):
@@ -363,7 +363,7 @@ class RolloutCollector:
             return
         wanted = self._wanted_rows(step)
         env_id = step.timestep.env_id[wanted]
-        if self._makes_transitions:
+        if self._make_transitions is not None:
             columns = self._transitions(step, stamps, wanted)
         else:
             columns = _select_rows(self._columns(step, stamps), wanted)
@@ -395,22 +395,12 @@ class RolloutCollector:
         }
 
     def _transitions(self, step: VectorStep, stamps: IdArray, wanted: IdArray) -> Columns:
-        """Return the transitions that the policy makes, one by one, as columns."""
+        """Return the transitions that the policy makes itself, as columns."""
         if len(wanted) == 0:
             return {}
-        timestep = step.timestep
-        shown = np.flatnonzero(timestep.valid | timestep.abnormal).tolist()
-        timesteps, kept = dict(zip(shown, timestep, strict=True)), torch.from_numpy(wanted)
-        transitions = collate(
-            [
-                self._mode.process_transition(
-                    rows_of(step.obs, row),
-                    {name: rows_of(column, row) for name, column in step.output.items()},
-                    timesteps[row],
-                )
-                for row in wanted.tolist()
-            ]
-        )
+        assert self._make_transitions is not None
+        timestep, kept = step.timestep, torch.from_numpy(wanted)
+        transitions = self._make_transitions(step.obs, step.output, timestep, wanted)
         return {
             "done": timestep.done[wanted],
             "terminated": timestep.terminated[wanted],

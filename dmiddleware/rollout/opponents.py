@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data import Batch, from_numpy, to_numpy
+from dmiddleware.data import from_numpy, map_nested, to_numpy
 from dmiddleware.env.opponent_env import Act
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
@@ -104,10 +104,12 @@ class OpponentPool:
         return self._versions[place]
 
     def _act(self, mode: CollectMode, obs: Any, mask: npt.NDArray[Any] | None) -> Any:
-        asks = mask is not None and "action_mask" in mode.get_attribute("act_inputs")
-        inputs = {"action_mask": {0: from_numpy(mask != 0)}} if asks else {}
-        action = mode.forward({0: from_numpy(obs)}, **inputs, **self._kwargs)[0]["action"]
-        plain = to_numpy(action) if isinstance(action, Batch) else action.numpy()
+        inputs = {}
+        if mask is not None and "action_mask" in mode.spec.act_inputs:
+            inputs["action_mask"] = from_numpy(mask[None] != 0)
+        rows = map_nested(lambda leaf: np.asarray(leaf)[None], obs)
+        action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
+        plain = map_nested(lambda leaf: leaf[0], to_numpy(action))
         return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
 
@@ -122,8 +124,8 @@ def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> N
         ConfigError: for a recurrent policy, and for inputs other than ``action_mask``.
     """
     for player, mode in enumerate(modes):
-        needed = [name for name in mode.get_attribute("act_inputs") if name != "action_mask"]
-        if mode.get_attribute("initial_state")(1) is not None:
+        needed = [name for name in mode.spec.act_inputs if name != "action_mask"]
+        if mode.spec.initial_state(1) is not None:
             needed.append("a recurrent state")
         if needed:
             raise ConfigError(

@@ -135,8 +135,7 @@ class Stepper:
         if launches:
             manager.launch()
         try:
-            check_spaces = self._mode.get_attribute("check_spaces")
-            check_spaces(manager.observation_space, manager.action_space)
+            self._mode.spec.check_spaces(manager.observation_space, manager.action_space)
             self._memory = ActingMemory.of(self._mode, manager)
         except BaseException:
             if launches:
@@ -395,7 +394,7 @@ def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
     Raises:
         ConfigError: if the policy is on-policy.
     """
-    if mode.get_attribute("on_policy"):
+    if mode.spec.on_policy:
         raise ConfigError(
             f"{user} cannot use random actions with an on-policy policy such as PPO, which learns "
             "from the actions of its own distribution; collect without random actions, they are "

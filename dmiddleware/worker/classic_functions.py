@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from dmiddleware.policy.base.data_parallel import data_parallel
+from dmiddleware.distributed import data_parallel
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["EasyTimer", "dist_finalize", "dist_init", "get_task_uid"]
@@ -81,7 +81,7 @@ def dist_init(
     New programs use ``with data_parallel():``, which also leaves the group after an error.
 
     Args:
-        backend: see :func:`~dmiddleware.policy.data_parallel`.
+        backend: see :func:`~dmiddleware.distributed.data_parallel`.
         addr: the host of rank 0; None: the variable ``MASTER_ADDR``, and so on.
         port: the port of rank 0.
         rank: this process's rank.

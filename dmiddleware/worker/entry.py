@@ -12,19 +12,18 @@ import yaml
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.classic import create_buffer, get_buffer_cls
+from dmiddleware.classic import (
+    Policy,
+    StockPolicy,
+    create_buffer,
+    create_policy,
+    get_buffer_cls,
+    get_policy_cls,
+)
 from dmiddleware.classic.logs import output_folder
 from dmiddleware.config import Configurable, plain_values
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import (
-    POLICY_REGISTRY,
-    CommandModePolicy,
-    Policy,
-    create_policy,
-    get_policy_cls,
-    is_update,
-    update_outputs,
-)
+from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.tensorboard import TensorboardWriter
@@ -121,7 +120,7 @@ def serial_run(
     *,
     model: nn.Module | None = None,
     show_progress: bool = True,
-) -> Policy:
+) -> Policy | StockPolicy:
     """Train a policy in this process, as a config in the classic shape describes.
 
     The commander chooses how to collect. The evaluator plays when it is due, and the learner saves
@@ -149,7 +148,7 @@ def serial_run(
     """
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
-    policy = create_policy(cfg.policy, model=model)
+    policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
     _check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
@@ -172,11 +171,13 @@ def serial_run(
         )
         buffer = stack.enter_context(create_buffer(parts["replay_buffer"], **common))
         commander = None
-        if isinstance(policy, CommandModePolicy):
-            commander = BaseSerialCommander({}, learner, collector, evaluator, buffer, policy)
+        if hasattr(policy, "command_mode"):
+            commander = BaseSerialCommander(
+                {}, learner, collector, evaluator, buffer, policy.command_mode
+            )
         learn = (
-            _DirectLearning(cfg, learner, is_whole=not policy.batched)
-            if policy.on_policy
+            _DirectLearning(cfg, learner, is_whole=isinstance(policy, Policy))
+            if learner.policy.spec.on_policy
             else _Replay(cfg, learner, buffer)
         )
 
@@ -202,13 +203,14 @@ def serial_run(
     return policy
 
 
-def _check_learns_from_rows(policy: Policy) -> None:
+def _check_learns_from_rows(policy: Any) -> None:
     """Refuse an algorithm that cannot learn from single rows.
 
     Raises:
         ConfigError: saying what to use instead.
     """
-    if policy.minibatch_unit != "rows" or "mask" in policy.learn_columns:
+    spec = policy.learn_mode.spec
+    if spec.minibatch_unit != "rows" or "mask" in spec.learn_columns:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
             "transitions; train it in a chain, as its page in docs/algorithms shows"
@@ -221,7 +223,7 @@ class _Replay:
     def __init__(self, cfg: EasyDict, learner: BaseLearner, buffer: Any) -> None:
         self._learner = learner
         self._buffer = buffer
-        self._batch_size: int = learner.policy.get_attribute("batch_size")
+        self._batch_size: Any = learner.policy.spec.batch_size
         self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
         self._n_random = int(cfg.policy.get("random_collect_size", 0))
         self._is_prioritized = bool(cfg.policy.get("priority", False))
@@ -255,7 +257,7 @@ class _DirectLearning:
     def __init__(self, cfg: EasyDict, learner: BaseLearner, *, is_whole: bool) -> None:
         self._learner = learner
         self._is_whole = is_whole
-        self._batch_size: int = learner.policy.get_attribute("batch_size")
+        self._batch_size: Any = learner.policy.spec.batch_size
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
         self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
 
@@ -301,9 +303,11 @@ def _with_types(main: Mapping[str, Any], create: Mapping[str, Any]) -> dict[str,
         _section(cfg, path).setdefault("type", default)
     for path in places.values():
         drop_missing_modules(_section(cfg, path), path)
-    get_policy_cls(cfg["policy"])  # imports the modules that register it
-    with_command = f"{cfg['policy']['type']}_command"
-    if with_command in POLICY_REGISTRY:
+    found = get_policy_cls(cfg["policy"])  # imports the modules that register it
+    name = cfg["policy"]["type"]
+    with_command = f"{name}_command"
+    is_stock = issubclass(found, StockPolicy) and not name.endswith("_command")
+    if is_stock or with_command in POLICY_REGISTRY:
         cfg["policy"]["type"] = with_command
     return cfg
 
@@ -361,7 +365,7 @@ def _options_of(cls: Callable[..., Any], names: Iterable[str]) -> list[str]:
 
 def _merged(cls: Callable[..., Any], given: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the config of a part with the defaults of its class, and a seed if it takes one."""
-    if not (inspect.isclass(cls) and issubclass(cls, Configurable)):
+    if not (inspect.isclass(cls) and hasattr(cls, "merged_config")):
         return given
     merged: dict[str, Any] = cls.merged_config(given)
     if "seed" in merged and merged["seed"] is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dmiddleware.policy.base.data_parallel import (
+from dmiddleware.distributed import (
     collective,
     collective_device,
     rank_and_world_size,

@@ -55,8 +55,9 @@ class Trainer(PolicyUpdater[RLContext]):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        if self._all_can(update=ctx.train_data is not None):
-            outputs = self._update(ctx, ctx.train_data)
+        batch = ctx.train_data
+        if self._all_can(update=batch is not None) and batch is not None:
+            outputs = self._update(ctx, batch)
             if len(outputs) != 1:
                 raise PolicyOutputError(
                     f"the policy's forward in learn mode returned {len(outputs)} outputs, but "
@@ -88,8 +89,9 @@ class MultistepTrainer(Trainer):
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
-        if self._all_can(update=ctx.train_data is not None):
-            ctx.train_output = self._update(ctx, ctx.train_data)
+        batch = ctx.train_data
+        if self._all_can(update=batch is not None) and batch is not None:
+            ctx.train_output = self._update(ctx, batch)
 
 
 trainer = Trainer

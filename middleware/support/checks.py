@@ -72,7 +72,7 @@ def check_instance(value: object, kind: type[T], *, user: str, hint: str) -> T:
 
 def policy_setting(mode: LearnMode | CollectMode | EvalMode, path: str) -> Any:
     """Return the value of a dotted key of a policy's config; None if it has no such key."""
-    value: Any = mode.get_attribute("cfg")
+    value: Any = mode.spec.cfg
     for key in path.split("."):
         if not isinstance(value, Mapping) or key not in value:
             return None

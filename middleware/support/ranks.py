@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dmiddleware.pipeline import Task, current_node
-from dmiddleware.policy import gather_from_ranks, rank_and_world_size
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
+from dmiddleware.pipeline import SkipRest, Task, current_node
 
 __all__ = ["Agreement", "Ranks"]
 
@@ -72,3 +73,19 @@ class Ranks:
             env_episode=sum(vote[2] for vote in votes),
             epoch=votes[0][3],
         )
+
+    def agree_on_step(self, task: Task[Any], batch: Mapping[str, Any] | None = None) -> Agreement:
+        """Agree on this step, which takes the batch.
+
+        Raises:
+            SkipRest: if the ranks have decided to stop.
+        """
+        agreed = self.agree(
+            task,
+            env_step=0 if batch is None else batch["env_step"],
+            env_episode=0 if batch is None else batch["env_episode"],
+            epoch=0 if task.router is None else task.router.incarnation,
+        )
+        if task.finish:
+            raise SkipRest
+        return agreed

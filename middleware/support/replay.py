@@ -114,8 +114,8 @@ def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
         ConfigError: if the buffer was built with another discount, n-step length or burn-in.
     """
     buffer.bind(
-        n_step=mode.get_attribute("nstep"),
-        discount=mode.get_attribute("discount_factor"),
+        n_step=mode.spec.n_step,
+        discount=mode.spec.discount,
         burn_in=policy_setting(mode, "burn_in"),
     )
 
@@ -130,7 +130,7 @@ def n_step_problems(
         mode: the policy's learn mode.
         chain: the chain; its middleware may compute such returns.
     """
-    n_step = mode.get_attribute("nstep")
+    n_step = mode.spec.n_step
     if n_step == 1 or any(one.computes_n_step for one in stock_middleware(chain)):
         return
     if buffer is None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dmiddleware.data import Batch, as_tree, stack
 from dmiddleware.errors import StructureError
 
-__all__ = ["rows_of"]
+__all__ = ["is_empty", "rows_of"]
 
 
-def rows_of(collected: Any, *, name: str = "ctx.trajectories") -> Batch:
+def is_empty(collected: object) -> bool:
+    """Return whether nothing was collected: None, or a list without transitions."""
+    return collected is None or (isinstance(collected, list) and not collected)
+
+
+def rows_of(collected: object, *, name: str = "ctx.trajectories") -> Batch:
     """Return collected transitions as one batch.
 
     Args:

@@ -67,7 +67,7 @@ def make_policy() -> DQNPolicy:
         "action_shape": S.ACTION_NUM,
         "encoder_hidden_sizes": S.HIDDEN_SIZES,
     }
-    return DQNPolicy({"seed": 0, "model": model}, enable_field=["collect", "eval"])
+    return DQNPolicy({"seed": 0, "model": model}, modes=["collect", "eval"])
 
 
 def compare(policy: DQNPolicy, ours: Callable[[], None]) -> Comparison:

@@ -80,7 +80,7 @@ def collect() -> Row:
     """Collect batches from a vectorised env, and step it with the same network."""
     bare = gym.make_vec("CartPole-v1", num_envs=VECTOR_NUM, vectorization_mode="vector_entry_point")
     with make_env_manager("CartPole-v1", env_num=VECTOR_NUM, mode="vector", seed=0) as envs:
-        policy = DQNPolicy.for_env(envs, seed=0, enable_field=["collect"])
+        policy = DQNPolicy.for_env(envs, seed=0, modes=["collect"])
         collector = RolloutCollector(policy, envs)
         kwargs: dict[str, Any] = {"eps": 0.1}
         obs, _ = bare.reset(seed=0)

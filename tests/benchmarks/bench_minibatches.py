@@ -7,6 +7,7 @@ updates themselves. The reference gathers every column of each minibatch with ``
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -62,7 +63,9 @@ def rows() -> list[Row]:
     policy = PPOPolicy({"model": {"obs_shape": [4, 84, 84], "action_shape": N_ACTIONS}})
     ours_taken, reference_taken = _Taken(), _Taken()
     learner = OnPolicyLearner(
-        policy.learn_mode._replace(forward=ours_taken), batch_size=BATCH_SIZE, epochs=EPOCHS
+        dataclasses.replace(policy.learn_mode, forward=ours_taken),
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
     )
     generator = torch.Generator().manual_seed(0)
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dmiddleware.data import Batch, as_tree
-from dmiddleware.policy import DQNPolicy, PartsPolicy, PPOPolicy, SACPolicy
+from dmiddleware.policy import DQNPolicy, Policy, PPOPolicy, SACPolicy
 from dmiddleware.rl import TanhGaussian
 from tests.benchmarks import setting as S
 from tests.benchmarks.report import Row, interleaved
@@ -78,7 +78,7 @@ class HandDQN:
     """Double DQN with a hard target update."""
 
     def __init__(self, policy: DQNPolicy, *, plain: bool) -> None:
-        self.model = copy.deepcopy(policy.get_attribute("model"))
+        self.model = copy.deepcopy(policy.model)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.optimizer = Adam(list(self.model.parameters()), S.LEARNING_RATE, plain=plain)
         self.n_updates = 0
@@ -101,7 +101,7 @@ class HandPPO:
     """One minibatch of PPO with a Gaussian policy."""
 
     def __init__(self, policy: PPOPolicy, *, plain: bool) -> None:
-        self.model = copy.deepcopy(policy.get_attribute("model"))
+        self.model = copy.deepcopy(policy.model)
         self.optimizer = Adam(list(self.model.parameters()), 3e-4, eps=1e-5, plain=plain)
 
     def update(self, batch: Columns) -> None:
@@ -123,7 +123,7 @@ class HandSAC:
     """Soft actor-critic with a tuned temperature."""
 
     def __init__(self, policy: SACPolicy, *, plain: bool) -> None:
-        model = copy.deepcopy(policy.get_attribute("model"))
+        model = copy.deepcopy(policy.model)
         self.actor, self.critic = model.actor, model.critic
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.zeros(()))
@@ -170,9 +170,9 @@ def rows() -> list[Row]:
 
 def _row(
     name: str,
-    make: Callable[..., PartsPolicy],
+    make: Callable[..., Policy],
     hand: Callable[..., Any],
-    make_batch: Callable[[PartsPolicy], Batch],
+    make_batch: Callable[[Policy], Batch],
     *,
     is_compiled: bool,
 ) -> Row:
@@ -222,7 +222,7 @@ def _make_sac(**options: Any) -> SACPolicy:
     return SACPolicy.for_env(gym.make("Pendulum-v1"), target_tau=TAU, **options)
 
 
-def _rows_of(policy: PartsPolicy, n: int, n_obs: int) -> dict[str, Any]:
+def _rows_of(policy: Policy, n: int, n_obs: int) -> dict[str, Any]:
     """Return what a collector stores: random observations, and the policy's actions in them."""
     generator = torch.Generator().manual_seed(0)
     obs, next_obs = torch.randn(2, n, n_obs, generator=generator).unbind()
@@ -236,22 +236,22 @@ def _rows_of(policy: PartsPolicy, n: int, n_obs: int) -> dict[str, Any]:
     }
 
 
-def _td_batch(n: int, n_obs: int) -> Callable[[PartsPolicy], Batch]:
-    def make_batch(policy: PartsPolicy) -> Batch:
+def _td_batch(n: int, n_obs: int) -> Callable[[Policy], Batch]:
+    def make_batch(policy: Policy) -> Batch:
         columns = _rows_of(policy, n, n_obs)
         return as_tree({name: columns[name] for name in policy.learn_columns})
 
     return make_batch
 
 
-def _ppo_batch(policy: PartsPolicy) -> Batch:
+def _ppo_batch(policy: Policy) -> Batch:
     columns = _rows_of(policy, 64, 3)
     adv = columns["reward"]
     columns |= {"adv": adv, "ret": columns["value"] + adv}
     return as_tree({name: columns[name] for name in (*policy.learn_columns, "raw_action")})
 
 
-_CASES: list[tuple[str, Callable[..., PartsPolicy], Callable[..., Any], Any]] = [
+_CASES: list[tuple[str, Callable[..., Policy], Callable[..., Any], Any]] = [
     ("DQN", _make_dqn, HandDQN, _td_batch(S.BATCH_SIZE, S.OBS_SIZE)),
     ("PPO", _make_ppo, HandPPO, _ppo_batch),
     ("SAC", _make_sac, HandSAC, _td_batch(256, 3)),

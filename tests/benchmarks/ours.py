@@ -68,7 +68,7 @@ class ChainCollect:
             envs,
             seed=seed,
             model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
-            enable_field=["collect", "eval"],
+            modes=["collect", "eval"],
         )
         self.steps_per_call = steps_per_call
         n_sample = steps_per_call * S.ENV_NUM

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from dmiddleware import classic
 from dmiddleware.env import SyncEnvManager, VectorEnvManager
-from dmiddleware.policy import BatchedPolicy, DQNPolicy, Policy
+from dmiddleware.policy import DQNPolicy, Policy
 
 
 class CountingEnv(gym.Env):
@@ -47,7 +48,7 @@ class CountingEnv(gym.Env):
         return self._obs(), float(self.t), ends, over and not ends, {"action": int(action)}
 
 
-class PerEnvPolicy(Policy):
+class PerEnvPolicy(classic.Policy):
     """Written per env: acts by the parity of the step, and makes its own transitions."""
 
     def _forward_learn(self, batch, **kwargs):
@@ -72,38 +73,38 @@ class PerEnvPolicy(Policy):
             "half_reward": timestep.reward / 2,
         }
 
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 
-class CountingPolicy(BatchedPolicy):
+class CountingPolicy(Policy):
     """Written batched: the same actions, and a count of steps per env that reset clears."""
 
-    def _init_collect(self):
-        self._steps = {}
+    def setup(self):
+        self.steps = {}
         self.resets = []
 
-    def _forward_learn(self, batch, **kwargs):
+    def learn(self, batch):
         return {}
 
-    def _forward_collect_batch(self, obs, env_id, *, shift=0, fail_at=None, **kwargs):
+    def act_collect(self, obs, env_id, *, shift=0, fail_at=None, **kwargs):
         if fail_at is not None and (obs[:, 2] == fail_at).any():
             raise ArithmeticError("a failure for the test")
         for one in env_id.tolist():
-            self._steps[one] = self._steps.get(one, 0) + 1
-        memory = torch.tensor([self._steps[one] for one in env_id.tolist()])
+            self.steps[one] = self.steps.get(one, 0) + 1
+        memory = torch.tensor([self.steps[one] for one in env_id.tolist()])
         action = (obs[:, 2].long() + shift) % 2
         return {"action": action, "memory": memory}
 
-    def _forward_eval_batch(self, obs, env_id, **kwargs):
+    def act_eval(self, obs, env_id, **kwargs):
         return {"action": obs[:, 2].long() % 2}
 
-    def _reset_collect(self, data_id=None):
-        self.resets.append(None if data_id is None else list(data_id))
-        for one in list(self._steps) if data_id is None else data_id:
-            self._steps.pop(one, None)
+    def reset(self, env_ids=None):
+        self.resets.append(None if env_ids is None else list(env_ids))
+        for one in list(self.steps) if env_ids is None else env_ids:
+            self.steps.pop(one, None)
 
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 

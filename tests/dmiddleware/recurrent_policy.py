@@ -9,7 +9,7 @@ from torch import nn
 
 from dmiddleware.data import index_rows
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import BatchedPolicy
+from dmiddleware.policy import Component, Policy, adam
 from dmiddleware.rl import Categorical, gae
 
 HIDDEN = 32
@@ -57,7 +57,7 @@ class GRUNet(nn.Module):
         return {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
 
 
-class GRUPolicy(BatchedPolicy):
+class GRUPolicy(Policy):
     """PPO over whole lanes, through time from the stored state of the first row."""
 
     act_inputs = ("prev_action", "is_first")
@@ -81,35 +81,32 @@ class GRUPolicy(BatchedPolicy):
     def initial_state(self, n):
         return torch.zeros(n, HIDDEN)
 
-    def _init_learn(self):
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=3e-3)
+    def make_components(self):
+        return {"net": Component(self.model, adam(3e-3), grad_clip_norm=0.5, acts=True)}
 
-    def _forward_collect_batch(self, obs, env_id, *, prev_action, is_first, state):
-        output = self._model(obs, prev_action, is_first, state)
+    def act_collect(self, obs, env_id, *, prev_action, is_first, state):
+        output = self.model(obs, prev_action, is_first, state)
         # Drawn on the CPU, so the draws are the same with and without a GPU.
         distribution = Categorical(output["logit"].cpu())
-        action = distribution.sample(self._generator)
+        action = distribution.sample(self.generator)
         return {"action": action, "log_prob": distribution.log_prob(action), **output}
 
-    def _forward_eval_batch(self, obs, env_id, *, prev_action, is_first, state):
-        output = self._model(obs, prev_action, is_first, state)
+    def act_eval(self, obs, env_id, *, prev_action, is_first, state):
+        output = self.model(obs, prev_action, is_first, state)
         return {"action": output["logit"].argmax(-1), "state": output["state"]}
 
-    def _forward_learn(self, batch, **kwargs):
+    def learn(self, batch):
         adv, ret = self._advantages(batch)
         adv = (adv - adv.mean()) / (adv.std() + 1e-8)
         for _ in range(4):
-            output = self._model.unroll(batch, batch["state"][0])
+            output = self.model.unroll(batch, batch["state"][0])
             distribution = Categorical(output["logit"])
             ratio = (distribution.log_prob(batch["action"]) - batch["log_prob"]).exp()
             gain = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
             error = (output["value"] - ret).square().mean()
             entropy = distribution.entropy().mean()
-            self._optimizer.zero_grad()
-            (0.5 * error - gain - 0.01 * entropy).backward()
-            nn.utils.clip_grad_norm_(self._model.parameters(), 0.5)
-            self._optimizer.step()
-        self._train_iter += 1
+            self.components["net"].step(0.5 * error - gain - 0.01 * entropy)
+        self.train_iter += 1
         return {"total_loss": error.item()}
 
     @torch.no_grad()
@@ -117,10 +114,10 @@ class GRUPolicy(BatchedPolicy):
         """Estimate advantages; where no row follows, the net runs on to the successor."""
         cut = batch["done"].clone()
         cut[-1] = True
-        after = self._model.unroll(batch, batch["state"][0])["state"][cut]
+        after = self.model.unroll(batch, batch["state"][0])["state"][cut]
         last = index_rows(batch, cut)
         first = torch.zeros(len(after), dtype=torch.bool)
-        value = self._model(last["next_obs"], last["action"], first, after)["value"]
+        value = self.model(last["next_obs"], last["action"], first, after)["value"]
         following = batch["value"].roll(-1, 0)
         following[cut] = value
         return gae(

@@ -20,7 +20,7 @@ MODEL = {"obs_shape": 4, "action_shape": 2}
 if sys.argv[1] == "call":
     keep_freed_memory()
 elif sys.argv[1] == "learn":
-    DQNPolicy({"model": MODEL}, enable_field=["learn"])
+    DQNPolicy({"model": MODEL}, modes=["learn"])
 def work():
     tensors = [torch.ones(2**19) for _ in range(12)]
 for _ in range(10):

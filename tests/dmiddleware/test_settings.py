@@ -33,6 +33,7 @@ from dmiddleware.settings import (
     Positive,
     Settings,
     Whole,
+    checked,
     describe,
     from_nested,
     nested,
@@ -83,6 +84,14 @@ class Every(Actor, Base, section="learn"):
         self.require(self.whole != 7, "whole", "other than 7")
 
 
+class Explores(Settings):
+    """A schedule as the default."""
+
+    eps: Annotated[float | Schedule, Scheduled(Fraction), At("other.eps")] = Schedule.linear(
+        1.0, 0.05, decay=10_000
+    )
+
+
 class Needed(Settings):
     """A setting without a default."""
 
@@ -112,7 +121,9 @@ def test_settings_are_frozen_and_take_keywords_only() -> None:
     with pytest.raises(ConfigError, match="batch_size"):
         dataclasses.replace(settings, batch_size=0)
     assert pickle.loads(pickle.dumps(settings)) == settings
-    assert inspect.signature(Every).parameters["batch_size"].default == 256
+    parameter = inspect.signature(Every).parameters["batch_size"]
+    assert (parameter.default, parameter.annotation) == (256, int)
+    assert not inspect.signature(Settings).parameters
 
 
 def test_a_subclass_gives_an_inherited_field_another_default() -> None:
@@ -144,6 +155,7 @@ def test_unknown_names_are_answered_with_the_nearest_known_one() -> None:
     assert "Every: unknown setting gamma; did you mean discount?" in refused(Every, gamma=0.9)
     assert "did you mean batch_size?" in refused(Every, batchsize=3)
     assert "known are: bounding, low" in refused(Actor, colour=3)
+    assert "got 'rescal'; did you mean 'rescale'?" in refused(Actor, bounding="rescal")
 
 
 def test_every_problem_is_reported_with_path_value_and_what_is_allowed() -> None:
@@ -191,6 +203,14 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers() -> None:
     assert (settings.positive, settings.low) == (0.5, (1.0, 2.0))
     assert type(settings.batch_size) is type(settings.whole) is int
     assert "got 1.5" in refused(Every, batch_size=1.5)
+
+
+def test_an_argument_is_checked_as_a_setting_is() -> None:
+    assert checked("n", np.int64(3), Count) == checked("n", 3.0, Count) == 3
+    assert checked("n", None, Count | None) is None
+    for value, words in ((0, "≥ 1, got 0"), (True, "got True"), ("3", "got the text '3'")):
+        with pytest.raises(ConfigError, match=f"n must be an integer .*{words}"):
+            checked("n", value, Count)
 
 
 def is_real(value: Any) -> bool:
@@ -273,7 +293,7 @@ def test_a_value_is_taken_exactly_if_its_declaration_allows_it(name: str, value:
 
 
 @no_deadline
-@given(st.text(min_size=1).filter(lambda name: name not in ALLOWED))
+@given(st.text().filter(lambda name: name not in ALLOWED))
 def test_any_unknown_name_is_refused(name: str) -> None:
     assert f"Every: unknown setting {name}; " in refused(Every, **{name: 1})
 
@@ -315,6 +335,11 @@ def test_the_nested_view_has_the_paths_of_the_declarations() -> None:
     assert cfg["learn"]["batch_size"] == 3
     assert from_nested(Every, {"learn": {"learning_rate": {"start": 1, "end": 0}}}) == Every(
         learning_rate=Schedule.linear(1, 0)
+    )
+    falling = Schedule.linear(1.0, 0.05, decay=10_000)
+    assert Explores(eps={"start": 1, "end": 0}).eps == Schedule.linear(1, 0)
+    assert from_nested(Explores, {"other": {"eps": {"decay": 9}}}).eps == dataclasses.replace(
+        falling, decay=9
     )
     for wrong, part in (
         ({"learn": {"batch_size": 0}}, "learn.batch_size must be an integer ≥ 1, got 0"),

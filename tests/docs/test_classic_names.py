@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-POLICY = "dmiddleware.policy"
+POLICY = "dmiddleware.classic"
 WORKER = "dmiddleware.worker"
 DATA = "dmiddleware.data"
 CLASSIC = "dmiddleware.classic"
@@ -158,7 +158,7 @@ NAMES = {
     """,
     "middleware.classic": "RouterLink RouterStore RouterCollector RouterLearner",
     # Data-parallel learning
-    "dmiddleware.policy.base.data_parallel": "data_parallel",
+    "dmiddleware.distributed": "data_parallel",
 }
 
 # The names under which configs name classes: {factory: names}.

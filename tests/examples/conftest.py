@@ -1,16 +1,16 @@
 """What the tests of the examples share."""
 
+import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 from click.testing import CliRunner
 
-from dmiddleware.policy import PartsPolicy, Policy
+from dmiddleware.policy import Policy
 from tests.dmiddleware.env.optional import needed
 
 # The examples are not an installed package; they run from the root of the repository.
@@ -49,14 +49,16 @@ def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     that changes from one update to the next makes another graph.
     """
 
-    def run_update(self: PartsPolicy, batch: Mapping[str, Any], **drawn: Any) -> Any:
-        if self._compiled is None:
-            self._compiled = torch.compile(
-                self._update, backend="eager", fullgraph=True, isolate_recompiles=True
-            )
-        return self._compiled(batch, **drawn)
-
-    monkeypatch.setattr(PartsPolicy, "_run_update", run_update)
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda update, **options: compiled(
+            update, backend="eager", fullgraph=True, isolate_recompiles=True
+        ),
+    )
+    option = dataclasses.replace(Policy.config["compile"], default=True)
+    monkeypatch.setitem(Policy.config, "compile", option)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -68,4 +70,4 @@ def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let policies treat the CPU as a GPU, whose numbers are read when they are asked for."""
     on_gpu = property(lambda policy: True, lambda policy, value: None)
-    monkeypatch.setattr(Policy, "_on_gpu", on_gpu, raising=False)
+    monkeypatch.setattr(Policy, "on_gpu", on_gpu, raising=False)

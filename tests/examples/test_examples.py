@@ -275,7 +275,7 @@ def test_another_environment_than_the_listed_ones_is_a_usage_error() -> None:
 def test_the_settings_of_each_algorithm_for_the_lunar_lander_are_valid(algo: str) -> None:
     policy = importlib.import_module("examples.lunarlander").make_policy(0, algo)
     assert policy.eval_mode.forward(torch.zeros(2, 8))["action"].shape == (2,)
-    assert not policy.get_attribute("explores")
+    assert not policy.explores
 
 
 @pytest.mark.parametrize("algo", ["rainbow", "discrete_sac"])

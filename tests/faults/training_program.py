@@ -16,10 +16,10 @@ import numpy as np
 
 from dmiddleware import Middleware, Task, middleware
 from dmiddleware.data import TensorBuffer
+from dmiddleware.distributed import data_parallel
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import RankLost
 from dmiddleware.pipeline import current_node
-from dmiddleware.policy import data_parallel
 from dmiddleware.worker import BaseLearner
 from examples.cartpole_dqn import ENV, make_policy
 from middleware import (

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_gae_equals_a_literal_loop(run_steps: Any, ppo: PPOPolicy, make_envs: An
     data = ctx.train_data
     assert data["done"].any()
     assert data["truncated"].any() == (make_envs is short_cartpole)
-    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.get_attribute("value_fn"))
+    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.spec.value_fn)
     torch.testing.assert_close(data["adv"], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(data["ret"], expected + data["value"], rtol=1e-4, atol=1e-5)
 
@@ -88,14 +89,14 @@ def test_gae_stops_at_an_episode_that_a_failing_env_cut(run_steps: Any, ppo: PPO
         break_off,
         gae_estimator(ppo),
     )
-    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.get_attribute("value_fn"))
+    expected = gae_by_hand(ctx.trajectories, ppo.learn_mode.spec.value_fn)
     torch.testing.assert_close(ctx.train_data["adv"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_statistics_of_rewards_and_returns_take_each_collected_batch_once(run_steps: Any) -> None:
     policy = PPOPolicy({"value_norm": True, "model": {"obs_shape": 4, "action_shape": 2}})
     ctx = run_steps(StepCollector(policy, cartpole(), n_sample=30), gae_estimator(policy))
-    stats, ret = policy.get_attribute("return_stats"), ctx.train_data["ret"]
+    stats, ret = policy.return_stats, ctx.train_data["ret"]
     assert stats.count == 30
     assert stats.mean.item() == pytest.approx(ret.mean().item(), rel=1e-5)
 
@@ -108,7 +109,7 @@ def test_gae_takes_episodes_that_are_joined(run_steps: Any, ppo: PPOPolicy) -> N
     rows = ctx.trajectories
     expected = gae_by_hand(
         as_tree({key: rows[key].unsqueeze(1) for key in rows}),
-        ppo.learn_mode.get_attribute("value_fn"),
+        ppo.learn_mode.spec.value_fn,
     )
     torch.testing.assert_close(ctx.train_data["adv"], expected[:, 0], rtol=1e-4, atol=1e-5)
 
@@ -137,14 +138,8 @@ def test_gae_of_nested_observations_passes_trees_to_the_value_function(run_steps
         return obs["a"].sum(-1)
 
     ppo = PPOPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
-    settings = {
-        "value_fn": value_fn,
-        "discount_factor": 1.0,
-        "gae_lambda": 1.0,
-        "scale_rewards": ppo.scale_rewards,
-        "observe_returns": ppo.observe_returns,
-    }
-    mode = ppo.learn_mode._replace(get_attribute=settings.__getitem__)
+    spec = dataclasses.replace(ppo.spec, value_fn=value_fn, discount=1.0, gae_lambda=1.0)
+    mode = dataclasses.replace(ppo.learn_mode, spec=spec)
     ctx = run_steps(give, gae_estimator(mode))
     assert asked == [((3, 3), (3,))]
     assert ctx.train_data["adv"].tolist() == [[3.0, 3.0]] * 4
@@ -212,8 +207,7 @@ def test_rewards_are_normalised_where_advantages_are_estimated(run_steps: Any) -
     ctx = run_steps(StepCollector(collector, envs, n_sample=100), gae_estimator(learner))
     assert ctx.trajectories["reward"].unique().tolist() == [1.0]
     saved = [
-        p.learn_mode.state_dict()["learning_parts"]["reward_normaliser"]
-        for p in (collector, learner)
+        p.learn_mode.state_dict()["learning"]["reward_normaliser"] for p in (collector, learner)
     ]
     assert [one["return_stats"]["count"] for one in saved] == [0, 100]
     assert ctx.train_data["ret"].max() < 10

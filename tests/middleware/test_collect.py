@@ -1,3 +1,4 @@
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_policy_makes_its_training_samples(run_steps: Any, dqn: DQNPolicy, envs:
     def halved(batch: Any) -> Any:
         return as_tree({**dict(batch.items()), "reward": batch["reward"] / 2})
 
-    mode = dqn.collect_mode._replace(get_train_sample=halved)
+    mode = dataclasses.replace(dqn.collect_mode, train_batch=halved)
     ctx = run_steps(StepCollector(mode, envs, n_sample=100))
     assert ctx.trajectories["reward"].max() == 0.5
 

@@ -13,9 +13,13 @@ from dmiddleware import ChainError, WaitTimeout
 from dmiddleware.data import as_tree
 from dmiddleware.pipeline import CurrentNode, Task, middleware, running_as
 from middleware import ContextExchanger, OnlineRLContext, Role
-from middleware.exchange import EVALUATED, WAITING, collected_event
-from middleware.support.exchange_base import CONSUMED, LEARNED
-from middleware.support.replay import count_drawn
+from middleware.exchange.events import (
+    CONSUMED,
+    EVALUATED,
+    LEARNED,
+    WAITING,
+    collected_event,
+)
 from tests.middleware.nodes import node, run_nodes
 
 SHORT_S = 0.05
@@ -498,8 +502,8 @@ def draw(n_rows: int) -> Any:
 
     @middleware(roles=[Role.LEARNER])
     def draw(ctx: OnlineRLContext) -> None:
-        if ctx.env_step >= 8 and not getattr(ctx, "learning_held", False):
-            count_drawn(ctx, n_rows)
+        if ctx.env_step >= 8 and not ctx.learning_held:
+            ctx.trained_env_step += n_rows
             ctx.train_iter += 1
 
     return draw
@@ -549,7 +553,7 @@ def test_a_learner_that_is_behind_and_cannot_learn_takes_data(learner: Task[Any]
     @middleware(roles=[Role.LEARNER])
     def draw_at_times(ctx: OnlineRLContext) -> None:
         if ctx.total_step < 2 or ctx.env_step >= 16:
-            count_drawn(ctx, 8)
+            ctx.trained_env_step += 8
 
     set_up(learner, ContextExchanger(samples_per_insert=100), seen, draw_at_times)
     for number in range(1, 6):

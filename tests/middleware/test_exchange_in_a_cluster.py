@@ -145,12 +145,12 @@ def make_policy() -> DQNPolicy:
 
 def fill(policy: DQNPolicy, value: float) -> None:
     with torch.no_grad():
-        for parameter in policy.get_attribute("model").parameters():
+        for parameter in policy.model.parameters():
             parameter.fill_(value)
 
 
 def weight(policy: DQNPolicy) -> float:
-    return float(next(policy.get_attribute("model").parameters()).detach().flatten()[0])
+    return float(next(policy.model.parameters()).detach().flatten()[0])
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
     envs = make_env_manager(PointGoal, env_num=2, seed=0)
     policy = policy_class.for_env(envs, seed=0, batch_size=16)
     buffer = TensorBuffer(500, follow_episodes=True, transform=HindsightReplay(near), seed=0)
-    before = {name: p.clone() for name, p in policy.get_attribute("model").named_parameters()}
+    before = {name: p.clone() for name, p in policy.model.named_parameters()}
     ctx = run_steps(
         StepCollector(policy, envs, n_sample=50),
         data_pusher(buffer),
@@ -93,7 +93,7 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
         n_steps=2,
     )
     assert ctx.train_iter == 8
-    after = dict(policy.get_attribute("model").named_parameters())
+    after = dict(policy.model.named_parameters())
     assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
@@ -115,7 +115,7 @@ def test_a_resumed_run_draws_the_same_goals(
     monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
 
     def weights(run: BitRun) -> list[torch.Tensor]:
-        return [p.detach().clone() for p in run.policy.get_attribute("model").parameters()]
+        return [p.detach().clone() for p in run.policy.model.parameters()]
 
     whole = BitRun(6, hindsight=True)
     with whole.task:

@@ -98,7 +98,7 @@ def test_a_resumed_run_has_the_same_rewards(
 
     def outcome(run: PPORun) -> list[torch.Tensor]:
         learned = run.model.state_dict()["parts"]["predictor" if kind is RND else "curiosity"]
-        parameters = run.policy.get_attribute("model").parameters()
+        parameters = run.policy.model.parameters()
         return [one.detach().clone() for one in (*learned.values(), *parameters)]
 
     make = functools.partial(PPORun, kind, own_critic=own_critic, length=4, n_sample=64)

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ def test_priorities_of_several_outputs_go_to_the_rows_of_each(
         drawn.update(batch["index"].tolist())
         return priorities_in_two_halves(batch)
 
-    mode = dqn.learn_mode._replace(forward=forward)
+    mode = dataclasses.replace(dqn.learn_mode, forward=forward)
     assert run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1).train_iter == 2
     after = buffer.sample(32)
     # A row's importance weight is in inverse proportion to its priority.
@@ -334,7 +335,7 @@ def recording(policy: PPOPolicy, seen: list[list[int]], **answer: Any) -> Any:
         seen.append(batch["collect_iter"].tolist())
         return {**mode.forward(batch), **answer}
 
-    return mode._replace(forward=forward)
+    return dataclasses.replace(mode, forward=forward)
 
 
 def test_onpolicy_learner_uses_every_row_once_per_epoch(run_steps: Any, ppo: PPOPolicy) -> None:
@@ -392,7 +393,7 @@ def batches_of(policy: Any, run_steps: Any, data: Any, **options: Any) -> list[A
         seen.append(batch)
         return {"total_loss": 0.0}
 
-    run_steps(give(data), OnPolicyLearner(mode._replace(forward=forward), **options))
+    run_steps(give(data), OnPolicyLearner(dataclasses.replace(mode, forward=forward), **options))
     return seen
 
 
@@ -408,9 +409,9 @@ def test_minibatches_are_gathered_on_the_device_of_the_policy(
     run_steps: Any, ppo: PPOPolicy
 ) -> None:
     # Nothing can be computed on the device meta from tensors of another one.
-    ppo.learn_mode.set_attribute("device", "meta")
+    mode = dataclasses.replace(ppo.learn_mode, spec=dataclasses.replace(ppo.spec, device="meta"))
     data = on_policy_data(5, 6)
-    batches = batches_of(ppo, run_steps, data, batch_size=10, epochs=2)
+    batches = batches_of(SimpleNamespace(learn_mode=mode), run_steps, data, batch_size=10, epochs=2)
     assert {leaf.device.type for batch in batches for _, leaf in leaves(batch)} == {"meta"}
     assert [tuple(batch["obs"].shape) for batch in batches] == [(10, 4)] * 6
 
@@ -472,8 +473,8 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
     mode = policy.learn_mode
 
     def forward(batch: Any) -> dict[str, Any]:
-        value_fn = policy.get_attribute("value_fn")
-        normaliser = policy.get_attribute("reward_normaliser")
+        value_fn = policy.value_fn
+        normaliser = policy.reward_normalizer
         expected = with_advantages(
             as_tree({**rows, "value": value_fn(rows["obs"])}),
             reward=normaliser.normalise(rows["reward"]),
@@ -490,7 +491,7 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
         ctx.trajectories = as_tree(rows)
 
     provide.writes = ("trajectories",)  # type: ignore[attr-defined]
-    learner = OnPolicyLearner(mode._replace(forward=forward), batch_size=12, epochs=3)
+    learner = OnPolicyLearner(dataclasses.replace(mode, forward=forward), batch_size=12, epochs=3)
     run_steps(provide, gae_estimator(policy), learner)
     (first, _), *later = seen
     assert torch.equal(first["value"], rows["value"])

@@ -27,7 +27,7 @@ from middleware import (
     StepCollector,
     interaction_evaluator,
 )
-from middleware.support.exchange_base import LEARNED, MODEL
+from middleware.exchange.events import LEARNED, MODEL
 from tests.middleware.nodes import DEADLINE_S, node, run_nodes
 
 SHORT_S = 0.05
@@ -45,7 +45,7 @@ def make_policy() -> DQNPolicy:
 def fill(policy: DQNPolicy, value: float) -> None:
     """Set every parameter to the value, to identify the update by the weights."""
     with torch.no_grad():
-        for parameter in policy.get_attribute("model").parameters():
+        for parameter in policy.model.parameters():
             parameter.fill_(value)
 
 
@@ -329,7 +329,7 @@ def test_collectors_explore_differently_and_have_distinct_episode_ids(tmp_path: 
             set_up(task, collector)
             task.run(max_step=1)
             rows = task.ctx.trajectories
-            generator = policy.get_attribute("generator")
+            generator = policy.generator
             return torch.rand(2, generator=generator).tolist(), int(rows["episode_id"][0, 0])
 
     (one, first), (two, second) = draws(1), draws(2)
@@ -370,8 +370,8 @@ def test_observation_statistics_come_from_the_collectors_data(tmp_path: Path) ->
         alone.collect_mode.forward(obs.flatten(0, 1))
     elsewhere.eval_mode.load_state_dict(policy.eval_mode.state_dict())
     for one in (policy, elsewhere):
-        found = one.eval_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"]
-        expected = alone.eval_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"]
+        found = one.eval_mode.state_dict()["acting"]["obs_normaliser"]["running"]
+        expected = alone.eval_mode.state_dict()["acting"]["obs_normaliser"]["running"]
         for path, stats in expected.items():
             assert all(stats[name].allclose(found[path][name]) for name in ("mean", "var"))
             assert not stats["mean"].equal(torch.zeros(4))
@@ -379,7 +379,7 @@ def test_observation_statistics_come_from_the_collectors_data(tmp_path: Path) ->
 
 def test_a_broadcast_of_sac_has_the_size_of_its_actor(tmp_path: Path) -> None:
     def n_bytes(policy: SACPolicy, part: str) -> int:
-        module = policy.get_attribute("parts")[part].module
+        module = policy.components[part].module
         return sum(4 * parameter.numel() for parameter in module.parameters())
 
     def run_learner(task: Task[Any]) -> Any:

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def learned(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any 
         seen.append(batch["row"].tolist())
         return {"total_loss": 0.0}
 
-    mode = BCPolicy({"seed": 0, "model": MODEL}).learn_mode._replace(forward=forward)
+    mode = dataclasses.replace(BCPolicy({"seed": 0, "model": MODEL}).learn_mode, forward=forward)
     with Task(OfflineRLContext(), seed=seed) as task:
         task.use(OfflineLearner(mode, dataset, batch_size=5))
         if state is not None:

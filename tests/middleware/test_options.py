@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dmiddleware.classic import collate
 from dmiddleware.config import Configurable
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
-from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy, collate
+from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
 from dmiddleware.worker import BaseLearner
 from dmiddleware.worker.collector import EpisodeSerialCollector, SampleSerialCollector
 from dmiddleware.worker.evaluator import InteractionSerialEvaluator
@@ -72,12 +73,17 @@ class RecordedConfig(dict[str, Any]):
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the paths that are read from all configs built during the test."""
     found: set[str] = set()
-    merged_config = vars(Configurable)["merged_config"].__func__
 
-    def recorded(cls: type[Configurable], cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
-        return RecordedConfig(merged_config(cls, cfg), found)
+    def record(base: Any) -> None:
+        merged_config = vars(base)["merged_config"].__func__
 
-    monkeypatch.setattr(Configurable, "merged_config", classmethod(recorded))
+        def recorded(cls: Any, cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
+            return RecordedConfig(merged_config(cls, cfg), found)
+
+        monkeypatch.setattr(base, "merged_config", classmethod(recorded))
+
+    record(Configurable)
+    record(Policy)
     return found
 
 
@@ -97,7 +103,7 @@ def cartpole() -> BaseEnvManager:
     return make_env_manager("CartPole-v1", env_num=2, seed=0)
 
 
-def unread(cls: type[Configurable], read: Iterable[str]) -> set[str]:
+def unread(cls: Any, read: Iterable[str]) -> set[str]:
     return set(cls.options()) - set(read)
 
 
@@ -179,7 +185,7 @@ def test_every_option_of_the_serial_evaluator_is_read(read: set[str]) -> None:
 
 
 def test_every_option_of_the_learner_is_read(read: set[str]) -> None:
-    policy = BCPolicy.for_env(cartpole(), model=SMALL, batch_size=4, enable_field=["learn"])
+    policy = BCPolicy.for_env(cartpole(), model=SMALL, batch_size=4, modes=["learn"])
     cfg = {"train_iterations": 2, "dataloader": {"num_workers": 1, "worker": "thread"}}
     with BaseLearner(cfg, policy) as learner:
         sample = {"obs": torch.zeros(4), "action": torch.tensor(1)}

@@ -14,10 +14,11 @@ import torch
 
 from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer
+from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
 from dmiddleware.pipeline import CurrentNode, running_as
-from dmiddleware.policy import DQNPolicy, PPOPolicy, rank_and_world_size
+from dmiddleware.policy import DQNPolicy, PPOPolicy
 from middleware import (
     ContextExchanger,
     Experiment,
@@ -33,7 +34,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
-from tests.dmiddleware.policy.base.rank_processes import run_ranks
+from tests.dmiddleware.distributed.rank_processes import run_ranks
 from tests.faults.process_cluster import wait_until
 
 ENV = "CartPole-v1"
@@ -346,8 +347,9 @@ def test_chains_in_which_ranks_would_not_learn_as_one_are_refused(ranks: Any) ->
 
 
 def test_a_launched_learner_that_does_not_join_the_others_is_refused() -> None:
-    node = CurrentNode(n_ranks=2)
-    with running_as(node), pytest.raises(LaunchError, match=r"2 learners.*data_parallel\(\)"):
+    node = CurrentNode(roles=("learner",), n_ranks=2)
+    message = r"2 processes with the role learner.*data_parallel\(\).*learner=1"
+    with running_as(node), pytest.raises(LaunchError, match=message):
         Task(OnlineRLContext())
     with running_as(node), Task(OnlineRLContext(), rank=0) as task:
         assert task.rank == 0

@@ -10,7 +10,7 @@ import torch
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import middleware
-from dmiddleware.policy import Part, adam
+from dmiddleware.policy import Component, adam
 from dmiddleware.reward import IntrinsicCritic, RewardModel
 from middleware import IntrinsicAdvantage, OnlineRLContext, RewardLearner, Role
 
@@ -24,14 +24,14 @@ class Constant(RewardModel):
         self.learns_first = learns_first  # type: ignore[misc]  # for this object only
         self.number = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.zeros_(self.number.weight)
-        super().__init__({"number": Part(self.number, adam(1.0))}, batch_size=100, epochs=1)
+        super().__init__({"number": Component(self.number, adam(1.0))}, batch_size=100, epochs=1)
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
         return self.number(batch["obs"]).squeeze(-1)
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
-        loss = -self._reward(batch).mean()
-        self._parts["number"].step(loss)
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
+        loss = -self.reward_of(batch).mean()
+        self.components["number"].step(loss)
         return {"loss": loss}
 
 

@@ -14,9 +14,9 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import (
     POLICY_REGISTRY,
-    BatchedPolicy,
     DecisionTransformerPolicy,
     DQNPolicy,
+    Policy,
     PPOPolicy,
     SACPolicy,
     create_policy,
@@ -65,7 +65,7 @@ def usual_chain(policy: Any) -> list[Any]:
         buffer = buffer_of(policy, collected(policy))
         return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
     buffer = buffer_of(policy, collected(policy))
-    explores = [] if policy.get_attribute("explores") else [eps_greedy_handler(policy)]
+    explores = [] if policy.explores else [eps_greedy_handler(policy)]
     learner = OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2)
     return [*explores, collector, data_pusher(buffer), learner]
 
@@ -125,7 +125,7 @@ def test_schedules_are_saved(tmp_path: Path) -> None:
 
 
 @POLICY_REGISTRY.register("policy_with_one_option")
-class OneOption(BatchedPolicy):
+class OneOption(Policy):
     """An algorithm of one's own that declares none of the settings that middleware use."""
 
     config = {"shift": 1}
@@ -133,16 +133,16 @@ class OneOption(BatchedPolicy):
     def default_model(self) -> tuple[str, list[str]]:
         return "q_network", ["dmiddleware.model"]
 
-    def _forward_learn(self, batch: Any) -> dict[str, Any]:
+    def learn(self, batch: Any) -> dict[str, Any]:
         return {"total_loss": 0.0}
 
-    def _forward_collect_batch(self, obs: Any, env_id: Any) -> dict[str, Any]:
-        return {"action": self._model(obs)["logit"].argmax(-1)}
+    def act_collect(self, obs: Any, env_id: Any) -> dict[str, Any]:
+        return {"action": self.model(obs)["logit"].argmax(-1)}
 
 
 def test_the_config_of_a_policy_of_ones_own_names_its_module(tmp_path: Path) -> None:
     env = env_for(DQNPolicy)
-    policy = OneOption.for_env(env, shift=3, enable_field=["learn", "collect"])
+    policy = OneOption.for_env(env, shift=3, modes=["learn", "collect"])
     buffer = TensorBuffer(500, seed=0)
     envs = make_env_manager(lambda: env_for(DQNPolicy), env_num=2, seed=0)
     chain = [
@@ -152,4 +152,4 @@ def test_the_config_of_a_policy_of_ones_own_names_its_module(tmp_path: Path) -> 
     ]
     config = config_of_a_run(tmp_path, policy, *chain)
     assert (config["type"], config["import_names"]) == ("policy_with_one_option", [__name__])
-    assert OneOption(config, enable_field=["collect"]).cfg.shift == 3
+    assert OneOption(config, modes=["collect"]).cfg.shift == 3

@@ -511,7 +511,7 @@ class Counts(BaseMiddleware[Any]):
     def __init__(self, role: str) -> None:
         self.roles = (role,)
         self.n = 0
-        self.part = Part()
+        self.part = Component()
         self.snapshot_parts = {"part": self.part}
 
     def setup(self, task: Task[Any]) -> None: ...
@@ -527,7 +527,7 @@ class Counts(BaseMiddleware[Any]):
         self.n = state["n"]
 
 
-class Part:
+class Component:
     def __init__(self) -> None:
         self.n = 0
 

@@ -124,12 +124,12 @@ def sleep(clock: Any, seconds: float) -> None:
 
 def fill(policy: DQNPolicy, value: float) -> None:
     with torch.no_grad():
-        for parameter in policy.get_attribute("model").parameters():
+        for parameter in policy.model.parameters():
             parameter.fill_(value)
 
 
 def weight(policy: DQNPolicy) -> int:
-    return int(next(policy.get_attribute("model").parameters()).detach().flatten()[0])
+    return int(next(policy.model.parameters()).detach().flatten()[0])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -3,8 +3,7 @@
 import numpy as np
 from easydict import EasyDict
 
-from dmiddleware.classic import BattleEnvManager, create_buffer
-from dmiddleware.policy import create_policy
+from dmiddleware.classic import BattleEnvManager, create_buffer, create_policy
 from dmiddleware.worker import (
     create_learner,
     create_serial_collector,

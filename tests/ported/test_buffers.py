@@ -3,9 +3,8 @@
 import torch
 from easydict import EasyDict
 
-from dmiddleware.classic import create_buffer
+from dmiddleware.classic import create_buffer, create_policy
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import create_policy
 from dmiddleware.worker import create_learner, create_serial_collector
 
 CONFIG = EasyDict(

@@ -23,7 +23,7 @@ class SACWithNoise(SACPolicy):
 
     noise: list[torch.Tensor]
 
-    def _draw(self, batch: Any) -> dict[str, torch.Tensor]:
+    def draw(self, batch: Any) -> dict[str, torch.Tensor]:
         return {"noise": self.noise.pop(0), "next_noise": self.noise.pop(0)}
 
 
@@ -81,10 +81,10 @@ def test_updates_equal_those_of_stable_baselines3(
     theirs.actor.action_dist.epsilon = EPSILON
     env = gym.make(env_id)
     widths = {"actor_hidden_sizes": sizes, "critic_hidden_sizes": sizes}
-    model = SACPolicy.for_env(env, model=widths).get_attribute("model")
+    model = SACPolicy.for_env(env, model=widths).model
     first = weights_of(theirs)
     model.load_state_dict(first)
-    policy = SACWithNoise.for_env(env, model=model, enable_field=["learn"], compile=compiled)
+    policy = SACWithNoise.for_env(env, model=model, modes=["learn"], compile=compiled)
     highest = float(env.action_space.high[0])
 
     batches: list[dict[str, torch.Tensor]] = []

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from dmiddleware.classic import CollectMode
+from dmiddleware.classic.modes import collects_data
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import CollectMode
 from dmiddleware.worker.battles import per_player
 from dmiddleware.worker.collector.battle_collector import BattleCollector
 from dmiddleware.worker.collector.serial_collector import SERIAL_COLLECTOR_REGISTRY, Transition
@@ -114,7 +115,7 @@ class BattleSampleSerialCollector(BattleCollector):
         return data, self._infos
 
     def _collects(self, mode: CollectMode) -> bool:
-        return bool(mode.get_attribute("collect_data"))
+        return collects_data(mode)
 
     def _take(
         self, env_id: int, player: int, length: float, *, is_end: bool

@@ -18,6 +18,10 @@ from dmiddleware.worker.collector.transitions import split_rows, to_tensor_trans
 __all__ = ["EpisodeSerialCollector"]
 
 
+_REWARD_SHAPING = "reward_shaping"
+"""The name of a policy's method that changes the rewards of an episode."""
+
+
 @SERIAL_COLLECTOR_REGISTRY.register("episode")
 class EpisodeSerialCollector(RolloutSerialCollector):
     """Collects whole episodes, without favouring short ones.
@@ -96,7 +100,7 @@ class EpisodeSerialCollector(RolloutSerialCollector):
         if not self._cfg.reward_shaping:
             return lambda episode: episode
         try:
-            shape = self.policy.get_attribute("reward_shaping")
+            shape = self.policy.get_attribute(_REWARD_SHAPING)
         except (AttributeError, KeyError, NotImplementedError):
             raise ConfigError(
                 "reward_shaping is True, but the policy has no method reward_shaping(transitions); "

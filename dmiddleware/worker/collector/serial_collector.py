@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from dmiddleware.classic import CollectMode, as_collect_mode
 from dmiddleware.config import Option, count, switch
 from dmiddleware.data import map_leaves
 from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.policy import HasModes
 from dmiddleware.registry import Registry
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.worker.ranks import sum_over_ranks
@@ -139,7 +140,8 @@ class ISerialCollector(SerialWorker[M, E]):
 
     def _target(self, given: int | None, name: str, mode: CollectMode) -> int:
         """Return the number to collect: the given one, else the policy's."""
-        value = mode.get_attribute(name) if given is None else given
+        own = {"n_sample": mode.spec.n_sample, "n_episode": mode.spec.n_episode}
+        value = own[name] if given is None else given
         if value is None:
             raise ConfigError(
                 f"{self} does not know how much to collect; pass collect({name}=...), or set "

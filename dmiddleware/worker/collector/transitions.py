@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from dmiddleware.classic import CollectMode
 from dmiddleware.data import as_tree, index_rows, lead_shape, to_dict
 from dmiddleware.data.batch import Batch
 from dmiddleware.errors import PolicyOutputError
-from dmiddleware.policy import CollectMode
 
 __all__ = [
     "check_fruitful",
@@ -77,8 +77,8 @@ def trajectory_length(mode: CollectMode, target: int, env_num: int) -> float:
         target: number of samples to collect.
         env_num: number of envs.
     """
-    cfg = mode.get_attribute("cfg")
-    if cfg.traj_len_inf:
+    cfg = mode.spec.cfg
+    if cfg.get("traj_len_inf"):
         return math.inf
     unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
     return max(unroll_len, math.ceil(target / env_num))

@@ -70,8 +70,8 @@ class SendPolicyHook(_SendHook):
         """Send, if an interval has passed."""
         if engine.rank != 0 or not self._is_due(engine):
             return
-        # A learn mode's own state has the optimiser too.
-        acting = engine.policy.get_attribute("state_dict_collect")()
+        # A learn mode's own state has the optimizer too.
+        acting = engine.policy.spec.acting_state()
         sender: _Sender = engine  # type: ignore[assignment]
         sender.send_policy({**acting, "iter": finished_iterations(engine, self.position)})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from dmiddleware.classic import CommandMode, CommandModePolicy, as_command_mode
 from dmiddleware.config import Configurable
-from dmiddleware.policy import CommandMode, CommandModePolicy, as_command_mode
 from dmiddleware.worker.collector import ISerialCollector
 from dmiddleware.worker.evaluator import ISerialEvaluator
 from dmiddleware.worker.learner import BaseLearner

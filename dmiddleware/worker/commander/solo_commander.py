@@ -7,14 +7,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dmiddleware.classic.logs import LazyWriter, TextLog, log_folder, table
-from dmiddleware.policy import (
+from dmiddleware.classic import (
     CommandMode,
-    CommandModePolicy,
     as_command_mode,
     create_policy,
     get_policy_cls,
 )
+from dmiddleware.classic.logs import LazyWriter, TextLog, log_folder, table
 from dmiddleware.worker.commander.base import COMMANDER_REGISTRY, BaseParallelCommander, Task
 
 __all__ = ["SoloCommander"]
@@ -65,10 +64,9 @@ class SoloCommander(BaseParallelCommander):
         self._writer = LazyWriter(None, log_folder(self._exp_name, "commander"))
 
     def _command_mode(self) -> CommandMode | None:
-        if not issubclass(get_policy_cls(self._main.policy), CommandModePolicy):
+        if not hasattr(get_policy_cls(self._main.policy), "command_mode"):
             return None
         policy = create_policy(self._main.policy, enable_field=["command"])
-        assert isinstance(policy, CommandModePolicy)
         return as_command_mode(policy, user=type(self).__name__)
 
     @property

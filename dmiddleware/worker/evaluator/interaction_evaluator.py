@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dmiddleware.classic import EvalMode, as_eval_mode
 from dmiddleware.config import Option, at_least, count, one_of, optional, text
 from dmiddleware.env import BaseEnvManager, check_env_manager
-from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
+from dmiddleware.policy import HasModes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.tensorboard import add_video, encode_video
 from dmiddleware.worker.evaluator.serial_evaluator import (

@@ -321,7 +321,7 @@ class OneVsOneLeague(Configurable):
         acting = {
             key: value
             for key, value in load_checkpoint(self._cfg.pretrain_checkpoint_path[category]).items()
-            if key in ("model", "acting_parts")
+            if key in ("model", "acting")
         }
         save_checkpoint(self._file(player_id), {"version": 0, "state": {**acting, "iter": 0}})
         self._historical[player_id] = Player(

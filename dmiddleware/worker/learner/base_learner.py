@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from easydict import EasyDict
 
+from dmiddleware.classic import LearnMode, as_learn_mode
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.closing import Closing
@@ -29,15 +30,9 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape, load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
-from dmiddleware.policy import (
-    HasModes,
-    LearnMode,
-    as_learn_mode,
-    is_update,
-    priorities_of_rows,
-    update_outputs,
-)
+from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_outputs
 from dmiddleware.registry import Registry
+from dmiddleware.schedule import Counters
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.learner.hooks import (
     POSITIONS,
@@ -210,9 +205,7 @@ class BaseLearner(Closing, Configurable):
         if data is None:
             raise ConfigError(f"{self} got None instead of a batch; pass train(batch)")
         if self._follows_env_step and self._collector_envstep >= 0:
-            counters = self._policy.get_attribute("counters")
-            counters = counters._replace(env_step=self._collector_envstep)
-            self._policy.set_attribute("counters", counters)
+            self._policy.spec.set_counters(Counters(env_step=self._collector_envstep))
         self.call_hook("before_iter")
         answer: Any = self._timed_forward(data, **(policy_kwargs or {}))
         outputs = update_outputs(answer)
@@ -321,7 +314,7 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         self._closing.clear()
         self._loader = PrefetchLoader(
-            self._get_data, self.policy.get_attribute("batch_size"), **self._cfg.dataloader
+            self._get_data, cast(Any, self.policy.spec.batch_size), **self._cfg.dataloader
         )
 
     @property
@@ -535,7 +528,7 @@ class BaseLearner(Closing, Configurable):
     def _set_policy(self, policy: HasModes | LearnMode) -> None:
         mode = as_learn_mode(policy, user=type(self).__name__)
         self._policy = mode
-        schedules = mode.get_attribute("schedules").values()
+        schedules = mode.spec.schedules.values()
         self._follows_env_step = any(
             one.by == "env_step" and not one.is_constant for one in schedules
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dmiddleware.classic import BattleTimestep
 from dmiddleware.classic.battle_stepper import TurnTracker
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import BatchedPolicy
+from dmiddleware.policy import Policy
 from dmiddleware.rollout.opponents import check_sees_games
 
 N_PLAYER = 3
@@ -75,17 +75,17 @@ def test_open_turns_of_a_game_can_be_dropped():
     assert len(tracker.advance(step_of(0, [1, 1, 1], (0, 1), False), [torch.tensor(1)] * 3)) == 2
 
 
-class Remembering(BatchedPolicy):
+class Remembering(Policy):
     act_inputs = ("action_mask", "prev_reward")
 
     def initial_state(self, n):
         return torch.zeros(n)
 
-    def _forward_eval_batch(self, obs, env_id, *, prev_reward, state):
+    def act_eval(self, obs, env_id, *, prev_reward, state):
         return {"action": torch.zeros(len(env_id)), "state": state}
 
 
 def test_policies_that_need_more_than_a_games_observations_are_rejected():
-    mode = Remembering(model=torch.nn.Identity(), enable_field=["eval"]).eval_mode
+    mode = Remembering(model=torch.nn.Identity(), modes=["eval"]).eval_mode
     with pytest.raises(ConfigError, match="needs prev_reward, a recurrent state to act"):
         check_sees_games([mode, mode], user="the test")

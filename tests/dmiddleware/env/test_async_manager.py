@@ -303,5 +303,5 @@ def test_a_program_needs_no_main_guard():
     "option", ["step_timeout_s", "reset_timeout_s", "close_timeout_s", "envs_per_process"]
 )
 def test_options_are_positive(option):
-    with pytest.raises(ConfigError, match=f"{option} must be a positive .*, got 0"):
+    with pytest.raises(ConfigError, match=f"{option} must be an? .*, got 0"):
         managed(Walk, **{option: 0})

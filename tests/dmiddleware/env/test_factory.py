@@ -163,7 +163,7 @@ def test_envs_registered_in_this_program_work_in_other_processes(monkeypatch):
 @pytest.mark.parametrize("env_num", [0, -1, 1.5, "2", True])
 @pytest.mark.parametrize("mode", ["sync", "async", "vector"])
 def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
-    with pytest.raises(ConfigError, match="env_num must be a positive integer, got"):
+    with pytest.raises(ConfigError, match="env_num must be an integer ≥ 1, got"):
         make_env_manager("CartPole-v1", env_num=env_num, mode=mode)
 
 
@@ -176,7 +176,7 @@ def test_other_mistakes_are_rejected():
         make_env_manager(5, env_num=1)
     with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")
-    with pytest.raises(ConfigError, match="max_retry must be an integer of at least 0, got -1"):
+    with pytest.raises(ConfigError, match="max_retry must be an integer ≥ 0, got -1"):
         make_env_manager("CartPole-v1", env_num=1, max_retry=-1)
 
 

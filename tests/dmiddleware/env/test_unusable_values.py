@@ -219,7 +219,7 @@ def collect(policy, envs):
 
 
 def collect_at_random(policy, envs):
-    random = not policy.collect_mode.get_attribute("on_policy")
+    random = not policy.collect_mode.spec.on_policy
     RolloutCollector(policy, envs).collect(30, random=random)
 
 

@@ -174,10 +174,10 @@ def test_a_result_that_cannot_be_sent_is_an_error(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rols": {"learner": 1}}, "no option 'rols'; did you mean roles"),
-        ({"protocol": "udp"}, "must be one of ipc, tcp, tls\\+tcp, got 'udp'"),
-        ({"max_restarts": -1}, "max_restarts must be at least 0"),
-        ({"start_timeout": 0.0}, "start_timeout must be more than 0"),
+        ({"rols": {"learner": 1}}, "unknown setting rols; did you mean roles"),
+        ({"protocol": "udp"}, "must be one of 'ipc', 'tcp', 'tls\\+tcp', got 'udp'"),
+        ({"max_restarts": -1}, "max_restarts must be an integer ≥ 0, got -1"),
+        ({"start_timeout": 0.0}, "start_timeout must be a positive number, got 0"),
         ({"kill_after": "long"}, "kill_after must be a number"),
         ({"resources": {"learner": {"tpu": 1}}}, "only Ray knows 'tpu'"),
         ({"tls_ca": "ca.pem"}, "for --protocol tls"),

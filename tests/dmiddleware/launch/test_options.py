@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.launch.options import LaunchOptions, PlatformSpec, option_infos
+from dmiddleware.launch.options import LaunchOptions, PlatformSpec, options_and_flags
 from dmiddleware.launch.plan import NodePlan
 from dmiddleware.launch.resources import local_shares, resources_of
 
@@ -20,12 +20,12 @@ MAIN = "program.main"
 
 def test_the_command_line_has_every_field_and_no_other_option() -> None:
     fields = {field.name for field in dataclasses.fields(LaunchOptions)} - {"arguments"}
-    assert {info.name for info in option_infos()} == fields
+    assert {info.name for info, _ in options_and_flags()} == fields
     parameters = {parameter.name for parameter in ditask.params}
     assert parameters - {"version"} == fields
     text = CliRunner().invoke(ditask, ["--help"]).output
-    for info in option_infos():
-        assert info.flag in text, info.name
+    for name in fields:
+        assert "--" + name.replace("_", "-") in text
 
 
 def test_both_ways_give_the_same_options() -> None:
@@ -48,7 +48,7 @@ def test_both_ways_give_the_same_options() -> None:
         "protocol": "tcp",
         "resources": {"learner": {"gpu": 1.0, "cpu": 4.0}, "collector": {"cpu": 0.5}},
     }
-    assert LaunchOptions.from_texts(texts) == LaunchOptions.from_python(MAIN, python)
+    assert LaunchOptions.from_texts(texts) == LaunchOptions(main=MAIN, **python)
 
 
 def test_the_options_that_are_not_given_are_the_defaults() -> None:

@@ -78,6 +78,7 @@ with Task(OnlineRLContext()) as task:
     task.use(explore)
     task.ctx.novelty
     task.ctx.env_step = "many"
+    task.ctx.trajectories = "rows"
 """
 )
 
@@ -98,7 +99,8 @@ def test_a_strict_checker_knows_custom_fields_and_finds_no_error_in_a_correct_pr
 
 @pytest.mark.process
 def test_a_strict_checker_finds_wrong_fields_and_wrong_contexts(tmp_path):
-    unfit, unknown, mistyped = check(WRONG, tmp_path)
+    unfit, unknown, mistyped, no_batch = check(WRONG, tmp_path)
     assert "incompatible type" in unfit
     assert 'has no attribute "novelty"' in unknown
     assert "Incompatible types in assignment" in mistyped
+    assert 'variable has type "Batch | None"' in no_batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.data.batch import as_tree
-from dmiddleware.policy import BatchedPolicy, Policy
+from dmiddleware.policy import Policy
 
 OBS = 4
 ACTIONS = 2
@@ -98,60 +98,29 @@ class _Linear(torch.nn.Module):
         return {"logit": self.layer(obs)}
 
 
-class PerEnv(Policy):
-    """A policy as the classic interface has it: one env at a time."""
+class Batched(Policy):
+    """A policy that acts by a linear layer, and learns nothing."""
 
     config = {"n_step": 2}
 
-    def _forward_learn(self, batch):
+    def learn(self, batch):
         return {"total_loss": 0.0}
 
-    def _forward_collect(self, data, *, shift=0):
-        answer = {}
-        for env_id, obs in data.items():
-            logit = self._model(obs.unsqueeze(0))["logit"][0]
-            action = (logit.argmax() + shift + env_id) % ACTIONS
-            answer[env_id] = {"action": action, "logit": logit}
-        return answer
-
-    def _forward_eval(self, data):
-        return {
-            env_id: {"action": self._model(obs.unsqueeze(0))["logit"][0].argmax()}
-            for env_id, obs in data.items()
-        }
-
-    def _get_train_sample(self, transitions):
-        rewards = [float(one["reward"]) for one in transitions]
-        n_step = self._cfg.n_step
-        return [
-            {**one, "reward": torch.tensor(sum(rewards[t : t + n_step]))}
-            for t, one in enumerate(transitions)
-        ]
-
-
-class Batched(BatchedPolicy):
-    """The same policy, written for all envs at once."""
-
-    config = {"n_step": 2}
-
-    def _forward_learn(self, batch):
-        return {"total_loss": 0.0}
-
-    def _forward_collect_batch(self, obs, env_id, *, shift=0):
-        logit = self._model(obs)["logit"]
+    def act_collect(self, obs, env_id, *, shift=0):
+        logit = self.model(obs)["logit"]
         return {
             "action": (logit.argmax(-1) + shift + torch.from_numpy(env_id)) % ACTIONS,
             "logit": logit,
         }
 
-    def _forward_eval_batch(self, obs, env_id):
-        return {"action": self._model(obs)["logit"].argmax(-1)}
+    def act_eval(self, obs, env_id):
+        return {"action": self.model(obs)["logit"].argmax(-1)}
 
-    def _get_train_batch(self, batch):
+    def train_batch(self, batch):
         reward, done = batch["reward"], batch["done"]
         total = reward.clone()
         alive = torch.ones_like(done)
-        for k in range(1, self._cfg.n_step):
+        for k in range(1, self.cfg.n_step):
             alive = alive[:-1] & ~done[k - 1 : -1]
             total[:-k] += reward[k:] * alive
         return as_tree({**{key: batch[key] for key in batch}, "reward": total})
@@ -166,11 +135,6 @@ def linear():
         return _Linear()
 
     return make
-
-
-@pytest.fixture
-def per_env(linear):
-    return PerEnv({}, model=linear())
 
 
 @pytest.fixture

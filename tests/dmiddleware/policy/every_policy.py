@@ -11,7 +11,6 @@ from dmiddleware.data import Batch, PrioritySampler, TensorBuffer, flatten_lead
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import (
     A2CPolicy,
-    AgentsPolicy,
     BCPolicy,
     C51Policy,
     CQLPolicy,
@@ -90,7 +89,7 @@ class Toy(gym.Env[Any, Any]):
 
 def env_for(cls: Any) -> gym.Env[Any, Any]:
     """Return an env that a class of policies supports."""
-    if issubclass(cls, AgentsPolicy):
+    if cls.several_agents:
         return CountingTeam(n_agent=2)
     if cls in CONTINUOUS:
         return Toy(gym.spaces.Box(-2.0, 2.0, (2,), np.float32))

@@ -139,7 +139,7 @@ def one_round(
             options = {"burn_in": 2, **options}
         policy = cls.for_env(envs, seed=0, **options)
         rows = RolloutCollector(policy, envs).collect(48)
-        if policy.get_attribute("cfg").get("obs_norm"):
+        if policy.cfg.get("obs_norm"):
             policy.observe(rows["obs"])
         outputs = policy.learn_mode.forward(learnable(policy, rows))
         for output in outputs if isinstance(outputs, list) else [outputs]:

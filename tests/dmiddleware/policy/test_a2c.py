@@ -38,7 +38,7 @@ def test_the_loss_is_that_of_the_paper(kind: str) -> None:
     policy = made(SMALL if kind == "discrete" else BOX, learn=learn)
     batch = collected(policy)
     policy.learn_mode.forward(batch)
-    output = policy.get_attribute("model")(batch["obs"])
+    output = policy.model(batch["obs"])
     if kind == "discrete":
         distribution: Any = torch.distributions.Categorical(logits=output["logit"])
         log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
@@ -78,7 +78,7 @@ def test_normalised_observations_and_returns_enter_the_losses() -> None:
     obs = batch["obs"]
     scaled = (obs - obs.mean(0)) / obs.std(0, correction=0)
     with torch.no_grad():
-        value = policy.get_attribute("model")(scaled)["value"]
+        value = policy.model(scaled)["value"]
     torch.testing.assert_close(batch["value"], 100.0 + 10.0 * value, rtol=1e-4, atol=1e-3)
     wanted = 0.5 * (value - 5.0 * batch["adv"]).square().mean()
     assert policy.learn_mode.forward(batch)["value_loss"] == pytest.approx(wanted.item(), rel=1e-3)
@@ -105,7 +105,7 @@ def test_scaled_rewards_have_returns_of_deviation_1() -> None:
 
 def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
     policy = made(learn={"learning_rate": 0.01, "optimizer_eps": 0.1, "rmsprop_decay": 0.9})
-    model = policy.get_attribute("model")
+    model = policy.model
     before = [parameter.detach().clone() for parameter in model.parameters()]
     policy.learn_mode.forward(collected(policy))
     for old, parameter in zip(before, model.parameters(), strict=True):
@@ -116,7 +116,7 @@ def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("rmsprop", RMSprop), ("adam", FusedAdam)])
 def test_the_optimizer_is_chosen_by_an_option(name: str, kind: type) -> None:
-    part = made(learn={"optimizer": name}).get_attribute("parts")["actor_critic"]
+    part = made(learn={"optimizer": name}).components["actor_critic"]
     assert type(part.optimizer) is kind
 
 
@@ -154,7 +154,7 @@ def test_advantages_of_workers_are_returns_to_the_end_minus_values() -> None:
         "done": torch.tensor([[False], [False], [True]]),
         "value": torch.tensor([[0.5], [0.25], [0.125]]),
     }
-    estimated = policy.get_attribute("get_trajectory_batch")(as_tree(rows))
+    estimated = policy.get_trajectory_batch(as_tree(rows))
     assert estimated["ret"].flatten().tolist() == [3.0, 4.0, 4.0]
     assert estimated["adv"].flatten().tolist() == [2.5, 3.75, 3.875]
 

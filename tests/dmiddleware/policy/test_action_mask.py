@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware import classic
 from dmiddleware.data import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import PolicyOutputError
 from dmiddleware.model import action_mask_of, masked_logit, obs_shape_of
-from dmiddleware.policy import BatchedPolicy, BCPolicy, DQNPolicy, Policy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector
 
 N_ACTIONS = 5
@@ -85,7 +86,7 @@ def masked_batch(next_mask):
 @pytest.mark.parametrize("double", [True, False])
 def test_dqn_bootstraps_only_from_allowed_actions(double):
     policy = DQNPolicy.for_env(masked_envs(), discount_factor=1.0, double=double, seed=0)
-    q = policy.get_attribute("model")({"observation": torch.ones(3)})["logit"].detach()
+    q = policy.model({"observation": torch.ones(3)})["logit"].detach()
     worst, best = int(q.argmin()), float(q.max())
     only_worst = [int(action == worst) for action in range(N_ACTIONS)]
     learn = policy.learn_mode.forward
@@ -120,14 +121,14 @@ def test_rows_without_an_allowed_action_are_not_masked():
     assert masked_logit(logit, torch.zeros(2, 3)) is logit
 
 
-class Stubborn(BatchedPolicy):
+class Stubborn(Policy):
     """Always takes action 3."""
 
-    def _forward_eval_batch(self, obs, env_id, **kwargs):
+    def act_eval(self, obs, env_id, **kwargs):
         return {"action": torch.full((len(env_id),), 3)}
 
 
-class StubbornPerEnv(Policy):
+class StubbornPerEnv(classic.Policy):
     """The same, written per env."""
 
     def _forward_eval(self, data, **kwargs):
@@ -136,7 +137,8 @@ class StubbornPerEnv(Policy):
 
 @pytest.mark.parametrize("kind", [Stubborn, StubbornPerEnv])
 def test_a_forbidden_action_of_a_custom_policy_is_an_error(kind):
-    mode = kind(model=torch.nn.Identity(), enable_field=["eval"]).eval_mode
+    policy = kind({}, torch.nn.Identity(), ["eval"])
+    mode = classic.as_eval_mode(policy, user="the test")
     allowed, forbidden = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1, 0, 0, 0, 1])
     batch = as_tree({"action_mask": torch.stack([allowed, forbidden])})
     with pytest.raises(PolicyOutputError, match=r"action 3.*allows only \[0, 4\]"):

@@ -76,7 +76,7 @@ def test_discrete_actions_need_no_raw_ones_to_learn_from(space):
     batch.pop("raw_action", None)
     adv = torch.randn(60)
     output = policy.learn_mode.forward(as_tree({**batch, "adv": adv, "ret": adv}))
-    if policy.get_attribute("codec").is_lossless:
+    if policy.codec.is_lossless:
         assert output["approx_kl"] == pytest.approx(0.0, abs=1e-5)
     assert np.isfinite(output["total_loss"])
 
@@ -92,9 +92,9 @@ def test_evaluating_takes_the_mode_or_draws(space):
         rows = [leaf.reshape(64, -1).double() for _, leaf in leaves(action)]
         return len(torch.cat(rows, 1).unique(dim=0))
 
-    before = policy.get_attribute("generator").get_state()
+    before = policy.generator.get_state()
     assert distinct() == distinct(deterministic=True) == 1
-    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+    assert torch.equal(policy.generator.get_state(), before)
     assert distinct(deterministic=False) > 1
     policy.eval_mode.seed(3)
     one = policy.eval_mode.forward(obs, deterministic=False)["action"]
@@ -209,7 +209,7 @@ def test_dqn_acts_and_learns_where_actions_start_at_another_number():
     assert set(batch["action"].tolist()) == {2, 3, 4}
     greedy = policy.eval_mode.forward(batch["obs"])["action"]
     assert torch.equal(greedy, policy.collect_mode.forward(batch["obs"])["logit"].argmax(-1) + 2)
-    q = policy.get_attribute("model")(batch["obs"])["logit"].detach()
+    q = policy.model(batch["obs"])["logit"].detach()
     output = policy.learn_mode.forward(batch)
     taken = q.gather(1, batch["action"].unsqueeze(1) - 2)
     assert output["q_value"] == pytest.approx(taken.mean().item(), rel=1e-4)

@@ -10,7 +10,7 @@ from dmiddleware.policy import BCPolicy
 def test_discrete_actions_are_cloned_by_cross_entropy(small, transitions):
     policy = BCPolicy({"model": small})
     batch = transitions(16)
-    logit = policy.get_attribute("model")(batch["obs"])["logit"]
+    logit = policy.model(batch["obs"])["logit"]
     answer = policy.learn_mode.forward(batch)
     wanted = F.cross_entropy(logit, batch["action"]).item()
     assert answer["total_loss"] == pytest.approx(wanted, rel=1e-5)
@@ -22,7 +22,7 @@ def test_discrete_actions_are_cloned_by_cross_entropy(small, transitions):
 def test_samples_are_weighted(small, transitions):
     batch = transitions(4, weight=torch.tensor([0.0, 0.0, 0.0, 4.0]))
     policy = BCPolicy({"model": small})
-    logit = policy.get_attribute("model")(batch["obs"])["logit"]
+    logit = policy.model(batch["obs"])["logit"]
     wanted = F.cross_entropy(logit[3:], batch["action"][3:]).item()
     assert policy.learn_mode.forward(batch)["total_loss"] == pytest.approx(wanted, rel=1e-5)
 
@@ -30,7 +30,7 @@ def test_samples_are_weighted(small, transitions):
 def test_continuous_actions_are_cloned_between_their_bounds(pendulum_spaces):
     policy = BCPolicy.for_env(pendulum_spaces)
     obs, action = torch.randn(8, 3), 4 * torch.rand(8, 1) - 2
-    mu = policy.get_attribute("model")(obs)["mu"]
+    mu = policy.model(obs)["mu"]
     answer = policy.learn_mode.forward(as_tree({"obs": obs, "action": action}))
     wanted = (mu - action / 2).square().mean().item()
     assert answer["total_loss"] == pytest.approx(wanted, rel=1e-5)

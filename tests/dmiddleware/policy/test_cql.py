@@ -36,7 +36,7 @@ def some_rows() -> Batch:
 def test_the_gap_is_that_of_equation_4() -> None:
     """The estimate of the integral over all actions agrees with a sum over a fine grid."""
     policy, rows = made(n_actions=3000), some_rows()
-    critic = policy.get_attribute("parts")["critic"].module
+    critic = policy.components["critic"].module
     grid = torch.linspace(-1, 1, 401)
     with torch.no_grad():
         q = torch.stack([critic(rows["obs"], at.expand(64, 1)) for at in grid], -1)
@@ -60,7 +60,7 @@ def test_without_the_penalty_it_is_sac() -> None:
 def test_half_of_the_weight_of_the_authors_code_gives_the_same_loss(min_q_weight: float) -> None:
     policy, rows = made(cql_alpha=min_q_weight / 2, n_actions=4), some_rows()
     rows["terminated"][:] = True  # the target is the reward
-    critic = policy.get_attribute("parts")["critic"].module
+    critic = policy.components["critic"].module
     with torch.no_grad():
         q = critic(rows["obs"], rows["action"] / 2)
     squares = (q - rows["reward"]).square().mean(-1).sum()

@@ -143,7 +143,7 @@ def test_a_network_as_the_page_asks_for_it_acts_learns_and_is_saved(
 def test_submodules_serve_without_an_env_too(cls: Any) -> None:
     options = {"obs_norm": False} if cls in NORMALISING else {}
     policy = cls({"seed": 0, **options}, model=NETWORKS[cls]())
-    policy.get_attribute("check_spaces")(BOX, action_space_of(cls))
+    policy.check_spaces(BOX, action_space_of(cls))
     action = policy.eval_mode.forward(torch.zeros(4, N_OBS))["action"]
     assert action.shape == ((4,) if cls is DiscreteSACPolicy else (4, N_ACTIONS))
 

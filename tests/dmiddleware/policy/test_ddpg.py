@@ -47,12 +47,12 @@ def batch(n: int = 8, seed: int = 0) -> Any:
 @pytest.mark.parametrize("sigma", [0.2, 5.0])
 def test_the_targets_of_td3_are_smoothed_and_the_smaller_of_two(sigma: float) -> None:
     policy, data = td3(target_noise=sigma, target_noise_clip=0.3), batch()
-    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    actor, critic = (policy.components[name] for name in ("actor", "critic"))
     with torch.no_grad():
         # Actions near the bounds, which noise must not leave.
         actor.target.head.bias += 2.0
     generator = torch.Generator()
-    generator.set_state(policy.get_attribute("learn_generator").get_state())
+    generator.set_state(policy.learn_generator.get_state())
     noise = (sigma * torch.randn(8, 2, generator=generator)).clamp(-0.3, 0.3)
     with torch.no_grad():
         action = (actor.target(data["next_obs"])["mu"].tanh() + noise).clamp(-1, 1)
@@ -65,7 +65,7 @@ def test_the_targets_of_td3_are_smoothed_and_the_smaller_of_two(sigma: float) ->
 
 def test_td3_updates_actor_and_targets_every_second_time() -> None:
     policy = td3(target_tau=0.5)
-    parts = policy.get_attribute("parts")
+    parts = policy.components
 
     def states() -> list[torch.Tensor]:
         return [
@@ -86,7 +86,7 @@ def test_td3_updates_actor_and_targets_every_second_time() -> None:
 
 def test_the_actor_follows_the_first_critic() -> None:
     policy, data = td3(actor_update_freq=1), batch()
-    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    actor, critic = (policy.components[name] for name in ("actor", "critic"))
     chosen = actor.module(data["obs"])["mu"].tanh().detach()
     loss = policy.learn_mode.forward(data)["actor_loss"]
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_the_actor_follows_the_first_critic() -> None:
 
 def test_ddpg_has_one_critic_and_plain_targets() -> None:
     policy, data = DDPGPolicy({"model": {**SMALL, "n_critics": 1}, "seed": 0}), batch()
-    actor, critic = (policy.get_attribute("parts")[name] for name in ("actor", "critic"))
+    actor, critic = (policy.components[name] for name in ("actor", "critic"))
     with torch.no_grad():
         value = critic.target(data["next_obs"], actor.target(data["next_obs"])["mu"].tanh())[0]
         target = data["reward"] + 0.99 * ~data["terminated"] * value
@@ -110,7 +110,7 @@ def test_for_env_keeps_the_shape_of_the_algorithm() -> None:
     env = gym.make("Pendulum-v1")
     for make, n_critics in ((DDPGPolicy, 1), (TD3Policy, 2)):
         policy = make.for_env(env, model={"actor_hidden_sizes": [8]})
-        model = policy.get_attribute("model")
+        model = policy.model
         assert (model.critic.n_critics, model.actor.is_deterministic) == (n_critics, True)
 
 
@@ -144,7 +144,7 @@ def ou(seed: int = 0, **options: Any) -> DDPGPolicy:
     """Return a policy whose greedy action is 0, far from the bounds."""
     sizes = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
     policy = DDPGPolicy.for_env(steered(1), seed=seed, noise="ou", model=sizes, **options)
-    for parameter in policy.get_attribute("model").actor.head.parameters():
+    for parameter in policy.model.actor.head.parameters():
         torch.nn.init.zeros_(parameter)
     return policy
 

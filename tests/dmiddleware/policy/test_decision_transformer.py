@@ -52,7 +52,7 @@ def random_steps(n: int, n_steps: int) -> tuple[torch.Tensor, ...]:
 
 
 def test_a_prediction_sees_the_steps_before_it_and_no_later_ones() -> None:
-    model = made().get_attribute("model").eval()
+    model = made().model.eval()
     obs, ret = random_steps(3, LENGTH)
     action = torch.rand(LENGTH, 3, 1)
     place = torch.arange(LENGTH)[:, None].expand(-1, 3)
@@ -70,7 +70,7 @@ def test_a_prediction_sees_the_steps_before_it_and_no_later_ones() -> None:
 @pytest.mark.parametrize("context_length", [1, 3, 8])
 def test_acting_step_by_step_predicts_like_one_pass_over_the_window(context_length: int) -> None:
     policy = made(model={"context_length": context_length}, target_return=2.0)
-    model = policy.get_attribute("model").eval()
+    model = policy.model.eval()
     n_steps = 6
     obs, reward = random_steps(3, n_steps)
     state: Any = policy.initial_state(3)
@@ -138,9 +138,7 @@ def test_the_loss_is_the_error_of_the_actions_of_the_data() -> None:
     batch = buffer_for(policy).sample(32)
     mask, raw = batch["mask"], batch["action"] / 2
     with torch.no_grad():
-        mu = policy.get_attribute("model")(
-            batch["obs"], raw, batch["return_to_go"], batch["timestep"]
-        )["mu"]
+        mu = policy.model(batch["obs"], raw, batch["return_to_go"], batch["timestep"])["mu"]
     wanted = (mu - raw)[mask].square().mean().item()
     assert policy.learn_mode.forward(batch)["total_loss"] == pytest.approx(wanted, rel=1e-4)
 

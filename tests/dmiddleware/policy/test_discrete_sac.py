@@ -59,7 +59,7 @@ def test_the_losses_are_those_of_the_paper_over_the_allowed_actions(is_masked: b
     mask, next_mask = some_masks() if is_masked else torch.ones(2, 8, 4, dtype=torch.bool)
     columns = {"action_mask": mask, "next_action_mask": next_mask} if is_masked else {}
     data = batch(**columns)
-    parts = policy.get_attribute("parts")
+    parts = policy.components
     actor, critic = parts["actor"].module, parts["critic"]
     critic_loss = entropy = gap = 0.0
     before = []
@@ -102,7 +102,7 @@ def test_a_row_with_one_allowed_action_has_no_entropy_and_leaves_the_temperature
     mask[:, 2] = True
     data = batch(action_mask=mask, next_action_mask=mask)
     with torch.no_grad():
-        q = policy.get_attribute("parts")["critic"].target(data["next_obs"]).amin(0)[:, 2]
+        q = policy.components["critic"].target(data["next_obs"]).amin(0)[:, 2]
     target = data["reward"] + 0.99 * q * ~data["terminated"]
     output = policy.learn_mode.forward(data)
     assert output["entropy"] == 0.0
@@ -135,7 +135,7 @@ def test_a_fixed_temperature_stays() -> None:
 def test_evaluating_takes_the_most_likely_action_or_draws_one() -> None:
     policy, obs = made(), torch.randn(1, 3).expand(4000, 3)
     with torch.no_grad():
-        prob = policy.get_attribute("parts")["actor"].module(obs[:1])["logit"].softmax(-1)[0]
+        prob = policy.components["actor"].module(obs[:1])["logit"].softmax(-1)[0]
     assert (policy.eval_mode.forward(obs)["action"] == prob.argmax()).all()
     for drawn in (
         policy.collect_mode.forward(obs)["action"],
@@ -186,7 +186,7 @@ def test_images_are_learned_from() -> None:
     model = {**SMALL, "obs_shape": (1, 36, 36), "n_critics": 3}
     policy = DiscreteSACPolicy({"model": model, "seed": 0})
     image = torch.zeros(2, 1, 36, 36, dtype=torch.uint8)
-    critic = policy.get_attribute("parts")["critic"]
+    critic = policy.components["critic"]
     assert critic.module(image).shape == (3, 2, 4)
     data = batch(2)
     data["obs"] = data["next_obs"] = image

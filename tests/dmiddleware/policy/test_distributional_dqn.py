@@ -136,15 +136,15 @@ def test_the_online_network_chooses_the_action_of_the_target(
     outputs = []
     for double in (True, False):
         policy = make({"model": model, "seed": 0, "learn": {"double": double}})
-        target = policy.get_attribute("parts")["q"].target
+        target = policy.components["q"].target
         with torch.no_grad():
             # The networks now prefer different actions.
-            for bias in (target.head[0].bias, policy.get_attribute("model").head[0].bias):
+            for bias in (target.head[0].bias, policy.model.head[0].bias):
                 bias.zero_()
             n = len(target.head[0].bias) // 2
             ramp = torch.linspace(0, 3, n)
             target.head[0].bias[:n] = ramp
-            policy.get_attribute("model").head[0].bias[n:] = ramp
+            policy.model.head[0].bias[n:] = ramp
         outputs.append(policy.learn_mode.forward(chain())["target_q_value"])
     assert outputs[0] != pytest.approx(outputs[1], abs=1e-3)
 
@@ -177,7 +177,7 @@ def test_the_priority_of_c51_is_the_divergence_from_its_target() -> None:
     data["terminated"][:] = True
     data["reward"][:] = 0.1
     with torch.no_grad():
-        log_prob = policy.get_attribute("model")(data["obs"])["log_prob"]
+        log_prob = policy.model(data["obs"])["log_prob"]
     # The target has half of its probability at the returns 0 and 0.2, the atoms 10 and 11.
     half = math.log(0.5)
     wanted = [(half - log_prob[row, row % 2, 10:12].mean()).item() for row in range(4)]
@@ -242,7 +242,7 @@ def test_returns_within_the_support_are_not_warned_of(
 
 def test_a_dueling_network_joins_the_streams_for_each_number() -> None:
     policy = QRDQNPolicy({"model": {**QR, "dueling": True}, "seed": 0})
-    model = policy.get_attribute("model")
+    model = policy.model
     features = model.encoder(torch.eye(2))
     advantage = model.head(features).unflatten(-1, (2, 8))
     wanted = model.value_head(features)[:, None] + advantage - advantage.mean(1, keepdim=True)

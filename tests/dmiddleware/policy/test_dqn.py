@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
-from dmiddleware.policy import BatchedPolicy, DQNPolicy
+from dmiddleware.policy import DQNPolicy, Policy
 
 
 class Table(torch.nn.Module):
@@ -64,7 +64,7 @@ def test_loss_and_gradient_are_those_computed_by_hand(double, loss, wanted, targ
     assert output["target_q_value"] == pytest.approx(target)
     assert output["q_value"] == pytest.approx(1.75)
     assert "priority" not in output
-    assert policy.get_attribute("model").q.weight.grad.tolist() == gradient
+    assert policy.model.q.weight.grad.tolist() == gradient
 
 
 def test_discount_and_weight_columns_are_honoured():
@@ -95,11 +95,11 @@ def test_a_truncated_row_bootstraps(small, transitions):
 
 def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 3}})
-    first = copy.deepcopy(policy.get_attribute("parts")["q"].target.state_dict())
+    first = copy.deepcopy(policy.components["q"].target.state_dict())
     for update in range(1, 7):
         policy.learn_mode.forward(transitions(8, seed=update))
-        target = policy.get_attribute("parts")["q"].target.state_dict()
-        online = policy.get_attribute("model").state_dict()
+        target = policy.components["q"].target.state_dict()
+        online = policy.model.state_dict()
         moved = [not torch.equal(first[name], target[name]) for name in first]
         assert all(moved) if update >= 3 else not any(moved)
         equal = [torch.equal(online[name], target[name]) for name in online]
@@ -108,10 +108,10 @@ def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
 
 def test_a_soft_target_moves_by_a_fraction(small, transitions):
     policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 1, "target_tau": 0.25}})
-    before = copy.deepcopy(policy.get_attribute("parts")["q"].target.state_dict())
+    before = copy.deepcopy(policy.components["q"].target.state_dict())
     policy.learn_mode.forward(transitions(8))
-    online = policy.get_attribute("model").state_dict()
-    for name, value in policy.get_attribute("parts")["q"].target.state_dict().items():
+    online = policy.model.state_dict()
+    for name, value in policy.components["q"].target.state_dict().items():
         torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * online[name])
 
 
@@ -129,18 +129,14 @@ def test_buffers_of_the_model_reach_the_target(transitions):
     policy = DQNPolicy({"learn": {"target_update_freq": 2}}, model=Counting())
     for seed in range(2):
         policy.learn_mode.forward(transitions(4, seed=seed))
-    assert (
-        int(policy.get_attribute("parts")["q"].target.calls)
-        == int(policy.get_attribute("model").calls)
-        > 2
-    )
+    assert int(policy.components["q"].target.calls) == int(policy.model.calls) > 2
 
 
 def test_the_gradient_is_clipped_to_its_norm(small, transitions):
     batch = transitions(16)
     policy = DQNPolicy({"model": small, "learn": {"grad_clip_norm": 0.01}, "seed": 0})
     output = policy.learn_mode.forward(batch)
-    gradients = [p.grad.flatten() for p in policy.get_attribute("model").parameters()]
+    gradients = [p.grad.flatten() for p in policy.model.parameters()]
     assert output["grad_norm"] > 0.01
     assert torch.cat(gradients).norm().item() == pytest.approx(0.01, rel=1e-3)
 
@@ -160,7 +156,7 @@ def test_collecting_gives_the_values_of_the_actions(small):
     policy = DQNPolicy({"model": small})
     obs = torch.randn(3, 4)
     with torch.no_grad():
-        wanted = policy.get_attribute("model")(obs)["logit"]
+        wanted = policy.model(obs)["logit"]
     assert torch.equal(policy.collect_mode.forward(obs)["logit"], wanted)
 
 
@@ -195,7 +191,7 @@ def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
     rows = as_tree({key: batch[key] for key in batch if key != "collect_iter"})
     with pytest.raises(NonFiniteLoss, match=r"grad_norm is .* without a column collect"):
         policy.learn_mode.forward(rows)
-    assert policy.get_attribute("model").weight.tolist() == [0.0, 0.0]
+    assert policy.model.weight.tolist() == [0.0, 0.0]
 
 
 def test_the_commander_lowers_epsilon_with_the_env_steps(small):
@@ -207,7 +203,7 @@ def test_the_commander_lowers_epsilon_with_the_env_steps(small):
 
 def test_dueling_is_an_option_of_the_model(small, transitions):
     policy = DQNPolicy({"model": {**small, "dueling": True}})
-    assert policy.get_attribute("model").value_head is not None
+    assert policy.model.value_head is not None
     policy.learn_mode.forward(transitions(8))
 
 
@@ -224,11 +220,11 @@ def test_shapes_are_taken_from_spaces(cartpole_spaces):
     policy = DQNPolicy.for_env(cartpole_spaces, model={"encoder_hidden_sizes": [8]})
     assert policy.cfg.model.obs_shape == 4
     assert policy.cfg.model.action_shape == 2
-    policy.collect_mode.get_attribute("check_spaces")(*cartpole_spaces)
+    policy.collect_mode.spec.check_spaces(*cartpole_spaces)
 
 
 def test_spaces_that_do_not_fit_are_rejected(small, cartpole_spaces, pendulum_spaces):
-    check = DQNPolicy({"model": small}).collect_mode.get_attribute("check_spaces")
+    check = DQNPolicy({"model": small}).collect_mode.spec.check_spaces
     check(*cartpole_spaces)
     with pytest.raises(SpaceError, match=r"\(4,\).*\(3,\)"):
         check(pendulum_spaces[0], cartpole_spaces[1])
@@ -240,53 +236,49 @@ def test_spaces_that_do_not_fit_are_rejected(small, cartpole_spaces, pendulum_sp
 
 def test_a_model_without_shapes_is_tried_with_an_observation(linear, cartpole_spaces):
     policy = DQNPolicy({"seed": 0}, model=linear())
-    before = policy.get_attribute("generator").get_state()
-    policy.get_attribute("check_spaces")(*cartpole_spaces)
+    before = policy.generator.get_state()
+    policy.check_spaces(*cartpole_spaces)
     with pytest.raises(SpaceError, match="cannot take observations of Box"):
-        policy.get_attribute("check_spaces")(gym.spaces.Box(0, 1, (7,)), cartpole_spaces[1])
+        policy.check_spaces(gym.spaces.Box(0, 1, (7,)), cartpole_spaces[1])
     with pytest.raises(SpaceError, match=r"supports discrete actions.*takes Box"):
-        policy.get_attribute("check_spaces")(cartpole_spaces[0], gym.spaces.Box(0, 1, (1,)))
-    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+        policy.check_spaces(cartpole_spaces[0], gym.spaces.Box(0, 1, (1,)))
+    assert torch.equal(policy.generator.get_state(), before)
 
 
 def test_trying_a_model_draws_nothing_from_the_generator(linear, cartpole_spaces):
-    policy = DQNPolicy({}, model=linear(), enable_field=["collect"])
-    before = policy.get_attribute("generator").get_state()
-    policy.get_attribute("check_spaces")(*cartpole_spaces)
-    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+    policy = DQNPolicy({}, model=linear(), modes=["collect"])
+    before = policy.generator.get_state()
+    policy.check_spaces(*cartpole_spaces)
+    assert torch.equal(policy.generator.get_state(), before)
     policy.collect_mode.forward(torch.zeros(1, 4))
-    assert not torch.equal(policy.get_attribute("generator").get_state(), before)
+    assert not torch.equal(policy.generator.get_state(), before)
 
 
 @pytest.mark.parametrize("field", ["collect", "eval"])
 def test_trying_a_model_leaves_no_hidden_state(linear, cartpole_spaces, field):
-    class Counting(BatchedPolicy):
+    class Counting(Policy):
         _hidden = None
 
-        def _forward_collect_batch(self, obs, env_id):
+        def act_collect(self, obs, env_id):
             if self._hidden is None:
                 self._hidden = torch.zeros(len(obs), dtype=torch.int64)
             self._hidden += 1
             return {"action": self._hidden % 2, "hidden": self._hidden.clone()}
 
-        def _forward_eval_batch(self, obs, env_id):
-            return self._forward_collect_batch(obs, env_id)
+        def act_eval(self, obs, env_id):
+            return self.act_collect(obs, env_id)
 
-        def _reset_collect(self, data_id=None):
+        def reset(self, env_ids=None):
             self._hidden = None
 
-        _reset_eval = _reset_collect
-
-    policy = Counting({}, model=linear(), enable_field=[field])
-    policy.get_attribute("check_spaces")(*cartpole_spaces)
+    policy = Counting({}, model=linear(), modes=[field])
+    policy.check_spaces(*cartpole_spaces)
     mode = getattr(policy, f"{field}_mode")
     assert mode.forward(torch.zeros(3, 4))["hidden"].tolist() == [1, 1, 1]
 
 
 def test_a_learner_alone_has_no_action_to_check(linear, cartpole_spaces):
-    DQNPolicy({}, model=linear(), enable_field=["learn"]).get_attribute("check_spaces")(
-        *cartpole_spaces
-    )
+    DQNPolicy({}, model=linear(), modes=["learn"]).check_spaces(*cartpole_spaces)
 
 
 def test_one_update_lowers_the_loss_on_its_batch(small, transitions):
@@ -299,7 +291,7 @@ def test_one_update_lowers_the_loss_on_its_batch(small, transitions):
 def test_huber_is_the_loss_that_torch_has(small, transitions):
     policy = DQNPolicy({"model": small, "discount_factor": 0.0})
     batch = transitions(8)
-    q = policy.get_attribute("model")(batch["obs"])["logit"]
+    q = policy.model(batch["obs"])["logit"]
     taken = q.gather(1, batch["action"][:, None]).squeeze(1)
     wanted = F.smooth_l1_loss(taken, batch["reward"]).item()
     assert policy.learn_mode.forward(batch)["total_loss"] == pytest.approx(wanted, rel=1e-6)
@@ -309,8 +301,8 @@ def test_huber_is_the_loss_that_torch_has(small, transitions):
 def test_loading_weights_to_act_with_updates_the_target_network(small, field):
     source, policy = (DQNPolicy({"model": small, "seed": seed}) for seed in (1, 2))
     getattr(policy, f"{field}_mode").load_state_dict(source.collect_mode.state_dict())
-    wanted = source.get_attribute("model").state_dict()
-    for name, value in policy.get_attribute("parts")["q"].target.state_dict().items():
+    wanted = source.model.state_dict()
+    for name, value in policy.components["q"].target.state_dict().items():
         assert torch.equal(value, wanted[name]), name
 
 

@@ -55,7 +55,7 @@ def test_every_policy_names_the_value(policy_cls, kind, field, value):
     mode = getattr(policy, field)
     obs = torch.zeros(4, 3)
     obs[2, 1] = value
-    state = mode.get_attribute("initial_state")(4)
+    state = mode.spec.initial_state(4)
     kwargs = {} if state is None else {"state": state}
     with pytest.raises(StructureError, match=rf"{policy_cls.__name__} .*{value} at \[2, 1\]"):
         mode.forward(obs, **kwargs)

@@ -51,7 +51,7 @@ def test_ppo_collects_and_learns_the_same_on_both_devices(small, ppo_batch, kind
         assert all(leaf.device.type == "cpu" for _, leaf in leaves(theirs))
         answers = [p.learn_mode.forward(b) for p, b in ((host, ours), (device, theirs))]
         assert answers[0] == pytest.approx(answers[1], rel=1e-2, abs=1e-3)
-    assert device.get_attribute("value_fn")(torch.randn(2, 3, 4)).device.type == "cpu"
+    assert device.value_fn(torch.randn(2, 3, 4)).device.type == "cpu"
 
 
 def test_observations_of_another_process_count_on_both_devices(small):

@@ -71,7 +71,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
     policy = made(discount_factor=0.9, learn=learn)
     batch = lanes(policy)
     policy.learn_mode.forward(batch)  # so that ratios differ from 1
-    model = policy.get_attribute("model")
+    model = policy.model
     with torch.no_grad():
         output, next_value = model(batch["obs"]), model(batch["next_obs"])["value"]
     distribution = torch.distributions.Categorical(logits=output["logit"])

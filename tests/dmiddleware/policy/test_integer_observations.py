@@ -131,7 +131,7 @@ def test_every_policy_learns_from_integers_what_it_learns_from_floats(cls: Any) 
                 rows = RolloutCollector(policy, envs).collect(40)
             else:
                 rows = as_tree({name: as_floats(rows[name]) for name in rows})
-        if policy.get_attribute("cfg").get("obs_norm"):
+        if policy.cfg.get("obs_norm"):
             policy.observe(rows["obs"])
         output = policy.learn_mode.forward(learnable(policy, rows))
         losses.append((output[-1] if isinstance(output, list) else output)["total_loss"])
@@ -164,7 +164,7 @@ def test_a_model_may_say_that_numbers_are_no_pixels() -> None:
     planes = Drawn(spaces.Box(0, 1, (1, 40, 40), U8), spaces.Discrete(3))
     wrong = DQNPolicy({"model": {"obs_shape": [1, 40, 40], "action_shape": 3}})
     with pytest.raises(SpaceError, match=r"obs_shape to \('unscaled', 1, 40, 40\)"):
-        wrong.get_attribute("check_spaces")(planes.observation_space, planes.action_space)
+        wrong.check_spaces(planes.observation_space, planes.action_space)
 
 
 @pytest.mark.parametrize("name", ["large planes", "a stack"])
@@ -281,9 +281,7 @@ def test_the_frames_of_a_stack_are_channels_of_one_image(
     with make_env_manager(lambda: stacked, env_num=1, seed=0) as envs:
         policy = cls.for_env(envs, seed=0)
         rows = RolloutCollector(policy, envs).collect(12)
-    convolutions = [
-        one for one in policy.get_attribute("model").modules() if isinstance(one, torch.nn.Conv2d)
-    ]
+    convolutions = [one for one in policy.model.modules() if isinstance(one, torch.nn.Conv2d)]
     assert convolutions[0].in_channels == 2 * channels
     assert rows["obs"].shape[2:] == (2, channels, 40, 40)
     flat = rows["obs"].flatten(2, 3)

@@ -37,7 +37,7 @@ def some_rows() -> Batch:
 
 def test_the_losses_are_those_of_equations_5_to_7() -> None:
     policy, rows = made(expectile=0.8, inverse_temperature=2.0), some_rows()
-    parts = policy.get_attribute("parts")
+    parts = policy.components
     actor, critic, value = (parts[name].module for name in ("actor", "critic", "value"))
     raw = rows["action"] / 2
     with torch.no_grad():

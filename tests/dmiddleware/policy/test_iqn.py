@@ -34,9 +34,9 @@ def batch(n: int = 6) -> Any:
 @pytest.mark.parametrize("double", [True, False])
 def test_the_loss_is_that_of_the_paper(double: bool) -> None:
     policy, data = made(double=double), batch()
-    part = policy.get_attribute("parts")["q"]
+    part = policy.components["q"]
     generator = torch.Generator()
-    generator.set_state(policy.get_attribute("learn_generator").get_state())
+    generator.set_state(policy.learn_generator.get_state())
     tau, tau_target = (torch.rand(6, n, generator=generator) for n in (3, 4))
     wanted = 0.0
     with torch.no_grad():
@@ -63,11 +63,11 @@ def test_acting_draws_fractions_and_evaluating_does_not() -> None:
     policy, obs = made(), torch.randn(50, 4)
     logits = [policy.collect_mode.forward(obs)["logit"] for _ in range(2)]
     assert not torch.equal(*logits)
-    before = policy.get_attribute("generator").get_state()
+    before = policy.generator.get_state()
     with torch.no_grad():
-        fixed = policy.get_attribute("model")(obs)["logit"]
+        fixed = policy.model(obs)["logit"]
     assert torch.equal(policy.eval_mode.forward(obs)["action"], fixed.argmax(-1))
-    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+    assert torch.equal(policy.generator.get_state(), before)
 
 
 def test_acting_continues_with_the_same_draws_after_a_restart() -> None:
@@ -89,6 +89,6 @@ def test_it_learns_a_distribution_and_not_only_its_mean() -> None:
         policy.learn_mode.forward(data)
     tau = torch.tensor([[0.1, 0.9]])
     with torch.no_grad():
-        low, high = policy.get_attribute("model")(torch.zeros(1, 4), tau=tau)["quantiles"][0].T
+        low, high = policy.model(torch.zeros(1, 4), tau=tau)["quantiles"][0].T
     assert low.max() < 0.3
     assert high.min() > 0.7

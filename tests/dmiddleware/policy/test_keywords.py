@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from dmiddleware import classic
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import (
-    BatchedPolicy,
     DQNPolicy,
     IPPOPolicy,
     Policy,
@@ -49,9 +49,10 @@ def test_every_policy_refuses_unknown_keywords_in_every_mode(cls: Any) -> None:
             wanted = rf"{cls.__name__}: forward in {mode} mode has no keyword {name}"
             with pytest.raises(ConfigError, match=wanted):
                 call(**kwargs)
-    if not policy.get_attribute("act_inputs"):  # with one row for each env
+    if not policy.act_inputs:  # with one row for each env
         with pytest.raises(ConfigError, match="no keyword nonsense"):
-            policy.eval_mode.forward({0: obs[0], 1: obs[1]}, nonsense=3)
+            per_env = classic.as_eval_mode(policy, user="the test")
+            per_env.forward({0: obs[0], 1: obs[1]}, nonsense=3)
 
 
 @pytest.mark.parametrize("envs", [DQNPolicy], indirect=True)
@@ -111,33 +112,33 @@ def test_the_handler_of_eps_reaches_the_policy() -> None:
         assert len(task.ctx.trajectories["action"].unique()) == 3
 
 
-class Own(BatchedPolicy):
+class Own(Policy):
     """An algorithm that declares keywords of its own, some of them in a base class."""
 
-    def _forward_learn(self, batch: Any, *, phase: str = "first", **kwargs: Any) -> dict[str, Any]:
+    def learn(self, batch: Any, *, phase: str = "first", **kwargs: Any) -> dict[str, Any]:
         return {"total_loss": 0.0, "phase": phase}
 
-    def _forward_collect_batch(
+    def act_collect(
         self, obs: Any, env_id: Any, *, temperature: float = 1.0, **kwargs: Any
     ) -> dict[str, Any]:
         return {"action": torch.full((len(env_id),), int(temperature))}
 
-    def _forward_eval_batch(self, obs: Any, env_id: Any) -> dict[str, Any]:
+    def act_eval(self, obs: Any, env_id: Any) -> dict[str, Any]:
         return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
 
 
 class Derived(Own):
-    def _forward_collect_batch(
+    def act_collect(
         self, obs: Any, env_id: Any, *, shift: int = 0, **kwargs: Any
     ) -> dict[str, Any]:
-        output = super()._forward_collect_batch(obs, env_id, **kwargs)
+        output = super().act_collect(obs, env_id, **kwargs)
         return {"action": output["action"] + shift}
 
 
 class Closed(Own):
     """It passes nothing on, so the keywords of its base class are not its own."""
 
-    def _forward_collect_batch(self, obs: Any, env_id: Any, shift: int = 0) -> dict[str, Any]:
+    def act_collect(self, obs: Any, env_id: Any, shift: int = 0) -> dict[str, Any]:
         return {"action": torch.full((len(env_id),), shift)}
 
 
@@ -149,13 +150,13 @@ def test_an_algorithm_declares_its_own_keywords_as_parameters() -> None:
     assert derived.collect_mode.forward(obs, temperature=2.0, shift=1)["action"].tolist() == [3, 3]
     assert closed.collect_mode.forward(obs, shift=1)["action"].tolist() == [1, 1]
     for policy, name in ((own, "shift"), (closed, "temperature")):
-        with pytest.raises(ConfigError, match=rf"no keyword {name}.*_forward_collect_batch"):
+        with pytest.raises(ConfigError, match=rf"no keyword {name}.*act_collect"):
             policy.collect_mode.forward(obs, **{name: 1})
     with pytest.raises(ConfigError, match="no keyword phases; did you mean phase"):
         own.learn_mode.forward({"obs": obs}, phases="second")
 
 
-class PerEnv(Policy):
+class PerEnv(classic.Policy):
     """As DI-engine has it: ε is a parameter that has no default."""
 
     def _forward_collect(self, data: Any, eps: float) -> dict[int, Any]:

@@ -60,7 +60,7 @@ def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda
     with make_env_manager(env, env_num=n_envs, seed=0) as envs:
         policy = PPOPolicy.for_env(envs, **cfg)
         collector = RolloutCollector(policy.collect_mode, envs)
-        value_fn = policy.learn_mode.get_attribute("value_fn")
+        value_fn = policy.learn_mode.spec.value_fn
         order = torch.Generator().manual_seed(0)
         for _ in range(iterations):
             rows = collector.collect(n_envs * n_steps)

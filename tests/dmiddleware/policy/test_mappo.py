@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_ppo_over_all_agents_that_take_part(cls: type[IPPOPo
     policy.learn_mode.forward(data)  # so that ratios differ from 1
     here = data["obs"]["agent_mask"] != 0
     assert 0 < here.sum() < here.numel()
-    output = policy.get_attribute("model")(data["obs"])
+    output = policy.model(data["obs"])
     distribution = torch.distributions.Categorical(logits=output["logit"][here])
     ratio = (distribution.log_prob(data["action"][here]) - data["log_prob"][here]).exp()
     adv = data["adv"][here]
@@ -98,7 +98,7 @@ def test_agents_that_do_not_take_part_are_not_in_the_statistics_of_observations(
     learner = cls.for_env(CountingTeam(), seed=0, obs_norm=True)
     learner.observe(obs)
     for one in (policy, learner):
-        stats = one.get_attribute("obs_normaliser").state_dict()["running"]
+        stats = one.obs_norm.state_dict()["running"]
         assert stats["obs.agents"]["count"] == here.sum()
         assert stats["obs.state"]["count"] == here[..., 0].numel()
         mean = obs["agents"][here].double().mean(0)
@@ -110,7 +110,7 @@ def test_agents_that_do_not_take_part_are_not_in_the_statistics_of_returns() -> 
     rows = collected(policy, leaves={1: 2})
     estimated = AdvantageEstimator(policy.learn_mode, user="test")(rows)
     here = rows["obs"]["agent_mask"] != 0
-    stats = policy.get_attribute("return_stats")
+    stats = policy.return_stats
     assert stats.count == here.sum()
     torch.testing.assert_close(stats.mean, estimated["ret"][here].double().mean())
 
@@ -147,7 +147,7 @@ def test_learning_sees_normalised_observations_as_acting_does() -> None:
     policy = MAPPOPolicy.for_env(CountingTeam(), seed=0, obs_norm=True, value_norm=True)
     policy.learn_mode.forward(to_learn(collected(policy)))
     rows = collected(policy)
-    seen = policy.get_attribute("obs_normaliser")(rows["obs"])
+    seen = policy.obs_norm(rows["obs"])
     assert seen["state"].abs().max() < 4 <= rows["obs"]["state"].max()
     assert torch.equal(seen["agent_mask"], rows["obs"]["agent_mask"])
     data = to_learn(rows)

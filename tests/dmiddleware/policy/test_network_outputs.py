@@ -73,7 +73,7 @@ def loss_with(cls: Any, change: Callable[[Any], nn.Module] | None = None) -> flo
     """Return the loss of a policy whose own model was changed."""
     policy = made(cls, **NO_NORM.get(cls, {}))
     if change is not None:
-        model = change(policy.get_attribute("model"))
+        model = change(policy.model)
         policy = cls.for_env(env_for(cls), model=model, seed=0, **NO_NORM.get(cls, {}))
     loss: float = policy.learn_mode.forward(batch_for(policy))["total_loss"]
     return loss

@@ -7,14 +7,17 @@ import gymnasium as gym
 import pytest
 import torch
 
+from dmiddleware.classic import as_collect_mode
 from dmiddleware.data import Batch, as_tree, flatten_lead
 from dmiddleware.data.batch import leaves
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
+    ACTION_OPTIONS,
+    OBS_NORM_OPTIONS,
     A2CPolicy,
-    ActorPolicy,
     BCPolicy,
     C51Policy,
+    Component,
     CQLPolicy,
     DDPGPolicy,
     DecisionTransformerPolicy,
@@ -25,9 +28,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
-    ObsNormPolicy,
-    Part,
-    PartsPolicy,
+    Policy,
     PPOPolicy,
     QMIXPolicy,
     QRDQNPolicy,
@@ -78,7 +79,7 @@ def rows(cls: Any, seed: int = 0) -> Batch:
 
 
 def normalised(policy: Any, batch: Batch) -> Batch:
-    see = policy.get_attribute("obs_normaliser")
+    see = policy.obs_norm
     return as_tree({**dict(batch.items()), **{k: see(batch[k]) for k in ("obs", "next_obs")}})
 
 
@@ -94,7 +95,7 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     for seed in range(3):
         obs = rows(cls, seed)["obs"]
         output = policy.collect_mode.forward(obs)
-        wanted = twin.collect_mode.forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = twin.collect_mode.forward(policy.obs_norm(obs))
         for name in output:
             assert torch.equal(output[name], wanted[name])
     batch = rows(cls, 3)
@@ -103,7 +104,7 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
         loss = policy.learn_mode.forward(batch)["total_loss"]
         assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
     obs = rows(cls, 4)["obs"]
-    seen = policy.get_attribute("obs_normaliser")(obs)
+    seen = policy.obs_norm(obs)
     output, wanted = policy.eval_mode.forward(obs), twin.eval_mode.forward(seen)
     assert torch.equal(output["action"], wanted["action"])
     losses = [
@@ -115,12 +116,12 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
 def test_sequences_are_normalised() -> None:
     policy, batch = test_r2d2.sampled(obs_norm=True)
     twin, _ = test_r2d2.sampled()
-    assert policy.get_attribute("obs_normaliser").has_seen_all
+    assert policy.obs_norm.has_seen_all
     loss = policy.learn_mode.forward(batch)["total_loss"]
     assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
     obs, inputs = batch["obs"][0], first_inputs(batch)
     output = policy.eval_mode.forward(obs, **inputs)
-    wanted = twin.eval_mode.forward(policy.get_attribute("obs_normaliser")(obs), **inputs)
+    wanted = twin.eval_mode.forward(policy.obs_norm(obs), **inputs)
     assert torch.equal(output["state"], wanted["state"])
 
 
@@ -135,7 +136,7 @@ def test_only_collecting_changes_the_statistics(cls: Any) -> None:
         policy.collect_mode.forward(obs)
 
     def statistics() -> list[torch.Tensor]:
-        state = policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]
+        state = policy.collect_mode.state_dict()["acting"]["obs_normaliser"]
         return [torch.as_tensor(leaf) for _, leaf in leaves(as_tree(state["running"]))]
 
     before = statistics()
@@ -156,7 +157,7 @@ def test_the_statistics_are_part_of_a_checkpoint_and_of_what_collectors_receive(
         getattr(other, mode).load_state_dict(getattr(policy, mode).state_dict())
         actions = [one.eval_mode.forward(obs)["action"] for one in (policy, other)]
         assert torch.equal(*actions)
-        seen = [one.get_attribute("obs_normaliser")(obs) for one in (policy, other)]
+        seen = [one.obs_norm(obs) for one in (policy, other)]
         assert torch.equal(*seen)
         (other, _) = pair(cls)
 
@@ -183,7 +184,7 @@ def test_normalised_observations_are_clipped_or_not(clip: float | None) -> None:
     policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True, norm_clip=clip)
     obs = rows(SACPolicy)["obs"]
     policy.collect_mode.forward(obs)
-    largest = policy.get_attribute("obs_normaliser")(obs).abs().max().item()
+    largest = policy.obs_norm(obs).abs().max().item()
     assert largest == 0.5 if clip else largest > 1.0
 
 
@@ -212,47 +213,51 @@ def test_a_compiled_update_follows_the_statistics() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-class Recording(PartsPolicy):
+class Recording(Policy):
     """Regression of rewards, and actions of an actor; remembers what reaches its methods."""
 
     def default_model(self) -> tuple[str, list[str]]:
         return "actor_q", ["dmiddleware.model"]
 
-    def _make_parts(self) -> dict[str, Part]:
+    def make_components(self) -> dict[str, Component]:
         self.seen: dict[str, Any] = {}
-        return {**super()._make_parts(), "model": Part(self._model, adam(1e-3), acts=True)}
+        return {"model": Component(self.model, adam(1e-3), acts=True)}
 
-    def _update(self, batch: Any) -> dict[str, torch.Tensor]:
+    def update(self, batch: Any) -> dict[str, torch.Tensor]:
         self.seen = {name: batch[name].detach() for name in ("obs", "next_obs") if name in batch}
-        action = self._codec.to_raw(batch["action"])
-        loss = (self._model.critic(batch["obs"], action) - batch["reward"]).square().mean()
-        self._parts["model"].step(loss)
+        action = self.codec.to_raw(batch["action"])
+        loss = (self.model.critic(batch["obs"], action) - batch["reward"]).square().mean()
+        self.components["model"].step(loss)
         return {"total_loss": loss.detach()}
 
-    def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+    def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
         self.seen["collect"] = obs
-        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+        return {"action": self.codec.to_env(self.model.actor(obs)["mu"])}
 
-    def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+    def act_eval(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
         self.seen["eval"] = obs
-        return {"action": self._codec.to_env(self._model.actor(obs)["mu"])}
+        return {"action": self.codec.to_env(self.model.actor(obs)["mu"])}
 
 
-ORDERS = list(itertools.permutations((TDPolicy, ActorPolicy, ObsNormPolicy)))
+class Normalizing(Policy):
+    config = {**OBS_NORM_OPTIONS, **ACTION_OPTIONS}
+
+
+ORDERS = list(itertools.permutations((TDPolicy, Normalizing, Recording)))
 
 
 @pytest.mark.parametrize("bases", ORDERS, ids=lambda bases: ", ".join(b.__name__ for b in bases))
 def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
-    cls: Any = type("Mine", (Recording, *bases), {})
+    cls: Any = type("Mine", bases, {})
     policy = cls.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True)
-    normaliser = policy.get_attribute("obs_normaliser")
+    normaliser = policy.obs_norm
     batch = rows(SACPolicy)
     for seed in range(3):
         obs = rows(SACPolicy, seed)["obs"]
         policy.collect_mode.forward(obs)
         assert torch.equal(policy.seen["collect"], normaliser(obs))
         by_env = dict(enumerate(obs))
-        policy.collect_mode.forward(by_env)
+        as_collect_mode(policy, user="the test").forward(by_env)
         assert torch.equal(policy.seen["collect"], normaliser(obs))
     assert normaliser.has_seen_all
     policy.eval_mode.forward(batch["obs"])
@@ -264,32 +269,31 @@ def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
 
 
 def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -> None:
-    class Mine(Recording, TDPolicy, ActorPolicy, ObsNormPolicy):
-        def _forward_collect_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
-            return self._acted(obs, None, self._generator)
+    class Mine(TDPolicy, Normalizing, Recording):
+        def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+            return self.acted(obs, None, self.generator)
 
-        def _forward_eval_batch(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
-            return self._acted(obs, None, None)
+        def act_eval(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
+            return self.acted(obs, None, None)
 
     env = gym.make("Pendulum-v1")
     policy, twin = (Mine.for_env(env, seed=0, obs_norm=flag) for flag in (True, False))
     obs = rows(SACPolicy)["obs"]
     for mode in ("collect_mode", "eval_mode"):
         action = getattr(policy, mode).forward(obs)["action"]
-        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = getattr(twin, mode).forward(policy.obs_norm(obs))
         assert torch.equal(action, wanted["action"])
 
 
-def added_to(cls: Any, *, first: bool) -> Any:
+def added_to(cls: Any) -> Any:
     """Return a class of policies with the option ``obs_norm``, which ``cls`` does not have."""
-    return type(cls.__name__, (ObsNormPolicy, cls) if first else (cls, ObsNormPolicy), {})
+    return type(cls.__name__, (cls,), {"config": OBS_NORM_OPTIONS})
 
 
-@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("cls", [BCPolicy, IQLPolicy, IMPALAPolicy])
-def test_any_algorithm_can_normalise(cls: Any, first: bool) -> None:
+def test_any_algorithm_can_normalise(cls: Any) -> None:
     env = every_policy.env_for(cls)
-    policy = added_to(cls, first=first).for_env(env, seed=0, obs_norm=True)
+    policy = added_to(cls).for_env(env, seed=0, obs_norm=True)
     twin = cls.for_env(env, seed=0)
     collected = every_policy.collected(twin)
     shifted = {name: 5 + 3 * collected[name] for name in ("obs", "next_obs")}
@@ -306,7 +310,7 @@ def test_any_algorithm_can_normalise(cls: Any, first: bool) -> None:
         twin.seed(0)
         obs = batch["obs"].reshape(-1, 3)[:6]
         outputs = getattr(policy, mode).forward(obs)
-        wanted = getattr(twin, mode).forward(policy.get_attribute("obs_normaliser")(obs))
+        wanted = getattr(twin, mode).forward(policy.obs_norm(obs))
         for name in wanted:
             assert torch.equal(outputs[name], wanted[name])
 

@@ -17,19 +17,15 @@ from dmiddleware.policy import (
 def test_the_public_names_are_these():
     assert sorted(dmiddleware.policy.__all__) == [
         "A2CPolicy",
+        "ACTION_OPTIONS",
         "ActionCodec",
         "ActorCriticPolicy",
-        "ActorPolicy",
         "AdvantagePolicy",
-        "AgentsPolicy",
         "BCPolicy",
-        "BatchedPolicy",
         "C51Policy",
         "CQLPolicy",
-        "CodecPolicy",
         "CollectMode",
-        "CommandMode",
-        "CommandModePolicy",
+        "Component",
         "DDPGPolicy",
         "DQNPolicy",
         "DecisionTransformerPolicy",
@@ -42,19 +38,19 @@ def test_the_public_names_are_these():
         "IQNPolicy",
         "LearnMode",
         "MAPPOPolicy",
-        "ObsNormPolicy",
+        "Memory",
+        "OBS_NORM_OPTIONS",
+        "ObsNorm",
         "POLICY_REGISTRY",
         "PPOPolicy",
-        "Part",
-        "PartsPolicy",
         "Policy",
-        "PolicyGradientPolicy",
+        "PolicySpec",
+        "QLearningPolicy",
         "QMIXPolicy",
         "QRDQNPolicy",
         "R2D2Policy",
         "RainbowPolicy",
         "RecurrentPPOPolicy",
-        "RecurrentPolicy",
         "SACPolicy",
         "TD3BCPolicy",
         "TD3Policy",
@@ -66,20 +62,14 @@ def test_the_public_names_are_these():
         "adam",
         "adamw",
         "as_collect_mode",
-        "as_command_mode",
         "as_eval_mode",
         "as_learn_mode",
-        "collate",
         "create_policy",
-        "data_parallel",
-        "gather_from_ranks",
         "get_policy_cls",
         "is_update",
-        "next_run_stamp",
+        "mask_of",
         "priorities_of_rows",
-        "rank_and_world_size",
         "rmsprop",
-        "sum_over_ranks",
         "torch_optimizer",
         "update_outputs",
     ]
@@ -92,7 +82,7 @@ def test_stock_policies_have_names():
 
 
 def test_a_policy_is_built_by_name(small):
-    policy = create_policy({"type": "dqn", "model": small}, enable_field=["collect"])
+    policy = create_policy({"type": "dqn", "model": small}, modes=["collect"])
     assert isinstance(policy, DQNPolicy)
     assert policy.cfg.type == "dqn"
 

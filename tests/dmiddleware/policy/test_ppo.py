@@ -44,13 +44,13 @@ def test_collecting_gives_continuous_draws_and_what_the_env_gets(continuous):
 def test_evaluating_is_greedy_and_draws_nothing(small, continuous):
     discrete, gaussian = PPOPolicy({"model": small}), PPOPolicy({"model": continuous})
     for policy, size in ((discrete, 4), (gaussian, 3)):
-        before = policy.get_attribute("generator").get_state()
+        before = policy.generator.get_state()
         obs = torch.randn(5, size)
         action = policy.eval_mode.forward(obs)["action"]
         output = policy.collect_mode.forward(obs)
         wanted = output["logit"].argmax(-1) if "logit" in output else output["mu"]
         torch.testing.assert_close(action, wanted)
-        assert not torch.equal(policy.get_attribute("generator").get_state(), before)
+        assert not torch.equal(policy.generator.get_state(), before)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
@@ -61,7 +61,7 @@ def test_the_loss_equals_the_equations_of_the_paper(small, continuous, ppo_batch
     policy = PPOPolicy({"model": model, "learn": learn, "seed": 0, **bounds})
     batch = ppo_batch(policy, obs_size=size)
     policy.learn_mode.forward(batch)  # so that ratios differ from 1
-    output = policy.get_attribute("model")(batch["obs"])
+    output = policy.model(batch["obs"])
     if kind == "discrete":
         distribution = torch.distributions.Categorical(logits=output["logit"])
         log_prob, entropy = distribution.log_prob(batch["action"]), distribution.entropy()
@@ -159,20 +159,20 @@ def test_a_learning_rate_by_env_step_needs_that_counter(small, ppo_batch):
     batch = ppo_batch(policy)
     with pytest.raises(ConfigError, match="by env_step needs that counter"):
         policy.learn_mode.forward(batch)
-    policy.learn_mode.set_attribute("counters", Counters(env_step=25))
+    policy.learn_mode.spec.set_counters(Counters(env_step=25))
     assert policy.learn_mode.forward(batch)["cur_lr"] == pytest.approx(7.5e-4)
 
 
 def test_the_gradient_is_clipped(small, ppo_batch):
     policy = PPOPolicy({"model": small, "learn": {"grad_clip_norm": 0.02}})
     assert policy.learn_mode.forward(ppo_batch(policy))["grad_norm"] > 0.02
-    gradients = [p.grad.flatten() for p in policy.get_attribute("model").parameters()]
+    gradients = [p.grad.flatten() for p in policy.model.parameters()]
     assert torch.cat(gradients).norm().item() == pytest.approx(0.02, rel=1e-3)
 
 
 def test_the_network_starts_orthogonal(small):
     policy = PPOPolicy({"model": small})
-    weights = [p for p in policy.get_attribute("model").parameters() if p.dim() == 2]
+    weights = [p for p in policy.model.parameters() if p.dim() == 2]
     first = weights[0]
     gram = first.T @ first
     torch.testing.assert_close(gram / gram[0, 0], torch.eye(4), atol=1e-5, rtol=0)
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_is_rejected(small, ppo_batch):
 
 def test_the_value_function_takes_any_leading_dimensions(small):
     policy = PPOPolicy({"model": small})
-    value_fn = policy.learn_mode.get_attribute("value_fn")
+    value_fn = policy.learn_mode.spec.value_fn
     obs = torch.randn(5, 3, 4)
     value = value_fn(obs)
     assert value.shape == (5, 3)
@@ -209,8 +209,8 @@ def test_the_value_function_is_computed_without_dropout(small):
             output = self.layer(self.dropout(obs))
             return {"logit": output[..., :2], "value": output[..., 2]}
 
-    policy = PPOPolicy({"seed": 0}, model=DropsOut().train(), enable_field=["learn"])
-    value_fn = policy.learn_mode.get_attribute("value_fn")
+    policy = PPOPolicy({"seed": 0}, model=DropsOut().train(), modes=["learn"])
+    value_fn = policy.learn_mode.spec.value_fn
     obs = torch.ones(50, 4)
     assert torch.equal(value_fn(obs), value_fn(obs))
 
@@ -226,10 +226,10 @@ def test_observations_are_normalised_by_what_was_seen_before_learning(small):
         wanted = twin.collect_mode.forward(stats.normalise(obs))
         torch.testing.assert_close(output["logit"], wanted["logit"])
     # What evaluating and valuing see changes nothing.
-    before = dict(leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]))
+    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]))
     policy.eval_mode.forward(torch.full((4, 4), 100.0))
-    policy.get_attribute("value_fn")(torch.full((4, 4), 100.0))
-    after = dict(leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]))
+    policy.value_fn(torch.full((4, 4), 100.0))
+    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]))
     assert before.keys() == after.keys()
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
@@ -246,7 +246,7 @@ def test_statistics_do_not_change_between_collecting_a_batch_and_learning_from_i
         adv = torch.randn(30)
         batch = as_tree({**rows, "obs": torch.cat(obs), "adv": adv, "ret": adv + rows["value"]})
         torch.testing.assert_close(
-            policy.get_attribute("value_fn")(batch["obs"]), rows["value"], rtol=1e-4, atol=1e-5
+            policy.value_fn(batch["obs"]), rows["value"], rtol=1e-4, atol=1e-5
         )
         answer = policy.learn_mode.forward(batch)
         assert answer["approx_kl"] == pytest.approx(0, abs=1e-6)
@@ -255,7 +255,7 @@ def test_statistics_do_not_change_between_collecting_a_batch_and_learning_from_i
 
 def test_rewards_are_scaled_by_the_running_return(small):
     policy = PPOPolicy({"model": small, "reward_norm": True, "discount_factor": 0.9})
-    scale_rewards = policy.learn_mode.get_attribute("scale_rewards")
+    scale_rewards = policy.learn_mode.spec.scale_rewards
     generator = torch.Generator().manual_seed(0)
     ids = torch.arange(2)
     running, returns = torch.zeros(2, dtype=torch.float64), []
@@ -296,20 +296,20 @@ def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
     assert output["action"].abs().max().item() == 2.0
     torch.testing.assert_close(output["action"], (2 * output["raw_action"]).clamp(-2, 2))
     obs = 1000 * torch.randn(300, 3)
-    mu = policy.get_attribute("model")(obs)["mu"].detach()
+    mu = policy.model(obs)["mu"].detach()
     greedy = policy.eval_mode.forward(obs)["action"]
     torch.testing.assert_close(greedy, (2 * mu).clamp(-2, 2))
     assert not torch.equal(greedy, mu)
     wider = gym.spaces.Box(-3.0, 3.0, (1,), np.float32)
     with pytest.raises(SpaceError, match=r"from \[-2.0\] to \[2.0\].*takes \[-3.0\] to \[3.0\]"):
-        policy.get_attribute("check_spaces")(pendulum_spaces[0], wider)
+        policy.check_spaces(pendulum_spaces[0], wider)
 
 
 def test_bounds_are_not_adopted_once_the_policy_has_learned(pendulum_spaces, ppo_batch):
     model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
     policy = PPOPolicy({"model": model})
     policy.learn_mode.forward(ppo_batch(policy, obs_size=3))
-    policy.get_attribute("check_spaces")(*pendulum_spaces)
+    policy.check_spaces(*pendulum_spaces)
     output = policy.collect_mode.forward(torch.randn(50, 3))
     assert torch.equal(output["action"], output["raw_action"])
 
@@ -338,7 +338,7 @@ def test_normalising_observations_needs_their_shape(small):
         PPOPolicy({"obs_norm": True}, model=Bare())
     policy = PPOPolicy({"obs_norm": True, "model": {"obs_shape": 4}}, model=Bare())
     policy.collect_mode.forward(torch.randn(3, 4))
-    assert policy.get_attribute("value_fn")(torch.randn(3, 4)).shape == (3,)
+    assert policy.value_fn(torch.randn(3, 4)).shape == (3,)
 
 
 def test_normalising_over_several_ranks_is_rejected(small):
@@ -353,14 +353,10 @@ def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spa
         def forward(self, obs):
             return {"logit": obs[:, :2], "value": obs[:, 0]}
 
-    policy = PPOPolicy({"obs_norm": True}, model=Plain(), enable_field=["collect"])
-    before = dict(
-        leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"])
-    )
-    policy.get_attribute("check_spaces")(*cartpole_spaces)
-    after = dict(
-        leaves(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]["running"])
-    )
+    policy = PPOPolicy({"obs_norm": True}, model=Plain(), modes=["collect"])
+    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]["running"]))
+    policy.check_spaces(*cartpole_spaces)
+    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]["running"]))
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
 
@@ -371,13 +367,11 @@ def test_value_clipping_is_off_by_default():
 def test_a_learner_that_never_saw_an_env_leaves_the_bounds_open(pendulum_spaces, ppo_batch):
     model = {"obs_shape": 3, "action_shape": 1, "action_space": "continuous"}
     actor, learner, evaluator = (PPOPolicy({"model": model}) for _ in range(3))
-    actor.get_attribute("check_spaces")(*pendulum_spaces)
+    actor.check_spaces(*pendulum_spaces)
     learner.learn_mode.forward(ppo_batch(actor, obs_size=3))
     evaluator.learn_mode.load_state_dict(learner.learn_mode.state_dict())
-    evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    (bounds,) = evaluator.collect_mode.state_dict()["acting_parts"]["action_codec"][
-        "parts"
-    ].values()
+    evaluator.check_spaces(*pendulum_spaces)
+    (bounds,) = evaluator.collect_mode.state_dict()["acting"]["action_codec"]["parts"].values()
     assert (bounds["low"].tolist(), bounds["high"].tolist()) == ([-2.0], [2.0])
 
 
@@ -386,8 +380,8 @@ def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
     actor, evaluator = (PPOPolicy({"model": model}) for _ in range(2))
     actor.collect_mode.forward(torch.randn(2, 3))
     evaluator.learn_mode.load_state_dict(actor.learn_mode.state_dict())
-    evaluator.get_attribute("check_spaces")(*pendulum_spaces)
-    (part,) = evaluator.collect_mode.state_dict()["acting_parts"]["action_codec"]["parts"].values()
+    evaluator.check_spaces(*pendulum_spaces)
+    (part,) = evaluator.collect_mode.state_dict()["acting"]["action_codec"]["parts"].values()
     assert "low" not in part
 
 
@@ -409,7 +403,7 @@ def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
     deviation = ret.double().std(correction=0)
     expected = (100.0 + raw * deviation).float()
     torch.testing.assert_close(policy.collect_mode.forward(obs)["value"], expected)
-    torch.testing.assert_close(policy.get_attribute("value_fn")(obs), expected)
+    torch.testing.assert_close(policy.value_fn(obs), expected)
 
 
 def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_batch):
@@ -420,7 +414,7 @@ def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_
     deviation = ret.double().std(correction=0)
     target, old = ((batch[name] - 100.0) / deviation for name in ("ret", "value"))
     with torch.no_grad():
-        value = policy.get_attribute("model")(batch["obs"])["value"]
+        value = policy.model(batch["obs"])["value"]
     clipped = old + (value - old).clamp(-0.1, 0.1)
     expected = 0.5 * torch.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
     got = policy.learn_mode.forward(batch)["value_loss"]

@@ -55,7 +55,7 @@ def batch(n: int = 16, seed: int = 0, masked: bool = False) -> Any:
 def test_the_loss_is_that_of_the_paper(cls: type[VDNPolicy], double: bool, masked: bool) -> None:
     policy, data = made(cls, learn={"double": double}), batch(masked=masked)
     policy.learn_mode.forward(batch(seed=1))  # so that the target network differs
-    part = policy.get_attribute("parts")["q"]
+    part = policy.components["q"]
     errors = []
     with torch.no_grad():
         for row in range(16):

@@ -69,7 +69,7 @@ def q_by_hand(model, batch, sequence, length):
 
 def td_errors_by_hand(policy, batch, *, nstep, double, rescaled):
     """Return ``[L, B]``, by equation for equation and row for row."""
-    part = policy.get_attribute("parts")["q"]
+    part = policy.components["q"]
     h, inverse = (rescale_value, unscale_value) if rescaled else (lambda x: x, lambda x: x)
     errors = torch.zeros(UNROLL_LEN, batch["mask"].shape[1])
     for b in range(batch["mask"].shape[1]):
@@ -91,7 +91,7 @@ def td_errors_by_hand(policy, batch, *, nstep, double, rescaled):
 def differ(policy):
     """Make the target network another one than the online network."""
     generator = torch.Generator().manual_seed(1)
-    for parameter in policy.get_attribute("parts")["q"].target.parameters():
+    for parameter in policy.components["q"].target.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
@@ -129,7 +129,7 @@ def test_the_burn_in_only_brings_the_state_up_to_date():
     """An update with burn-in is one without, from the state that the burn-in leads to."""
     policy, batch = sampled()
     twin, _ = sampled(burn_in=0)
-    model = policy.get_attribute("model")
+    model = policy.model
     warm_up = {name: batch[name][:BURN_IN] for name in model.act_inputs}
     with torch.no_grad():
         state = model(batch["obs"][:BURN_IN], batch["state"], **warm_up)["state"]
@@ -138,7 +138,7 @@ def test_the_burn_in_only_brings_the_state_up_to_date():
     output = policy.learn_mode.forward(batch)
     same = twin.learn_mode.forward(as_tree({**later, "state": state}))
     assert output["total_loss"] == pytest.approx(same["total_loss"], rel=1e-5)
-    pairs = zip(model.parameters(), twin.get_attribute("model").parameters(), strict=True)
+    pairs = zip(model.parameters(), twin.model.parameters(), strict=True)
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
@@ -198,7 +198,7 @@ def test_masks_are_respected_in_actions_and_targets(double):
 
     with make_env_manager(Masked, env_num=2, seed=0, max_retry=0) as envs:
         policy = R2D2Policy.for_env(envs, seed=0, model=SMALL, double=double, value_rescaling=False)
-        part = policy.get_attribute("parts")["q"]
+        part = policy.components["q"]
         for network in (part.module, part.target):
             network.register_forward_hook(tempt)
         buffer = buffer_for(policy)

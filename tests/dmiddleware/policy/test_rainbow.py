@@ -42,18 +42,18 @@ def test_each_env_acts_with_noise_of_its_own_and_evaluating_has_none(make: Any) 
     logits = [policy.collect_mode.forward(obs)["logit"] for _ in range(2)]
     assert (logits[0] - logits[1]).abs().amax(1).min() > 1e-4
     assert (logits[0][1:] - logits[0][:-1]).abs().amax(1).min() > 1e-4
-    before = policy.get_attribute("generator").get_state()
+    before = policy.generator.get_state()
     with torch.no_grad():
-        still = policy.get_attribute("model")(obs)["logit"]
+        still = policy.model(obs)["logit"]
     assert torch.equal(policy.eval_mode.forward(obs)["action"], still.argmax(-1))
-    assert torch.equal(policy.get_attribute("generator").get_state(), before)
+    assert torch.equal(policy.generator.get_state(), before)
 
 
 @NOISY
 def test_noise_takes_the_place_of_random_actions(make: Any) -> None:
-    assert made(make).get_attribute("explores")
+    assert made(make).explores
     plain = make({"model": {**SMALL, "noisy": False}})
-    assert not plain.get_attribute("explores")
+    assert not plain.explores
 
 
 @NOISY
@@ -75,10 +75,10 @@ def test_an_interrupted_run_continues_bit_for_bit(make: Any) -> None:
 
 def test_the_loss_has_three_draws_of_the_noise() -> None:
     policy, data = made(), batch()
-    part = policy.get_attribute("parts")["q"]
+    part = policy.components["q"]
     generator = torch.Generator()
-    generator.set_state(policy.get_attribute("learn_generator").get_state())
-    n_noise = policy.get_attribute("model").n_noise
+    generator.set_state(policy.learn_generator.get_state())
+    n_noise = policy.model.n_noise
     online, target, choice = (torch.randn(n_noise, generator=generator) for _ in range(3))
     with torch.no_grad():
         best = part.module(data["next_obs"], choice)["logit"].argmax(-1)
@@ -97,7 +97,7 @@ def test_the_loss_has_three_draws_of_the_noise() -> None:
 
 def test_rainbow_has_all_extensions_by_default() -> None:
     policy = RainbowPolicy({"model": SMALL, "seed": 0})
-    model = policy.get_attribute("model")
+    model = policy.model
     assert model.n_noise > 0
     assert model.value_head is not None
     assert (policy.nstep, policy.cfg.learn.double) == (3, True)
@@ -108,7 +108,7 @@ def test_rainbow_has_all_extensions_by_default() -> None:
 
 def test_noise_learns_how_large_it_is() -> None:
     policy = made(learn={"learning_rate": 1e-3})
-    head = policy.get_attribute("model").head[0]
+    head = policy.model.head[0]
     before = head.weight_sigma.detach().clone()
     for seed in range(3):
         policy.learn_mode.forward(batch(seed=seed))

@@ -39,7 +39,7 @@ def lane(rows, env):
 
 def run(policy, rows, state):
     """Run the model over lanes from a state, by what the columns say."""
-    model = policy.get_attribute("model")
+    model = policy.model
     seen = {name: rows[name] for name in model.act_inputs}
     with torch.no_grad():
         return model(rows["obs"], state, **seen)
@@ -70,7 +70,7 @@ def test_the_first_update_starts_from_the_policy_that_collected():
     rows = with_advantages(
         rows,
         reward=rows["reward"],
-        value_fn=policy.get_attribute("value_fn"),
+        value_fn=policy.value_fn,
         discount=0.99,
         gae_lambda=0.95,
     )
@@ -101,7 +101,7 @@ def test_the_update_is_that_of_whole_lanes_from_the_stored_state():
 
 def test_the_value_of_a_successor_continues_from_the_state_of_its_row():
     policy, rows = collected()
-    value = policy.get_attribute("value_fn")(rows["next_obs"][:, 0], rows=lane(rows, 0))
+    value = policy.value_fn(rows["next_obs"][:, 0], rows=lane(rows, 0))
     follows = ~rows["done"][:-1, 0]
     torch.testing.assert_close(value[:-1][follows], rows["value"][1:, 0][follows])
     # Where an episode ends, the value is not that of the next row, which starts another one.
@@ -110,7 +110,7 @@ def test_the_value_of_a_successor_continues_from_the_state_of_its_row():
 
 def test_advantages_bootstrap_from_these_values():
     policy, rows = collected()
-    value_fn = policy.get_attribute("value_fn")
+    value_fn = policy.value_fn
     next_value = torch.stack(
         [value_fn(rows["next_obs"][:, env], rows=lane(rows, env)) for env in range(3)], 1
     )
@@ -132,7 +132,7 @@ def test_advantages_bootstrap_from_these_values():
 def test_an_observation_alone_has_no_value():
     policy, rows = collected(30)
     with pytest.raises(StructureError, match="use gae_estimator"):
-        policy.get_attribute("value_fn")(rows["next_obs"][0])
+        policy.value_fn(rows["next_obs"][0])
 
 
 def test_rows_without_time_are_rejected():
@@ -166,7 +166,7 @@ def test_continuous_actions_are_seen_raw():
         policy = made(envs)
         rows = RolloutCollector(policy, envs).collect(40)
     seen = []
-    core = policy.get_attribute("model").core
+    core = policy.model.core
     core.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     names = ("is_first", "prev_action", "prev_reward", "state")
     policy.collect_mode.forward(rows["obs"][7], **{name: rows[name][7] for name in names})
@@ -193,7 +193,7 @@ def test_it_recalls_a_cue_that_no_policy_without_a_memory_can_recall():
             rows = with_advantages(
                 rows,
                 reward=rows["reward"],
-                value_fn=policy.get_attribute("value_fn"),
+                value_fn=policy.value_fn,
                 discount=0.9,
                 gae_lambda=0.95,
             )

@@ -68,9 +68,9 @@ def draw_by_hand(actor: Any, obs: torch.Tensor, noise: torch.Tensor) -> Any:
 
 def test_the_losses_are_those_of_the_paper() -> None:
     policy, data = made(learn={"alpha": 0.5}), batch()
-    parts = policy.get_attribute("parts")
+    parts = policy.components
     generator = torch.Generator()
-    generator.set_state(policy.get_attribute("learn_generator").get_state())
+    generator.set_state(policy.learn_generator.get_state())
     noise, next_noise = torch.randn(2, 8, 2, generator=generator)
     with torch.no_grad():
         action, log_prob = draw_by_hand(parts["actor"].module, data["next_obs"], next_noise)
@@ -94,7 +94,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
 
 def test_the_target_critics_follow_slowly() -> None:
     policy = made(learn={"target_tau": 0.25})
-    critic = policy.get_attribute("parts")["critic"]
+    critic = policy.components["critic"]
     before = {name: value.clone() for name, value in critic.target.state_dict().items()}
     policy.learn_mode.forward(batch())
     for name, value in critic.target.state_dict().items():

@@ -36,7 +36,7 @@ def some_rows() -> Batch:
 
 def test_the_actor_balances_values_and_cloning_as_equations_3_and_5_say() -> None:
     policy, rows = made(obs_norm=False, actor_update_freq=1, bc_alpha=1.5), some_rows()
-    actor, critic = (policy.get_attribute("parts")[name].module for name in ("actor", "critic"))
+    actor, critic = (policy.components[name].module for name in ("actor", "critic"))
     with torch.no_grad():
         chosen = actor(rows["obs"])["mu"].tanh()
     output = policy.learn_mode.forward(rows)
@@ -53,7 +53,7 @@ def test_observations_are_normalised_with_the_statistics_of_the_data() -> None:
     policy = made()
     policy.observe(rows["obs"])
     mean, std = rows["obs"].mean(0), rows["obs"].std(0, correction=0)
-    actor = policy.get_attribute("parts")["actor"].module
+    actor = policy.components["actor"].module
     with torch.no_grad():
         wanted = 2 * actor((rows["obs"] - mean) / std)["mu"].tanh()
     acted = policy.eval_mode.forward(rows["obs"])["action"]

@@ -46,7 +46,7 @@ def batch(n: int = 8, seed: int = 0) -> Any:
 def noise_of(policy: TQCPolicy) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the noise of the next update of a batch of 8."""
     generator = torch.Generator()
-    generator.set_state(policy.get_attribute("learn_generator").get_state())
+    generator.set_state(policy.learn_generator.get_state())
     noise, next_noise = torch.randn(2, 8, 2, generator=generator)
     return noise, next_noise
 
@@ -61,7 +61,7 @@ def drawn(actor: Any, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Ten
 
 def test_the_critics_learn_the_mixture_without_its_largest_quantiles() -> None:
     policy, data = made(alpha=0.5), batch()
-    parts = policy.get_attribute("parts")
+    parts = policy.components
     _, next_noise = noise_of(policy)
     with torch.no_grad():
         action, log_prob = drawn(parts["actor"].module, data["next_obs"], next_noise)
@@ -89,7 +89,7 @@ def test_the_critics_learn_the_mixture_without_its_largest_quantiles() -> None:
 
 def test_the_actor_maximises_the_mean_of_all_quantiles() -> None:
     policy, data = made(alpha=0.5), batch()
-    parts = policy.get_attribute("parts")
+    parts = policy.components
     noise, _ = noise_of(policy)
     with torch.no_grad():
         action, log_prob = drawn(parts["actor"].module, data["obs"], noise)
@@ -102,10 +102,10 @@ def test_the_actor_maximises_the_mean_of_all_quantiles() -> None:
 
 def test_the_networks_are_those_of_the_paper() -> None:
     env = gym.make("Pendulum-v1")
-    critic = TQCPolicy.for_env(env).get_attribute("model").critic
+    critic = TQCPolicy.for_env(env).model.critic
     assert critic(torch.zeros(2, 3), torch.zeros(2, 1)).shape == (5, 2, 25)
     assert [layer.weight.shape[-1] for layer in critic.layers[::2]] == [512, 512, 512, 25]
-    small = TQCPolicy.for_env(env, model={"n_critics": 2}).get_attribute("model").critic
+    small = TQCPolicy.for_env(env, model={"n_critics": 2}).model.critic
     assert (small.n_critics, small.n_quantiles) == (2, 25)
 
 

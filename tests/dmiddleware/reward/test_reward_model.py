@@ -9,7 +9,7 @@ import torch
 
 from dmiddleware.data import Batch, as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData, NonFiniteLoss
-from dmiddleware.policy import Part, adam
+from dmiddleware.policy import Component, adam
 from dmiddleware.reward import RewardModel
 from dmiddleware.rl import RunningMeanStd
 
@@ -24,18 +24,18 @@ class Predictor(RewardModel):
         self.net = torch.nn.Linear(3, 1)
         self.stats = RunningMeanStd((3,))
         self.seen: list[Batch] = []
-        parts = {name: Part(self.net, adam(0.01)), "stats": Part(self.stats)}
+        parts = {name: Component(self.net, adam(0.01)), "stats": Component(self.stats)}
         super().__init__(parts, **{"batch_size": 4, "epochs": 2, **options})
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
         error: torch.Tensor = self.net(batch["obs"]).squeeze(-1) - batch["obs"].sum(-1)
         return error.square()
 
-    def _update(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         self.seen.append(batch)
         self.stats.update(batch["obs"])
         loss = self._reward(batch).mean()
-        self._parts["net"].step(loss)
+        self.components["net"].step(loss)
         return {"loss": loss}
 
 
@@ -91,7 +91,7 @@ def test_the_state_of_another_model_is_refused() -> None:
 class Undefined(Predictor):
     """Its loss is NaN."""
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
         return super()._reward(batch) * float("nan")
 
 
@@ -113,7 +113,7 @@ def test_an_observation_that_is_not_finite_is_rejected_and_changes_no_weight() -
 class Rooted(Predictor):
     """Its loss is 0 at first, where the slope of the root is infinite."""
 
-    def _reward(self, batch: Batch) -> torch.Tensor:
+    def reward_of(self, batch: Batch) -> torch.Tensor:
         return (self.net(batch["obs"]) - self.net(batch["obs"]).detach()).abs().sqrt().squeeze(-1)
 
 

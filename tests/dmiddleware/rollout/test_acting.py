@@ -29,10 +29,10 @@ def make_policy(answer):
     """Make a policy whose forward returns ``answer(number of envs)``."""
 
     class Answering(CountingPolicy):
-        def _forward_collect_batch(self, obs, env_id, **kwargs):
+        def act_collect(self, obs, env_id, **kwargs):
             return answer(len(env_id))
 
-        _forward_eval_batch = _forward_collect_batch
+        act_eval = act_collect
 
     return Answering({}, nn.Linear(4, 2))
 
@@ -143,8 +143,8 @@ def test_checking_that_a_policy_fits_the_envs_leaves_its_statistics_alone(envs):
             return {"logit": out[..., :2], "value": out[..., 2]}
 
     policy = PPOPolicy({"seed": 0, "obs_norm": True}, model=Model())
-    before = str(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"])
+    before = str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"])
     RolloutCollector(policy, envs).start()
-    assert str(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]) == before
+    assert str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]) == before
     RolloutCollector(policy, envs).collect(30)
-    assert str(policy.collect_mode.state_dict()["acting_parts"]["obs_normaliser"]) != before
+    assert str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]) != before

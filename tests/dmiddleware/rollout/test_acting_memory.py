@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from dmiddleware import classic
 from dmiddleware.data import TensorBuffer, as_tree, cat, leaves, load_checkpoint, save_checkpoint
 from dmiddleware.env import SyncEnvManager, VectorEnvManager, make_env_manager
 from dmiddleware.errors import (
@@ -21,7 +22,7 @@ from dmiddleware.errors import (
     PolicyError,
     PolicyOutputError,
 )
-from dmiddleware.policy import BatchedPolicy, BCPolicy, DQNPolicy, Policy, PPOPolicy
+from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
 from dmiddleware.rl import with_nstep_returns
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
@@ -72,7 +73,7 @@ class MaskedEnv(CountingEnv):
         return obs, *rest, info
 
 
-class Declares(BatchedPolicy):
+class Declares(Policy):
     """Acts at random among what is allowed, and returns everything that it saw."""
 
     def __init__(self, *act_inputs, n_actions=N_ACTIONS):
@@ -80,21 +81,19 @@ class Declares(BatchedPolicy):
         self.n_actions = n_actions
         super().__init__({"seed": 0}, nn.Identity())
 
-    def _forward_learn(self, batch, **kwargs):
+    def learn(self, batch):
         return {}
 
-    def _forward_collect_batch(self, obs, env_id, *, action_mask=None, **inputs):
+    def act_collect(self, obs, env_id, *, action_mask=None, **inputs):
         weight = torch.ones(len(env_id), self.n_actions) if action_mask is None else action_mask
-        action = torch.multinomial(weight.float(), 1, generator=self._generator).squeeze(1)
+        action = torch.multinomial(weight.float(), 1, generator=self.generator).squeeze(1)
         seen = inputs if action_mask is None else {"action_mask": action_mask, **inputs}
         return {"action": action, **{f"seen_{name}": item for name, item in seen.items()}}
 
-    def _forward_eval_batch(self, obs, env_id, *, action_mask=None, **inputs):
-        return {
-            "action": self._forward_collect_batch(obs, env_id, action_mask=action_mask)["action"]
-        }
+    def act_eval(self, obs, env_id, *, action_mask=None, **inputs):
+        return {"action": self.act_collect(obs, env_id, action_mask=action_mask)["action"]}
 
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 
@@ -198,7 +197,7 @@ class Choices(gym.Env):
 
 
 class Mover(Declares):
-    def _forward_collect_batch(self, obs, env_id, *, prev_action):
+    def act_collect(self, obs, env_id, *, prev_action):
         n = len(env_id)
         action = {"move": torch.full((n,), 6), "force": torch.full((n, 2), 0.5)}
         return {"action": as_tree(action)}
@@ -272,7 +271,7 @@ def test_random_actions_respect_masks_in_infos(declared):
 
 def test_a_policy_that_ignores_its_masks_is_rejected():
     class Stubborn(Declares):
-        def _forward_collect_batch(self, obs, env_id, *, action_mask):
+        def act_collect(self, obs, env_id, *, action_mask):
             return {"action": (~action_mask).long().argmax(-1)}
 
     with masked_envs(LENGTHS) as envs, pytest.raises(PolicyOutputError, match="allows only"):
@@ -307,7 +306,7 @@ def test_dqn_bootstraps_from_actions_that_the_infos_allow():
         buffer.push(collector.collect(90, policy_kwargs={"eps": 1.0}))
         sample = buffer.sample(90)
         with torch.no_grad():
-            q = policy.get_attribute("model")(sample["next_obs"])["logit"]
+            q = policy.model(sample["next_obs"])["logit"]
         best = q.masked_fill(~allowed(sample["next_obs"][..., 2]), -torch.inf).amax(-1)
         target = sample["reward"] + sample["discount"] * best * ~sample["terminated"]
         output = policy.learn_mode.forward(sample)
@@ -419,7 +418,7 @@ class Parts(gym.Env):
 
 
 class AllowedParts(Declares):
-    def _forward_collect_batch(self, obs, env_id, *, action_mask):
+    def act_collect(self, obs, env_id, *, action_mask):
         n = len(env_id)
         action = {
             "pair": torch.tensor([[1, 2]] * n),
@@ -479,18 +478,18 @@ SPACES = [
 
 @pytest.mark.parametrize(("space", "n_choices"), SPACES)
 def test_a_policy_is_tried_with_its_inputs_before_the_first_step(space, n_choices):
-    class Seeing(BatchedPolicy):
+    class Seeing(Policy):
         act_inputs = (*PREVIOUS, "action_mask")
 
         def initial_state(self, n):
             return torch.zeros(n, 3)
 
-        def _forward_eval_batch(self, obs, env_id, *, action_mask=None, **inputs):
+        def act_eval(self, obs, env_id, *, action_mask=None, **inputs):
             self.seen = inputs, action_mask
             return {"action": inputs["prev_action"], "state": inputs["state"]}
 
-    policy = Seeing(model=nn.Identity(), enable_field=["eval"])
-    policy.eval_mode.get_attribute("check_spaces")(gym.spaces.Box(-1.0, 1.0, (2,)), space)
+    policy = Seeing(model=nn.Identity(), modes=["eval"])
+    policy.eval_mode.spec.check_spaces(gym.spaces.Box(-1.0, 1.0, (2,)), space)
     inputs, mask = policy.seen
     assert set(inputs) == {*PREVIOUS, "state"}
     assert all(len(leaf) == 1 for column in inputs.values() for _, leaf in leaves(column))
@@ -508,7 +507,7 @@ def test_the_stored_state_is_that_before_the_row():
     lane = cat(batches)
     assert lane["done"].any()
     assert (lane["state"][lane["is_first"]] == 0).all()
-    net = policy.get_attribute("model")
+    net = policy.model
     with torch.no_grad():
         for rows in (lane, batches[1], batches[-1]):
             replayed = net.unroll(rows, rows["state"][0])
@@ -531,7 +530,7 @@ def test_sequences_of_a_buffer_start_with_the_stored_state():
     assert sample["state"].shape == (20, 32)
     assert (sample["state"] != 0).any()
     with torch.no_grad():
-        replayed = policy.get_attribute("model").unroll(sample, sample["state"])
+        replayed = policy.model.unroll(sample, sample["state"])
     torch.testing.assert_close(replayed["logit"], sample["logit"])
 
 
@@ -547,10 +546,10 @@ def test_one_state_does_not_leak_into_another_collector_or_an_evaluation():
             for _ in range(4):
                 batches.append(collector.collect(20))
                 if with_others:
-                    generator = policy.get_attribute("generator").get_state()
+                    generator = policy.generator.get_state()
                     evaluate_episodes(policy, evaluated, 2)
                     RolloutCollector(policy, other).collect(10)
-                    policy.get_attribute("generator").set_state(generator)
+                    policy.generator.set_state(generator)
         lane = cat(batches)
         return {name: lane[name] for name in ("obs", "action", "state", "logit")}
 
@@ -621,7 +620,7 @@ class Nested(Declares):
             "pair": (torch.ones(n), torch.zeros(n, dtype=torch.int64)),
         }
 
-    def _forward_collect_batch(self, obs, env_id, *, state):
+    def act_collect(self, obs, env_id, *, state):
         pair = state["pair"]
         state = {"count": state["count"] + 1, "pair": (pair["0"] * 2, pair["1"] + 1)}
         return {"action": obs[:, 2].long() % 2, "state": state}
@@ -660,7 +659,7 @@ def test_a_forward_without_the_next_state_is_rejected(counting_envs, wrong):
         def initial_state(self, n):
             return torch.zeros(n, 3)
 
-        def _forward_collect_batch(self, obs, env_id, *, state):
+        def act_collect(self, obs, env_id, *, state):
             output = {"action": obs[:, 2].long() % 2}
             return output if wrong is None else {**output, "state": wrong}
 
@@ -672,7 +671,7 @@ def test_a_forward_without_the_next_state_is_rejected(counting_envs, wrong):
 # Policies written per env, and workers that take lists
 
 
-class PerEnv(Policy):
+class PerEnv(classic.Policy):
     """Written per env: counts its steps in its state."""
 
     act_inputs = (*PREVIOUS, "action_mask", "info.t")
@@ -703,7 +702,7 @@ class PerEnv(Policy):
     def _forward_eval(self, data, **inputs):
         return self._forward_collect(data, **inputs)
 
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 
@@ -711,7 +710,8 @@ def adopted(policy):
     """Return the collect mode as another library's named tuple, written per env."""
     mode = policy.collect_mode
     names = ("forward", "process_transition", "get_train_sample", "reset", "get_attribute")
-    return namedtuple("ForeignMode", names)(*(getattr(mode, name) for name in names))
+    foreign = namedtuple("ForeignMode", names)(*(getattr(mode, name) for name in names))
+    return classic.as_collect_mode(foreign, user="the test")
 
 
 @pytest.mark.parametrize("as_mode", [lambda policy: policy, adopted])
@@ -734,7 +734,7 @@ def test_a_batched_recurrent_policy_acts_per_env_too():
         "state": state,
     }
     batched = policy.eval_mode.forward(obs, **inputs)
-    per_env = policy.eval_mode.forward(
+    per_env = classic.as_eval_mode(policy, user="the test").forward(
         {7: obs[0], 3: obs[1]}, **{name: {7: c[0], 3: c[1]} for name, c in inputs.items()}
     )
     for row, env_id in enumerate((7, 3)):
@@ -748,7 +748,7 @@ def test_a_recurrent_policy_runs_in_the_serial_collectors(tmp_path, kind, n):
     with masked_cartpole(2, seed=0) as envs:
         collected = kind({}, envs, policy, exp_name=str(tmp_path)).collect(n)
     trajectories = collected if kind is EpisodeSerialCollector else [collected]
-    net = policy.get_attribute("model")
+    net = policy.model
     for one in trajectories:
         rows = {
             name: torch.stack([row[name] for row in one])

@@ -334,7 +334,7 @@ def test_nested_observations_stay_nested(batched_policy):
             return {"image": np.full((2, 2), self.age, np.uint8), "age": self.age}
 
     class Still(type(batched_policy)):
-        def _forward_collect_batch(self, obs, env_id, **kwargs):
+        def act_collect(self, obs, env_id, **kwargs):
             return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
 
     policy = Still({}, torch.nn.Linear(1, 1))
@@ -368,7 +368,7 @@ def test_actions_may_be_tuples(batched_policy, mode):
             return np.full(3, self.t, np.float32), reward, self.t == self.length, False, {}
 
     class Pushing(type(batched_policy)):
-        def _forward_collect_batch(self, obs, env_id, **kwargs):
+        def act_collect(self, obs, env_id, **kwargs):
             n = len(env_id)
             return {"action": as_tree({"0": torch.full((n,), 2), "1": {"x": torch.ones(n, 2)}})}
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.classic import Policy, as_collect_mode
 from dmiddleware.data import as_tree
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import Policy, as_collect_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.collector import EpisodeSerialCollector, SampleSerialCollector

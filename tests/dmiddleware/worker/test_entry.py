@@ -9,16 +9,10 @@ import yaml
 from PIL import Image
 
 import dmiddleware.worker
+from dmiddleware.classic import CommandModePolicy, Policy, create_policy
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.policy import (
-    POLICY_REGISTRY,
-    CommandModePolicy,
-    DQNPolicy,
-    Policy,
-    PPOPolicy,
-    create_policy,
-)
+from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy, PPOPolicy
 from dmiddleware.worker import (
     BaseLearner,
     SampleSerialCollector,
@@ -113,7 +107,7 @@ def test_everything_random_gets_a_seed():
 
 def test_a_compiled_config_builds_its_policy():
     cfg = compile_config(main_config(), CREATE)
-    assert isinstance(create_policy(cfg.policy), DQNPolicy)
+    assert isinstance(create_policy(cfg.policy).policy, DQNPolicy)
 
 
 def test_a_parallel_config_compiles_too():
@@ -161,7 +155,7 @@ def test_unusable_envs_are_refused(env, word):
 
 def test_a_run_trains_until_a_limit_and_saves_the_policy():
     policy = serial_run(main_config(), CREATE, seed=1, max_train_iter=8)
-    assert isinstance(policy, DQNPolicy)
+    assert isinstance(policy.policy, DQNPolicy)
     saved = load_checkpoint("trial/ckpt_learner/iteration_8.safetensors")
     assert saved["last_iter"] == 8
     assert Path("trial/ckpt_learner/ckpt_best.safetensors").is_file()
@@ -244,7 +238,7 @@ def test_an_on_policy_algorithm_learns_from_what_was_collected():
     create = {"env": {"type": "CartPole-v1"}, "policy": {"type": "ppo"}}
     main = main_config(on_policy=True, learn={"epoch_per_collect": 3})
     policy = serial_run(main, create, max_env_step=30)
-    assert isinstance(policy, PPOPolicy)
+    assert isinstance(policy.policy, PPOPolicy)
     (checkpoint,) = Path("trial/ckpt_learner").glob("iteration_*")
     # Two collections of 16 samples, each learned 3 times in minibatches of 8.
     assert checkpoint.name == "iteration_12.safetensors"
@@ -387,7 +381,7 @@ def changed(config, **values):
 def test_a_config_of_di_engine_runs_as_it_is(weighted, capsys):
     main = changed(CARTPOLE_DQN, policy__priority_IS_weight=weighted)
     policy = serial_run(main, CREATE_CARTPOLE_DQN, max_train_iter=6)
-    assert isinstance(policy, DQNPolicy)
+    assert isinstance(policy.policy, DQNPolicy)
     saved = yaml.safe_load(Path("cartpole_dqn/total_config.yaml").read_text())
     buffer = saved["policy"]["other"]["replay_buffer"]
     assert (buffer["type"], buffer["priority"], buffer["priority_IS_weight"]) == (

@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from dmiddleware import Task
+from dmiddleware.classic import (
+    Policy,
+    as_collect_mode,
+    as_eval_mode,
+    as_learn_mode,
+    create_policy,
+)
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import DQNPolicy, Policy, PPOPolicy, as_collect_mode, as_learn_mode
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.worker import (
     BaseLearner,
@@ -126,8 +132,9 @@ def test_collectors_and_evaluators_adopt_a_foreign_mode(program, kind, envs, tmp
     with EpisodeSerialCollector({}, envs, collect, exp_name=str(tmp_path)) as collector:
         assert len(collector.collect(2)) == 2
     envs.launch()
-    assert RolloutCollector(collect, envs).collect(6)["reward"].numel() == 6
-    assert evaluate_episodes(evaluate, envs, 2).get_current_episode() == 2
+    adopted = as_collect_mode(collect, user="test"), as_eval_mode(evaluate, user="test")
+    assert RolloutCollector(adopted[0], envs).collect(6)["reward"].numel() == 6
+    assert evaluate_episodes(adopted[1], envs, 2).get_current_episode() == 2
     with InteractionSerialEvaluator(
         {"n_episode": 2}, envs, evaluate, exp_name=str(tmp_path)
     ) as evaluator:
@@ -147,9 +154,10 @@ def test_a_parallel_collector_adopts_a_foreign_mode(program):
 
 def test_a_chain_adopts_foreign_modes(program, envs):
     buffer = TensorBuffer(100, seed=0)
-    learn = program.mode(LEARN)
+    learn = as_learn_mode(program.mode(LEARN), user="test")
+    collect = as_collect_mode(program.mode(COLLECT), user="test")
     with RunFolder.create("run") as run, Task(OnlineRLContext()) as task:
-        task.use(StepCollector(program.mode(COLLECT), envs, n_sample=8))
+        task.use(StepCollector(collect, envs, n_sample=8))
         task.use(data_pusher(buffer))
         task.use(OffPolicyLearner(learn, buffer, batch_size=4))
         task.use(CkptSaver(learn, run, every_train_iter=1))
@@ -268,11 +276,6 @@ def in_style(base, *styles):
     return type(f"{base.__name__}In", (*styles, base), {})
 
 
-@pytest.fixture(params=[PerEnv, DQNPolicy])
-def base(request):
-    return request.param
-
-
 @pytest.mark.parametrize(
     "styles",
     [
@@ -284,44 +287,54 @@ def base(request):
     ],
     ids=lambda styles: "+".join(style.__name__ for style in styles),
 )
-def test_policies_in_the_classic_style_act_and_learn_like_their_base(base, styles, envs, tmp_path):
+def test_policies_in_the_classic_style_act_and_learn_like_their_base(styles, envs, tmp_path):
     cfg = {"model": SMALL, "seed": 0}
 
     def run(cls):
         policy, buffer = cls(cfg), TensorBuffer(100, seed=0)
         envs.seed(0)
         envs.launch() if envs.closed else envs.reset()
-        rows = RolloutCollector(policy, envs).collect(12)
-        episodes = evaluate_episodes(policy, envs, 2).get_episode_return()
+        collect = as_collect_mode(policy, user="test")
+        rows = RolloutCollector(collect, envs).collect(12)
+        evaluate = as_eval_mode(policy, user="test")
+        episodes = evaluate_episodes(evaluate, envs, 2).get_episode_return()
         samples = SampleSerialCollector({}, envs, policy, exp_name=str(tmp_path)).collect(6)
         with Task(OnlineRLContext(), seed=0) as task:
-            task.use(StepCollector(policy, envs, n_sample=8, random_steps=8))
+            task.use(StepCollector(collect, envs, n_sample=8, random_steps=8))
             task.use(data_pusher(buffer))
-            task.use(OffPolicyLearner(policy, buffer, batch_size=4))
+            learn = as_learn_mode(policy, user="test")
+            task.use(OffPolicyLearner(learn, buffer, batch_size=4))
             task.run(max_step=1)
             loss = task.ctx.train_output[0]["total_loss"]
         with BaseLearner({}, policy, exp_name=str(tmp_path)) as learner:
             learner.train(samples)
         return rows["obs"], episodes, loss, policy.learn_mode.state_dict()["model"]
 
-    theirs, ours = run(in_style(base, *styles)), run(base)
+    theirs, ours = run(in_style(PerEnv, *styles)), run(PerEnv)
     torch.testing.assert_close(theirs, ours)
 
 
 def test_the_fields_of_modes_are_those_of_the_classic_interface_and_new_ones_with_a_default():
-    policy = PPOPolicy({"model": {**SMALL, "action_space": "discrete"}})
+    policy = create_policy({"type": "ppo", "model": {**SMALL, "action_space": "discrete"}})
     assert policy.learn_mode._fields == LEARN
     for mode, classic in ((policy.collect_mode, COLLECT), (policy.eval_mode, EVAL)):
         assert mode._fields[: len(classic)] == classic
         assert set(mode._fields[len(classic) :]) == set(mode._field_defaults)
 
 
+class Drawing(PerEnv):
+    def _forward_collect(self, data, **kwargs):
+        return {
+            env_id: {"action": torch.randint(2, (), generator=self._generator)} for env_id in data
+        }
+
+
 @pytest.mark.parametrize("style", [ClassicModes, ClassicTuples])
 def test_overridden_modes_are_seeded_like_others(style):
-    cls = in_style(DQNPolicy, style)
+    cls = in_style(Drawing, style)
     mode = as_collect_mode(cls({"model": SMALL, "seed": 0}), user="test")
     drawn = []
     for _ in range(2):
         mode.seed(9)
-        drawn.append(mode.forward(torch.zeros(64, 4), eps=1.0)["action"])
+        drawn.append(mode.forward(torch.zeros(64, 4))["action"])
     assert torch.equal(*drawn)

@@ -1,5 +1,6 @@
 """A DequeBuffer in a chain, and what it has in common with a TensorBuffer there."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_priorities_of_several_outputs_are_written_to_a_deque_buffer(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
     replay = deque(32)
-    mode = dqn.learn_mode._replace(forward=priorities_in_two_halves)
+    mode = dataclasses.replace(dqn.learn_mode, forward=priorities_in_two_halves)
     run_steps(OffPolicyLearner(mode, replay, batch_size=32), n_steps=1)
     changed = [item for item in replay.buffer if "priority" in item.meta]
     assert len(changed) == 32

@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn:
 
     ctx = run_steps(
         offpolicy_data_fetcher(filled(), batch_size=16),
-        multistep_trainer(mode._replace(forward=several)),
+        multistep_trainer(dataclasses.replace(mode, forward=several)),
         n_steps=2,
     )
     assert ctx.train_iter == 6
@@ -97,7 +98,9 @@ def test_multistep_trainer_counts_every_update_of_a_forward(run_steps: Any, dqn:
 def test_trainer_rejects_a_forward_that_makes_several_updates(
     run_steps: Any, dqn: DQNPolicy, n_outputs: int
 ) -> None:
-    mode = dqn.learn_mode._replace(forward=lambda batch: [{"total_loss": 0.0}] * n_outputs)
+    mode = dataclasses.replace(
+        dqn.learn_mode, forward=lambda batch: [{"total_loss": 0.0}] * n_outputs
+    )
     with pytest.raises(PolicyOutputError, match=rf"{n_outputs} outputs.*MultistepTrainer"):
         run_steps(offpolicy_data_fetcher(filled(), batch_size=16), trainer(mode))
 

@@ -15,15 +15,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
+from dmiddleware.classic import CollectMode, EvalMode, as_collect_mode, as_eval_mode, create_policy
 from dmiddleware.config import Option, above, anything, mapping, one_of
 from dmiddleware.errors import ConfigError, WaitTimeout
-from dmiddleware.policy import (
-    CollectMode,
-    EvalMode,
-    as_collect_mode,
-    as_eval_mode,
-    create_policy,
-)
 from dmiddleware.rollout.stepper import first_episode_id
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker.collector.parallel.base import BaseParallelCollector
@@ -127,7 +121,7 @@ class TrajectoryCollector(BaseParallelCollector):
         manager.launch()
         spaces = manager.observation_space, manager.action_space
         for mode in self._modes if None not in spaces else ():
-            mode.get_attribute("check_spaces")(*spaces)
+            mode.spec.check_spaces(*spaces)
         self._prepare_acting()
         super()._run()
 
@@ -225,9 +219,9 @@ class TrajectoryCollector(BaseParallelCollector):
         Raises:
             ConfigError: if the policy's config has neither ``n_sample`` nor ``n_episode``.
         """
-        if mode.get_attribute("n_episode") is not None:
+        if mode.spec.n_episode is not None:
             return math.inf
-        n_sample = mode.get_attribute("n_sample")
+        n_sample: Any = mode.spec.n_sample
         if n_sample is None:
             raise ConfigError(
                 f"{self} does not know when a trajectory is complete; set collect.n_sample or "
@@ -263,7 +257,7 @@ class TrajectoryCollector(BaseParallelCollector):
             self.send_metadata(metadata)
 
     def _get_metadata(self, sample: Any, env_id: int, player: int) -> dict[str, Any]:
-        cfg = self._modes[player].get_attribute("cfg")
+        cfg = self._modes[player].spec.cfg
         unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
         return {
             "data_id": f"env_{env_id}_{uuid.uuid4()}",

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from dmiddleware.classic.collate import collate_values, row, split_outputs
 from dmiddleware.data import from_numpy, map_nested, to_numpy
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, EnvTimestep, make_env_manager
-from dmiddleware.policy.base.collate import collate_values, row, split_outputs
 from dmiddleware.rollout.acting_memory import ActingMemory
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.trajectory_collector import TrajectoryCollector

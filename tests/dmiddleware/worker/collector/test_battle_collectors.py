@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import namedtuple
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from dmiddleware.classic import as_collect_mode
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyOutputError
@@ -174,7 +176,7 @@ def test_a_player_that_does_not_collect_acts_and_is_not_stored(collector):
     data, infos = worker.collect(4)
     assert [len(own) for own in data] == [4, 0, 4]
     assert [len(own) for own in infos] == [0, 0, 0]
-    assert players[1].get_attribute("steps") != {}
+    assert players[1].steps != {}
     for mode in worker.policy:
         mode.set_attribute("collect_data", False)
     with pytest.raises(ConfigError, match="no player"):
@@ -268,9 +270,16 @@ class WithHandle(Together):
         return super().reset(seed)
 
 
+def whole_episodes(player):
+    """Return a collect mode that asks for whole episodes."""
+    mode = as_collect_mode(player, user="test")
+    cfg = {**mode.spec.cfg, "traj_len_inf": True}
+    return mode._replace(spec=dataclasses.replace(mode.spec, cfg=cfg))
+
+
 def test_what_cannot_be_continued_is_dropped_and_counted(collector):
     def make():
-        players = policies(cfg={"traj_len_inf": True})
+        players = [whole_episodes(player) for player in policies()]
         return collector(BattleSampleSerialCollector, battle_envs(WithHandle), players)
 
     worker, other = make(), make()
@@ -365,7 +374,7 @@ def test_observations_are_converted_and_copied_as_configured(collector):
 
         return mode._replace(forward=forward)
 
-    modes = [watch(player.collect_mode) for player in players]
+    modes = [watch(as_collect_mode(player, user="test")) for player in players]
     for cfg, dtype in (({}, torch.uint8), ({"transform_obs": True}, torch.float32)):
         seen.clear()
         worker = collector(BattleEpisodeSerialCollector, battle_envs(Bytes), modes, cfg)

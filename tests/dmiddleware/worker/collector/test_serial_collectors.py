@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 
 import pytest
 import torch
 
+from dmiddleware.classic import as_collect_mode, collate
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
-from dmiddleware.policy import collate
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
@@ -123,9 +124,10 @@ def test_samples_collected_before_an_error_are_returned_later(
 
 
 def test_a_policy_may_require_whole_episodes(counting_envs, batched_policy, tmp_path):
-    policy = type(batched_policy)({"traj_len_inf": True}, torch.nn.Linear(1, 1))
+    mode = as_collect_mode(batched_policy, user="test")
+    whole = dataclasses.replace(mode.spec, cfg={**mode.spec.cfg, "traj_len_inf": True})
     with SampleSerialCollector(
-        {}, counting_envs(LENGTHS), policy.collect_mode, exp_name=str(tmp_path)
+        {}, counting_envs(LENGTHS), mode._replace(spec=whole), exp_name=str(tmp_path)
     ) as collector:
         trajectories = record_trajectories(collector)
         collector.collect(12)
@@ -212,22 +214,22 @@ def test_observations_can_be_converted_to_float32(counting_envs, tmp_path):
     import numpy as np
 
     from dmiddleware.env import make_env_manager
-    from dmiddleware.policy import BatchedPolicy
+    from dmiddleware.policy import Policy
 
     seen = []
 
-    class Seeing(BatchedPolicy):
-        def _forward_learn(self, batch, **kwargs):
+    class Seeing(Policy):
+        def learn(self, batch):
             return {}
 
-        def _forward_collect_batch(self, obs, env_id, **kwargs):
+        def act_collect(self, obs, env_id, **kwargs):
             seen.append(obs.dtype)
             return {"action": torch.zeros(len(env_id), dtype=torch.int64)}
 
-        def _forward_eval_batch(self, obs, env_id, **kwargs):
+        def act_eval(self, obs, env_id, **kwargs):
             return {}
 
-        def _check_spaces(self, observation_space, action_space):
+        def check_spaces(self, observation_space, action_space):
             pass
 
     class Bytes(gym.Env):
@@ -324,7 +326,7 @@ def test_episodes_can_be_turned_into_samples(counting_envs, batched_policy, tmp_
         batched_policy.collect_mode,
         exp_name=str(tmp_path),
     ) as collector:
-        mode = batched_policy.collect_mode
+        mode = as_collect_mode(batched_policy, user="test")
         collector.reset_policy(mode._replace(get_train_sample=lambda data: data[:1]))
         samples = collector.collect(3)
     assert [place(sample) for sample in samples] == [(1, 0, 0), (2, 0, 0), (0, 0, 0)]
@@ -359,15 +361,12 @@ def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls,
 
 
 def test_the_target_defaults_to_the_policys(counting_envs, batched_policy, tmp_path):
-    mode = batched_policy.collect_mode
-
-    def get_attribute(name):
-        return 5 if name == "n_sample" else mode.get_attribute(name)
-
+    mode = as_collect_mode(batched_policy, user="test")
+    spec = dataclasses.replace(mode.spec, n_sample=5)
     with SampleSerialCollector(
         {},
         counting_envs(LENGTHS),
-        mode._replace(get_attribute=get_attribute),
+        mode._replace(spec=spec),
         exp_name=str(tmp_path),
     ) as collector:
         assert len(collector.collect()) == 5
@@ -429,9 +428,9 @@ def test_a_missing_argument_is_named(batched_policy):
 @pytest.mark.parametrize("cls", [SampleSerialCollector, EpisodeSerialCollector])
 def test_a_policy_is_accepted_as_its_collect_mode(counting_envs, batched_policy, tmp_path, cls):
     with cls({}, counting_envs(LENGTHS), batched_policy, exp_name=str(tmp_path)) as collector:
-        assert collector.policy == batched_policy.collect_mode
+        assert collector.policy.spec is batched_policy.spec
         collector.reset_policy(batched_policy)
-        assert collector.policy == batched_policy.collect_mode
+        assert collector.policy.spec is batched_policy.spec
         assert collector.collect(3)
 
 

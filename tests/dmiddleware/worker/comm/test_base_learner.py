@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dmiddleware.classic import Policy
 from dmiddleware.errors import ConfigError, RegistryError, StepDataLost, TaskFail
-from dmiddleware.policy import Policy
 from dmiddleware.worker import BaseLearner, FlaskFileSystemLearner
 from dmiddleware.worker.comm.base_learner import create_comm_learner, load_data_fn
 from dmiddleware.worker.coordinator.messages import DataDemand, LearnData, LearnInfo, TaskDone
@@ -65,7 +65,7 @@ def test_a_task_learns_from_what_it_demands_and_reports_that_it_is_done(worker):
     assert worker.deal_with_learner_close() == {"task_id": "l", "buffer_id": "b"}
     version, state = worker.memory.newest("p", -1)
     assert version == state["iter"] == 3
-    assert set(state) == {"model", "acting_parts", "iter"}
+    assert set(state) == {"model", "acting", "iter"}
 
 
 def test_the_policy_is_published_before_the_first_data(worker):

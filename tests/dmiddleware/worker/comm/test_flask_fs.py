@@ -17,8 +17,8 @@ import pytest
 import torch
 from easydict import EasyDict
 
+from dmiddleware.classic import create_policy
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import create_policy
 from dmiddleware.worker import (
     FlaskFileSystemCollector,
     FlaskFileSystemLearner,

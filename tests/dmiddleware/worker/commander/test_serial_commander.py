@@ -2,17 +2,10 @@
 
 import pytest
 
+from dmiddleware.classic import CommandMode, CommandModePolicy, create_policy, get_policy_cls
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import (
-    POLICY_REGISTRY,
-    BCPolicy,
-    CommandMode,
-    CommandModePolicy,
-    DQNPolicy,
-    PPOPolicy,
-    create_policy,
-)
+from dmiddleware.policy import POLICY_REGISTRY, BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.worker import (
     BaseLearner,
     BaseSerialCommander,
@@ -23,8 +16,9 @@ from dmiddleware.worker import (
 
 @pytest.fixture
 def policy():
-    return DQNPolicy(
+    return create_policy(
         {
+            "type": "dqn",
             "model": {"obs_shape": 4, "action_shape": 2},
             "other": {"eps": {"start": 1.0, "end": 0.0, "decay": 100}},
         }
@@ -102,7 +96,8 @@ def test_a_policy_without_a_command_mode_is_refused(workers, per_env_policy):
     [("dqn_command", DQNPolicy), ("ppo_command", PPOPolicy), ("bc_command", BCPolicy)],
 )
 def test_command_policies_are_second_names_of_the_stock_policies(name, cls):
-    assert POLICY_REGISTRY.get(name) is cls
+    assert POLICY_REGISTRY.get(name.removesuffix("_command")) is cls
+    assert get_policy_cls({"type": name}).core is cls
     policy = create_policy({"type": name}, enable_field=["command"])
     assert isinstance(policy.command_mode, CommandMode)
     if cls is not DQNPolicy:

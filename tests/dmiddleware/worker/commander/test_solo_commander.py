@@ -211,7 +211,8 @@ def test_a_policy_without_a_command_mode_is_collected_without_settings():
         "type": "solo_test_policy",
         "other": {"commander": {"type": "solo"}},
     }
-    from dmiddleware.policy import POLICY_REGISTRY, Policy
+    from dmiddleware.classic import Policy
+    from dmiddleware.policy import POLICY_REGISTRY
 
     class Plain(Policy):
         pass

@@ -99,7 +99,7 @@ def test_other_policies_can_be_evaluated(evaluator):
     worker = evaluator(n_episode=2)
     mine = players()
     worker.reset_policy(mine)
-    assert worker.policy == tuple(mine)
+    assert [mode.spec for mode in worker.policy] == [one.spec for one in mine]
     worker.reset_policy()
     worker.eval()
 

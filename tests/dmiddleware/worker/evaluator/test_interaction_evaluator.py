@@ -78,7 +78,7 @@ def test_the_episode_of_a_failed_env_does_not_count(counting_envs, batched_polic
 def test_the_policy_acts_greedily_and_is_reset_when_episodes_end(counting_envs):
     from torch import nn
 
-    from dmiddleware.policy import Policy
+    from dmiddleware.classic import Policy
 
     told = []
 
@@ -96,7 +96,7 @@ def test_the_policy_acts_greedily_and_is_reset_when_episodes_end(counting_envs):
         def _reset_eval(self, data_id=None):
             told.append(("reset", data_id))
 
-        def _check_spaces(self, observation_space, action_space):
+        def check_spaces(self, observation_space, action_space):
             pass
 
     policy = Told({}, nn.Linear(1, 1))
@@ -267,9 +267,9 @@ def test_reset_takes_another_policy(evaluator, per_env_policy):
 
 def test_a_policy_is_accepted_as_its_eval_mode(evaluator, batched_policy):
     evaluator.reset_policy(batched_policy)
-    assert evaluator.policy == batched_policy.eval_mode
+    assert evaluator.policy.spec is batched_policy.spec
     created = InteractionSerialEvaluator({}, policy=batched_policy)
-    assert created.policy == batched_policy.eval_mode
+    assert created.policy.spec is batched_policy.spec
 
 
 def test_an_argument_of_the_wrong_type_is_rejected(evaluator, batched_policy):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tensorboardX import SummaryWriter
 
+from dmiddleware.classic import as_learn_mode
 from dmiddleware.data.batch import as_tree
 from dmiddleware.data.checkpoint import load_checkpoint
 from dmiddleware.errors import (
@@ -60,9 +61,8 @@ class Stub:
 
     def __new__(cls, answers):
         answers = iter(answers)
-        mode = DQNPolicy(
-            {"model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}}
-        ).learn_mode
+        model = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [4]}
+        mode = as_learn_mode(DQNPolicy({"model": model}), user="test")
         return mode._replace(
             forward=lambda data, **kwargs: next(answers), monitor_vars=lambda: ["total_loss"]
         )
@@ -502,9 +502,9 @@ def test_the_policy_is_logged_when_it_is_set(dqn_policy, caplog, tmp_path):
 
 def test_a_policy_is_accepted_as_its_learn_mode(dqn_policy, tmp_path):
     with BaseLearner({}, dqn_policy, exp_name=str(tmp_path)) as learner:
-        assert learner.policy == dqn_policy.learn_mode
+        assert learner.policy.spec is dqn_policy.spec
         learner.policy = dqn_policy
-        assert learner.policy == dqn_policy.learn_mode
+        assert learner.policy.spec is dqn_policy.spec
 
 
 @pytest.mark.parametrize(
@@ -586,6 +586,6 @@ def test_priorities_of_some_rows_come_with_those_rows_only(tmp_path):
 def test_a_forward_that_returns_no_dictionary_is_rejected(tmp_path, answer):
     with (
         BaseLearner({}, Stub([answer]), exp_name=str(tmp_path)) as learner,
-        pytest.raises(PolicyOutputError, match="_forward_learn"),
+        pytest.raises(PolicyOutputError, match="total_loss"),
     ):
         learner.train(samples())

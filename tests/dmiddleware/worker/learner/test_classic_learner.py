@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.policy import BatchedPolicy
+from dmiddleware.policy import Policy
 from dmiddleware.worker import EasyTimer, SendPolicyHook
 from dmiddleware.worker.learner import (
     BaseLearner,
@@ -25,21 +25,21 @@ from dmiddleware.worker.learner import (
 DEADLINE_S = 30.0
 
 
-class Counting(BatchedPolicy):
+class Counting(Policy):
     """Counts its updates."""
 
     config = {"learn": {"batch_size": 4}}
 
-    def _forward_learn(self, batch):
-        self._train_iter += 1
-        return {"total_loss": float(self._train_iter)}
+    def learn(self, batch):
+        self.train_iter += 1
+        return {"total_loss": float(self.train_iter)}
 
 
 def make_learner(cfg=None, **kwargs):
     quiet = {
         "log_show_after_iter": None, "save_ckpt_after_iter": None, "save_ckpt_after_run": False,
     }  # fmt: skip
-    policy = Counting({}, model=nn.Linear(1, 1), enable_field=["learn"])
+    policy = Counting({}, model=nn.Linear(1, 1), modes=["learn"])
     return BaseLearner({"hook": quiet, **(cfg or {})}, policy, **kwargs)
 
 
@@ -155,7 +155,7 @@ def test_the_constructor_calls_the_overridable_steps_once():
             calls.append("wrapper")
             super()._setup_wrapper()
 
-    policy = Counting({}, model=nn.Linear(1, 1), enable_field=["learn"])
+    policy = Counting({}, model=nn.Linear(1, 1), modes=["learn"])
     learner = Own({}, policy)
     learner.train([load()])
     assert calls == ["hook", "wrapper"]
@@ -275,7 +275,7 @@ class NoWrapper(BaseLearner):
 @pytest.mark.parametrize("cls", [OwnHooks, OwnWrapper, NoWrapper, BaseLearner])
 @pytest.mark.parametrize("rank_and_size", [(0, 1), (1, 2)])
 def test_setups_that_replace_those_of_the_base_class_train(cls, rank_and_size, tmp_path):
-    policy = Counting({}, model=nn.Linear(1, 1), enable_field=["learn"])
+    policy = Counting({}, model=nn.Linear(1, 1), modes=["learn"])
     cfg = {"hook": {"log_show_after_iter": None, "log_reduce_after_iter": rank_and_size[1] == 1}}
     with cls(cfg, policy, dist_info=rank_and_size, exp_name=str(tmp_path)) as learner:
         learner.train([load()])

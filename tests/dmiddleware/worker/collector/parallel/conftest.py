@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.policy import POLICY_REGISTRY, Policy
+from dmiddleware.classic import Policy
+from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.worker import create_parallel_collector
 from tests.dmiddleware.counting_envs import CountingEnv
 
@@ -50,7 +51,7 @@ class RecordingPolicy(Policy):
     def _get_n_episode(self):
         return self._cfg.model.get("n_episode")
 
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 

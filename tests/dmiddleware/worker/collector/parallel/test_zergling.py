@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError, RegistryError, WaitTimeout
-from dmiddleware.policy import POLICY_REGISTRY, BatchedPolicy
+from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.worker import (
     BaseParallelCollector,
     ZerglingParallelCollector,
@@ -423,27 +423,25 @@ def test_the_defaults_are_the_classic_ones():
 
 
 @POLICY_REGISTRY.register("remembering")
-class RememberingPolicy(BatchedPolicy):
+class RememberingPolicy(Policy):
     """Counts its steps in its recurrent state; acts by their parity."""
 
+    config = {"n_episode": 1}
     act_inputs = ("prev_action", "prev_reward", "is_first")
 
-    def _create_model(self, cfg, model=None):
+    def make_model(self):
         return torch.nn.Linear(1, 1, bias=False)
 
     def initial_state(self, n):
         return torch.zeros(n, dtype=torch.int64)
 
-    def _forward_collect_batch(self, obs, env_id, *, state, **inputs):
+    def act_collect(self, obs, env_id, *, state, **inputs):
         assert torch.equal(inputs["is_first"], obs[:, 2] == 0)
         return {"action": state % 2, "state": state + 1}
 
-    _forward_eval_batch = _forward_collect_batch
+    act_eval = act_collect
 
-    def _get_n_episode(self):
-        return 1
-
-    def _check_spaces(self, observation_space, action_space):
+    def check_spaces(self, observation_space, action_space):
         pass
 
 

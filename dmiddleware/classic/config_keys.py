@@ -1,0 +1,204 @@
+"""Keys of DI-engine's policy configs: which of ours they are, and which mean nothing here."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["CLASSIC_SECTIONS", "merge_classic", "split_classic", "take_sections"]
+
+_log = logging.getLogger(__name__)
+
+_RENAMED: Final[Mapping[str, str]] = {
+    "collect.discount_factor": "discount_factor",
+    "learn.discount_factor": "discount_factor",
+    "collect.gae_lambda": "gae_lambda",
+    "collect.traj_len_inf": "traj_len_inf",
+    "recompute_adv": "learn.recompute_advantage",
+    "learn.value_norm": "value_norm",
+    "learn.double_q": "learn.double",
+    "learn.target_theta": "learn.target_tau",
+    "learn.target_update_theta": "learn.target_tau",
+    "learn.grad_norm": "learn.grad_clip_norm",
+    "learn.clip_value": "learn.grad_clip_norm",
+    "learn.grad_clip_value": "learn.grad_clip_norm",
+    "learn.noise_sigma": "learn.target_noise",
+    "learn.noise_range.max": "learn.target_noise_clip",
+    "learn.lambda_": "learn.trace_decay",
+    "learn.rho_clip_ratio": "learn.rho_clip",
+    "learn.c_clip_ratio": "learn.c_clip",
+    "learn.ce_label_smooth": "learn.label_smoothing",
+    "burnin_step": "burn_in",
+}
+"""Settings that an algorithm has here under another name, with the same values."""
+
+_READ_BY_WORKERS: Final = (
+    "unroll_len", "collect.unroll_len", "random_collect_size", "learn.update_per_collect",
+)  # fmt: skip
+"""Settings that workers and middleware read from the config of any policy."""
+
+_TRAIN_FROM_DATA: Final = "train from a data set in a chain, with offline_data_fetcher"
+_ENV_NUM: Final = "env.collector_env_num and env.evaluator_env_num count"
+
+_UNUSED: Final[Mapping[str, str]] = {
+    "load_path": "to start from a checkpoint, set learn.learner.hook.load_ckpt_before_run",
+    "priority": "this algorithm has no priorities",
+    "priority_IS_weight": "this algorithm has no priorities",
+    "multi_agent": "the environment says whether it has several agents",
+    "action_space": "the model and the environment's space say what actions are",
+    "continuous": "the model and the environment's space say what actions are",
+    "command": "command modes have no settings",
+    "other.eps": "this algorithm explores by itself",
+    "kappa": "the Huber loss changes at 1",
+    "learn.kappa": "the Huber loss changes at 1",
+    "learn.multi_gpu": "set multi_gpu",
+    "learn.resume_training": "a checkpoint that the learner loads has its counters",
+    "learn.ignore_done": "a time limit is not a terminal state here, so nothing has to be ignored",
+    "learn.reparameterization": "the algorithm is written with it",
+    "learn.value_network": "the algorithm is written without it",
+    "learn.noise": "this algorithm has no noise on targets",
+    "learn.noise_range": "this algorithm has no noise on targets",
+    "learn.noise_sigma": "this algorithm has no noise on targets",
+    "learn.grad_clip_type": "gradients are clipped by their norm",
+    "learn.rho_pg_clip_ratio": "learn.rho_clip bounds these ratios too",
+    "learn.ppo_param_init": "model.init says how weights begin",
+    "learn.lr_scheduler": "give learn.learning_rate as a schedule",
+    "learn.iqn": "the algorithm does not mix the two",
+    "learn_unroll_len": "sequences are collect.unroll_len steps long",
+    "collect.gae_lambda": "this algorithm estimates no advantages by it",
+    "collect.env_num": _ENV_NUM,
+    "eval.env_num": _ENV_NUM,
+    "learn.train_epoch": _TRAIN_FROM_DATA,
+    "learn.data_path": _TRAIN_FROM_DATA,
+    "learn.data_type": _TRAIN_FROM_DATA,
+    "collect.data_path": _TRAIN_FROM_DATA,
+    "collect.data_type": _TRAIN_FROM_DATA,
+}
+"""Settings that change nothing here, and what does instead."""
+
+CLASSIC_SECTIONS: Final = (
+    "learn.learner",
+    "collect.collector",
+    "collect.env",
+    "eval.evaluator",
+    "other.replay_buffer",
+    "other.commander",
+)
+"""The sections of a policy's config in which classic programs configure their workers."""
+
+_ABSENT: Final = object()
+
+
+def split_classic(
+    given: Mapping[str, Any], entries: Mapping[str, Any], owner: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide a config into keys that a class has, and those of DI-engine that it does not have.
+
+    A setting under its name in DI-engine gets the name that it has here. What means nothing here
+    is logged once, with what does instead.
+
+    Args:
+        given: the config.
+        entries: what the class declares.
+        owner: the class's name, for the log.
+
+    Returns:
+        The config in the names of the class, and what it does not declare.
+    """
+    cfg = _copied(given)
+    _apply_switches(cfg, entries)
+    for old, new in _RENAMED.items():
+        if _find(entries, old) is _ABSENT and _find(entries, new) is not _ABSENT:
+            value = _pop(cfg, old)
+            if value is not _ABSENT and _find(cfg, new) is _ABSENT:
+                _set(cfg, new, value)
+    if _find(entries, "learn.target_noise") is not _ABSENT:
+        # What they mean is in learn.target_noise and learn.target_noise_clip now.
+        for path in ("learn.noise", "learn.noise_range"):
+            _pop(cfg, path)
+    others = _take(cfg, (*_READ_BY_WORKERS, *_UNUSED), entries)
+    unused = [
+        f"{path} ({why})" for path, why in _UNUSED.items() if _find(others, path) is not _ABSENT
+    ]
+    if unused and "cfg_type" not in given:  # a merged config has been logged before
+        _log.warning("%s: these settings change nothing here: %s", owner, "; ".join(unused))
+    return cfg, others
+
+
+def take_sections(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Take what only classic workers read out of a config, and return it."""
+    return _take(cfg, ("traj_len_inf", *CLASSIC_SECTIONS), {})
+
+
+def _take(
+    cfg: dict[str, Any], paths: tuple[str, ...], entries: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Take the values at those of the paths that a class does not declare out of a config."""
+    taken: dict[str, Any] = {}
+    for path in paths:
+        value = _pop(cfg, path) if _find(entries, path) is _ABSENT else _ABSENT
+        if value is not _ABSENT:
+            _set(taken, path, value)
+    return taken
+
+
+def merge_classic(cfg: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Add what :func:`split_classic` has taken out, so that code that reads it finds it."""
+    for key, value in others.items():
+        if isinstance(value, Mapping) and isinstance(cfg.get(key), Mapping):
+            merge_classic(cfg[key], value)
+        else:
+            cfg[key] = value
+
+
+def _apply_switches(cfg: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    """Turn switches into the values that stand for them here."""
+    if _find(entries, "learn.target_noise") is not _ABSENT:
+        noise = _find(cfg, "learn.noise")
+        if noise is False:
+            for path in ("learn.noise_sigma", "learn.noise_range"):
+                _pop(cfg, path)
+            _set(cfg, "learn.target_noise", 0.0)
+        elif noise is True and _find(cfg, "learn.noise_sigma") is _ABSENT:
+            _set(cfg, "learn.noise_sigma", 0.2)
+    if _find(cfg, "learn.grad_clip_type") not in (_ABSENT, "clip_norm"):
+        _pop(cfg, "learn.grad_clip_value")
+        _pop(cfg, "learn.clip_value")
+    if isinstance(_find(cfg, "learn.ce_label_smooth"), bool):
+        _set(cfg, "learn.ce_label_smooth", 0.1 if _pop(cfg, "learn.ce_label_smooth") else 0.0)
+
+
+def _copied(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _copied(value) if isinstance(value, Mapping) else copy.copy(value)
+        for key, value in given.items()
+    }
+
+
+def _find(cfg: Any, path: str) -> Any:
+    for key in path.split("."):
+        if not isinstance(cfg, Mapping) or key not in cfg:
+            return _ABSENT
+        cfg = cfg[key]
+    return cfg
+
+
+def _pop(cfg: dict[str, Any], path: str) -> Any:
+    """Remove the value at a path, and the dictionary around it if that is empty then."""
+    section, _, key = path.rpartition(".")
+    holder = _find(cfg, section) if section else cfg
+    if not isinstance(holder, dict) or key not in holder:
+        return _ABSENT
+    value = holder.pop(key)
+    if section.count(".") and not holder:
+        _pop(cfg, section)
+    return value
+
+
+def _set(cfg: dict[str, Any], path: str, value: Any) -> None:
+    *sections, key = path.split(".")
+    for section in sections:
+        cfg = cfg.setdefault(section, {})
+    cfg[key] = value

@@ -1,0 +1,248 @@
+"""Stock policies with the interface of DI-engine's: nested configs, modes by name, command mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final, TypeVar
+
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.classic.config_keys import (
+    CLASSIC_SECTIONS,
+    merge_classic,
+    split_classic,
+    take_sections,
+)
+from dmiddleware.classic.modes import (
+    CollectMode,
+    CommandMode,
+    EvalMode,
+    LearnMode,
+    as_collect_mode,
+    as_eval_mode,
+    as_learn_mode,
+)
+from dmiddleware.classic.policy import Policy
+from dmiddleware.config import entries_of, merge_config
+from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.policy import POLICY_REGISTRY
+from dmiddleware.policy import Policy as CorePolicy
+from dmiddleware.policy import get_policy_cls as get_core_cls
+from dmiddleware.registry import import_modules
+from dmiddleware.rl import epsilon_schedule
+from dmiddleware.schedule import Counters
+
+__all__ = ["StockPolicy", "create_policy", "get_policy_cls"]
+
+M = TypeVar("M", LearnMode, CollectMode, EvalMode)
+
+_FIELDS: Final = ("learn", "collect", "eval", "command")
+_COMMAND: Final = "_command"
+_TRAJ_LEN_INF: Final = "traj_len_inf"
+
+
+class StockPolicy:
+    """A policy of :mod:`dmiddleware.policy` behind the interface of DI-engine's policies.
+
+    Args:
+        cfg: a nested config, also with the keys that DI-engine's configs have, and with the
+            sections of workers.
+        model: as in :class:`dmiddleware.policy.Policy`.
+        enable_field: the fields to build, of ``"learn"``, ``"collect"``, ``"eval"``, ``"command"``;
+            None: all.
+
+    Attributes:
+        cfg: the merged config.
+        policy: the policy; None: only the command mode was enabled.
+    """
+
+    core: ClassVar[type[CorePolicy]]
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
+        enable_field: Iterable[str] | None = None,
+    ) -> None:
+        if isinstance(enable_field, str):
+            enable_field = (enable_field,)
+        self._enabled = frozenset(_FIELDS if enable_field is None else enable_field)
+        if not self._enabled or not self._enabled <= set(_FIELDS):
+            raise ConfigError(
+                f"enable_field must be a non-empty subset of {', '.join(_FIELDS)}, "
+                f"got {sorted(self._enabled)}"
+            )
+        self.cfg = self.merged_config(cfg)
+        self.policy: CorePolicy | None = None
+        modes: Any = [field for field in _FIELDS[:3] if field in self._enabled]
+        if modes:
+            own, _ = _divided(self.core, self.cfg)
+            self.policy = self.core(own, model, modes)
+        eps = self.cfg.get("other", {}).get("eps")
+        self._eps = None if eps is None else epsilon_schedule(eps)
+        self._attributes: dict[str, Any] = {
+            "enable_field": [f for f in _FIELDS if f in self._enabled]
+        }
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return a fresh copy of the defaults."""
+        return EasyDict({**cls.core.default_config(), _TRAJ_LEN_INF: False})
+
+    @classmethod
+    def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
+        """Return the defaults with ``cfg`` merged in, checked, also the sections of workers.
+
+        Raises:
+            ConfigError: for an unknown key (with the nearest known one), a wrong type, or a value
+                out of range.
+        """
+        own, extras = _divided(cls.core, cfg)
+        if isinstance(cfg, Mapping):
+            _check_keys(cls.core, cfg)
+        merged = {**cls.core.merged_config(own), _TRAJ_LEN_INF: False}
+        merge_classic(merged, extras)
+        return EasyDict(merged)
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """The methods that a learner may call."""
+        return self._with_attributes(as_learn_mode(self._policy(), user=type(self).__name__))
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """The methods that a collector may call."""
+        return self._with_attributes(as_collect_mode(self._policy(), user=type(self).__name__))
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """The methods that an evaluator may call."""
+        return self._with_attributes(as_eval_mode(self._policy(), user=type(self).__name__))
+
+    @property
+    def command_mode(self) -> CommandMode:
+        """The methods that a commander may call."""
+        return CommandMode(self._no_setting, self._setting_collect, self._no_setting)
+
+    def get_attribute(self, name: str) -> Any:
+        """Return an attribute by its name in DI-engine, or one of the policy.
+
+        Raises:
+            AttributeError: if there is none; the nearest names are listed.
+        """
+        if name in self._attributes:
+            return self._attributes[name]
+        policy = self._policy()
+        if hasattr(policy, name):
+            return getattr(policy, name)
+        return as_collect_mode(policy, user=type(self).__name__).get_attribute(name)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute, such as ``collect_data``."""
+        if name == "counters":
+            self._policy().set_counters(value)
+        else:
+            self._attributes[name] = value
+
+    def __repr__(self) -> str:
+        return repr(self.policy) if self.policy is not None else f"{type(self).__name__}()"
+
+    def _policy(self) -> CorePolicy:
+        if self.policy is None:
+            raise PolicyError(
+                f"this {type(self).__name__} was built with enable_field={sorted(self._enabled)}; "
+                "add 'learn', 'collect' or 'eval', or build it with enable_field=None"
+            )
+        return self.policy
+
+    def _with_attributes(self, mode: M) -> M:
+        return dataclasses.replace(
+            mode,
+            get_attribute=self.get_attribute,
+            set_attribute=self.set_attribute,
+            spec=dataclasses.replace(mode.spec, cfg=self.cfg),
+        )
+
+    def _no_setting(self, command_info: dict[str, Any]) -> dict[str, Any]:
+        self._require_command()
+        return {}
+
+    def _setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
+        self._require_command()
+        if self._eps is None:
+            return {}
+        if "envstep" not in command_info:
+            raise ConfigError(
+                "get_setting_collect needs the key envstep, the env steps collected so far; "
+                f"command_info has {', '.join(map(str, command_info)) or 'no keys'}"
+            )
+        counters = Counters(command_info["envstep"], command_info.get("train_iter"))
+        return {"eps": self._eps.at(counters)}
+
+    def _require_command(self) -> None:
+        if "command" not in self._enabled:
+            raise PolicyError(
+                f"this {type(self).__name__} was built with enable_field={sorted(self._enabled)} "
+                "and cannot command; add 'command', or build it with enable_field=None"
+            )
+
+
+@functools.cache
+def _stock_class(core: type[CorePolicy]) -> type[StockPolicy]:
+    """Return the class of a stock policy behind the classic interface."""
+    return type(core.__name__, (StockPolicy,), {"core": core, "__doc__": core.__doc__})
+
+
+def get_policy_cls(cfg: Mapping[str, Any]) -> type[Any]:
+    """Return the class that ``cfg.type`` names, after importing ``cfg.import_names``.
+
+    Names that end in ``_command`` are those of the same policies.
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``.
+        RegistryError: if the name is not registered; the nearest names are listed.
+    """
+    import_modules(cfg.get("import_names", ()))
+    name = cfg.get("type")
+    if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
+        cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
+    found = get_core_cls(cfg)
+    return found if issubclass(found, Policy) else _stock_class(found)  # type: ignore[arg-type]  # a class is hashable
+
+
+def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Any:
+    """Build the policy that ``cfg.type`` names.
+
+    Args:
+        cfg: the policy's config, with ``type`` and, for classes that live elsewhere,
+            ``import_names``.
+        kwargs: passed to the class's constructor (``model``, ``enable_field``).
+
+    Raises:
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        RegistryError: if the name is not registered; the nearest names are listed.
+    """
+    return get_policy_cls(cfg)(cfg, **kwargs)
+
+
+def _check_keys(core: type[CorePolicy], cfg: Mapping[str, Any]) -> None:
+    """Refuse unknown keys; those of workers are among the known ones that a message names."""
+    entries = entries_of(core)
+    own, _ = split_classic({**cfg, "cfg_type": ""}, entries, core.__name__)
+    known = {**entries, _TRAJ_LEN_INF: False, "cfg_type": ""}
+    open_paths = ("model", *CLASSIC_SECTIONS)
+    merge_config(known, own, owner=core.__name__, open_paths=open_paths)
+
+
+def _divided(core: type[CorePolicy], cfg: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """Divide a classic config into what the policy knows, and what only workers read."""
+    if not isinstance(cfg, Mapping):
+        return cfg, {}
+    entries = entries_of(core)
+    own, others = split_classic(cfg, entries, core.__name__)
+    sections = take_sections(own)
+    merge_classic(sections, others)
+    return {key: value for key, value in own.items() if value != {} or key in entries}, sections

@@ -1,0 +1,901 @@
+"""From what a network returns to the actions that an environment takes, and back; masks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, Self, TypedDict
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from dmiddleware.config import Option, Range, one_of, optional
+from dmiddleware.data.batch import Batch, Nested, leaves, nest
+from dmiddleware.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    PolicyOutputError,
+    SpaceError,
+    StructureError,
+)
+from dmiddleware.model.action_mask import action_mask_of, as_mask, sorted_names
+from dmiddleware.model.spaces import (
+    ActionPart,
+    SimpleKind,
+    action_kind_of,
+    action_parts,
+    action_shape_of,
+    inner_spaces,
+)
+from dmiddleware.rl import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    Hybrid,
+    MultiCategorical,
+    TanhGaussian,
+)
+
+__all__ = [
+    "ACTION_OPTIONS",
+    "ActionBounding",
+    "ActionCodec",
+    "ActionOptions",
+    "allows_choice",
+    "check_allowed",
+    "mask_of",
+    "only_bounding",
+]
+
+ActionBounding = Literal["rescale", "clip", "tanh"]
+Numbers = Sequence[Any] | torch.Tensor
+
+
+_ROUNDING: Final = 1e-4
+"""How far an action may leave the bounds of a Box, as a part of half its width."""
+_BOUND: Final = Range(
+    "a list of numbers", lambda value: not isinstance(value, str) and isinstance(value, Sequence)
+)
+
+ACTION_OPTIONS: Final[Mapping[str, Any]] = {
+    "action_low": Option(
+        None,
+        optional(_BOUND),
+        "lower bounds of a Box of actions; None uses the environment's",
+    ),
+    "action_high": Option(
+        None,
+        optional(_BOUND),
+        "upper bounds of a Box of actions; None uses the environment's",
+    ),
+    "action_bounding": Option(
+        "rescale",
+        one_of("rescale", "clip", "tanh"),
+        "how to keep actions within the bounds: by mapping [-1, 1] to them, by clipping, or by "
+        "mapping the tanh of a Gaussian to them",
+    ),
+}
+"""The options of an algorithm whose actions may be a Box."""
+
+
+class ActionOptions(TypedDict, total=False):
+    """The options of ``for_env`` of all algorithms whose actions may be a Box."""
+
+    action_low: Sequence[Any] | None
+    action_high: Sequence[Any] | None
+    action_bounding: ActionBounding
+
+
+def only_bounding(bounding: ActionBounding, reason: str) -> Option:
+    """Return the option ``action_bounding`` of an algorithm that learns with one value only.
+
+    Args:
+        bounding: that value.
+        reason: the meaning of the option, for the reference.
+    """
+    return Option(bounding, one_of(bounding), reason)
+
+
+def mask_of(obs: Nested, given: Nested | None) -> torch.Tensor | None:
+    """Return which actions are allowed, ``[…, A]`` bool: a given mask, or the observations' own.
+
+    Args:
+        obs: ``[…, *obs_shape]``.
+        given: a mask from elsewhere; None takes the key ``action_mask`` of the observations.
+
+    Returns:
+        None: all actions are allowed.
+    """
+    if given is not None:
+        return as_mask(given)
+    return None if type(obs) is torch.Tensor else action_mask_of(obs)
+
+
+class ActionCodec:
+    """Maps between network outputs, raw actions and the actions of an environment.
+
+    A network returns ``logit``, ``mu`` and ``sigma``, as far as the action has them (see
+    :class:`~dmiddleware.model.Actor`). :meth:`distribution` turns these into a distribution over
+    raw actions, in which log-probabilities are measured; :meth:`to_env` gives the environment's
+    actions, and :meth:`to_raw` maps these back:
+
+    - Discrete: the raw action counts from 0, the environment's from ``start``.
+    - MultiDiscrete and MultiBinary: ``[…, K]``, in the environment of any shape.
+    - Box: ``[…, A]`` floating point, in the environment of any shape, within its bounds:
+      ``bounding="rescale"`` maps raw ``[-1, 1]`` to ``[low, high]`` and clips, so a new network,
+      whose outputs are about 0 with a deviation of 1, explores the whole Box. ``"tanh"`` does the
+      same with the tanh of a Gaussian, which needs no clipping. ``"clip"`` clips raw actions to
+      ``[low, high]``. Dimensions without finite bounds are not changed; one with equal bounds has
+      the same action for every raw one. Actions are float32, also within float64 bounds.
+    - Dict and Tuple: a batch of the actions of the parts, by name (a Tuple's are "0", "1", …).
+
+    Without a space, actions count from 0, and those of a Box are not bounded; :meth:`adopt` takes
+    these details from a space.
+
+    Args:
+        parts: what the network gives, see :func:`~dmiddleware.model.action_parts`; empty: what the
+            first space or the first outputs say.
+        bounding: how actions stay within the bounds of a Box.
+        low: lower bounds of the only Box; None uses the space's.
+        high: upper bounds of the only Box.
+
+    Attributes:
+        is_lossless: whether :meth:`to_raw` recovers every raw action exactly.
+
+    Raises:
+        ConfigError: if only one bound is given, they differ in length, a lower bound is not below
+            its upper bound, or the action is not a Box.
+
+    Example:
+        >>> space = gym.spaces.Dict(
+        ...     {"move": gym.spaces.Discrete(3, start=1), "aim": gym.spaces.Box(-2, 2, (2,))}
+        ... )
+        >>> codec = ActionCodec.for_space(space)
+        >>> codec.n_outputs
+        5
+        >>> outputs = {"logit": torch.tensor([[0.0, 0.0, 9.0]]), "mu": torch.ones(1, 2) / 2}
+        >>> action = codec.to_env(codec.distribution(outputs).mode())
+        >>> action["move"], action["aim"]
+        (tensor([3]), tensor([[1., 1.]]))
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ActionPart] = (),
+        *,
+        bounding: ActionBounding = "rescale",
+        low: Numbers | None = None,
+        high: Numbers | None = None,
+    ) -> None:
+        if (low is None) != (high is None):
+            raise ConfigError(
+                f"action_low and action_high belong together, got {low!r} and {high!r}; "
+                "give both, or neither"
+            )
+        self._bounding: ActionBounding = bounding
+        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
+        if low is not None and high is not None:
+            self._given = _checked_bounds(low, high)
+        self._parts: dict[str, _Part] = {}
+        self._only: _Part | None = None
+        self._was_used = False
+        self.is_lossless = True
+        if parts:
+            self._build(parts)
+
+    @classmethod
+    def for_space(
+        cls,
+        space: gym.Space[Any],
+        *,
+        bounding: ActionBounding = "rescale",
+        low: Numbers | None = None,
+        high: Numbers | None = None,
+    ) -> Self:
+        """Build the codec of a space.
+
+        Args:
+            space: the action space of one environment.
+            bounding: as in the class.
+            low: as in the class.
+            high: as in the class.
+
+        Raises:
+            SpaceError: for an unsupported space.
+            ConfigError: as in the class.
+        """
+        codec = cls(bounding=bounding, low=low, high=high)
+        codec.adopt(space)
+        return codec
+
+    @classmethod
+    def for_policy(cls, cfg: Mapping[str, Any], parts: Sequence[ActionPart]) -> Self:
+        """Build the codec that a policy's options describe.
+
+        Args:
+            cfg: the policy's config, with :data:`ACTION_OPTIONS` if actions may be a Box.
+            parts: what its model declares.
+        """
+        return cls(
+            parts,
+            bounding=cfg.get("action_bounding", "rescale"),
+            low=cfg.get("action_low"),
+            high=cfg.get("action_high"),
+        )
+
+    @property
+    def n_outputs(self) -> int:
+        """How many numbers a network returns for an action: its logits and its means."""
+        return sum(part.n_logits + part.n_means for part in self._parts.values())
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None = None
+    ) -> Distribution:
+        """Return the distribution over raw actions.
+
+        Args:
+            outputs: ``logit``, ``mu`` and ``sigma``, each ``[…, A]``, as far as the action has
+                them. A model without ``sigma`` is deterministic: its standard deviation is 0.
+            mask: ``[…, A]`` bool, one entry per logit, True where the action is allowed.
+
+        Raises:
+            StructureError: if outputs are missing, or the mask has another length.
+        """
+        if not self._parts:
+            self._build(_parts_of_outputs(outputs))
+        if mask is not None:
+            self._check_mask(mask)
+        if self._only is not None:
+            return self._only.distribution(outputs, mask)
+        columns = {
+            name: self._split(outputs[name], "n_logits" if name == "logit" else "n_means")
+            for name in ("logit", "mu", "sigma")
+            if name in outputs
+        }
+        masks = None if mask is None else self._split(mask, "n_logits")
+        parts = {}
+        for place, (path, part) in enumerate(self._parts.items()):
+            own = {name: pieces[place] for name, pieces in columns.items()}
+            parts[path] = part.distribution(own, None if masks is None else masks[place])
+        return Hybrid(parts)
+
+    def _check_mask(self, mask: torch.Tensor) -> None:
+        n_logits = sum(part.n_logits for part in self._parts.values())
+        if n_logits == 0 or mask.shape[-1] != n_logits:
+            raise StructureError(
+                f"the action mask has {mask.shape[-1]} entries, but the action has {n_logits} "
+                "discrete options; give one entry for each option"
+            )
+
+    def to_env(self, raw: Any) -> Any:
+        """Return the environment's actions of raw actions ``[…]``.
+
+        Those of a Dict or Tuple are batches, or dictionaries by dotted path if not given a batch.
+        """
+        self._was_used = True
+        if self._only is not None:
+            return self._only.to_env(raw)
+        return self._mapped("to_env", raw)
+
+    def to_raw(self, action: Any) -> Any:
+        """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
+        self._was_used = True
+        if self._only is not None:
+            return self._only.to_raw(action)
+        return self._mapped("to_raw", action)
+
+    def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:
+        """Reject actions of the environment outside of its space, as in a data set of others.
+
+        Args:
+            action: ``[…]``.
+            mask: ``[…]`` bool, True where a row counts; None: all do.
+
+        Raises:
+            StructureError: with the first such action and what is allowed.
+        """
+        by_path = {"": action} if self._only is not None else dict(leaves(action))
+        for path, part in self._parts.items():
+            if part.fits(by_path[path]):
+                continue
+            outside = part.outside(by_path[path])
+            if mask is not None:
+                outside = outside & mask
+            if outside.any():
+                row = outside.nonzero()[0].tolist()
+                name = f"the part {path!r} of the action" if path else "the action"
+                raise StructureError(
+                    f"{name} in row {', '.join(map(str, row))} is "
+                    f"{by_path[path][tuple(row)].tolist()}, outside of {part.describe()}; clip or "
+                    "correct the actions of the data set, or build the policy for the space that "
+                    "they come from"
+                )
+
+    def features(self, action: Any) -> torch.Tensor:
+        """Return actions as the input of a network, ``[…, n_outputs]`` float32.
+
+        Choices are one-hot, bits are 0 or 1, and numbers are relative to the bounds, as
+        :meth:`to_raw` gives them.
+
+        Args:
+            action: ``[…]``, as the environment takes them.
+        """
+        by_path = dict(leaves(self.to_raw(action)))
+        return torch.cat(
+            [part.features(by_path[path]).float() for path, part in self._parts.items()], -1
+        )
+
+    def allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+        """Return ``[…]`` bool, whether a mask allows the environment's actions; None: unknown.
+
+        Args:
+            mask: ``[…, A]`` bool, one entry per logit.
+            action: ``[…]``, as the environment takes them.
+        """
+        if not self._parts:
+            return allows_choice(mask, action)
+        self._check_mask(mask)
+        by_path = dict(leaves(action))
+        pieces = zip(self._parts.items(), self._split(mask, "n_logits"), strict=True)
+        verdicts = [
+            part.allows(own, part.to_raw(by_path[path]))
+            for (path, part), own in pieces
+            if part.n_logits
+        ]
+        return torch.stack(verdicts).all(0)
+
+    def adopt(self, space: gym.Space[Any]) -> None:
+        """Take ``start``, shapes and bounds of a space, or check that they are the same.
+
+        Bounds are not taken if actions were mapped without bounds before.
+
+        Raises:
+            SpaceError: if the space does not fit the network, or differs from the one before.
+        """
+        parts = action_parts(action_kind_of(space), action_shape_of(space))
+        if not self._parts:
+            self._build(parts)
+        own = [(path, part.kind, part.sizes) for path, part in self._parts.items()]
+        if own != [(part.name, part.kind, part.sizes) for part in parts]:
+            raise SpaceError(
+                f"the policy's actions are {self}, but the environment takes {space}; build the "
+                "policy with for_env(env)"
+            )
+        for part, leaf in zip(self._parts.values(), _leaf_spaces(space), strict=True):
+            part.adopt(leaf, was_used=self._was_used)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was adopted, by part."""
+        return {
+            "was_used": self._was_used,
+            "parts": {
+                path: {"kind": part.kind, "sizes": list(part.sizes), **part.state()}
+                for path, part in self._parts.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; what it lacks stays as it is.
+
+        Raises:
+            CheckpointMismatch: if it is that of another action.
+        """
+        saved: Mapping[str, Any] = state["parts"]
+        known = [
+            ActionPart(tuple(name.split(".")) if name else (), part["kind"], tuple(part["sizes"]))
+            for name, part in saved.items()
+        ]
+        if known and not self._parts:
+            self._build(known)
+        for part in known:
+            own = self._parts.get(part.name)
+            if own is None or (own.kind, own.sizes) != (part.kind, part.sizes):
+                raise CheckpointMismatch(
+                    f"the checkpoint's actions are {state['parts']}, but this policy's are {self}; "
+                    "load a checkpoint of the same kind of environment"
+                )
+            own.load(saved[part.name])
+        self._was_used = bool(state["was_used"])
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{path}: {part.kind} {list(part.sizes)}".removeprefix(": ")
+            for path, part in self._parts.items()
+        ]
+        return ", ".join(parts) or "unknown"
+
+    def _build(self, parts: Sequence[ActionPart]) -> None:
+        self._parts = {
+            part.name: (
+                _Box(part.sizes, self._bounding)
+                if part.kind == "continuous"
+                else _DISCRETE[part.kind](part.sizes)
+            )
+            for part in parts
+        }
+        self._only = self._parts.get("")
+        self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
+        if self._given is None:
+            return
+        if not isinstance(self._only, _Box):
+            raise ConfigError(
+                "action_low and action_high are the bounds of a Box of actions, but this policy's "
+                f"actions are {self}; leave them out"
+            )
+        self._only.set_bounds(*self._given)
+
+    def _split(self, column: torch.Tensor, name: str) -> Sequence[torch.Tensor]:
+        sizes = [getattr(part, name) for part in self._parts.values()]
+        return torch.split(column, sizes, dim=-1)
+
+    def _mapped(self, method: str, action: Any) -> Any:
+        if not self._parts:
+            return action
+        by_path = dict(leaves(action))
+        mapped = {path: getattr(part, method)(by_path[path]) for path, part in self._parts.items()}
+        return nest(mapped) if isinstance(action, Batch) else mapped
+
+
+def check_allowed(
+    obs: Nested,
+    outputs: Mapping[Any, Any],
+    *,
+    mask: Any = None,
+    allows: Callable[[torch.Tensor, Any], torch.Tensor | None],
+    user: str,
+) -> None:
+    """Reject an action that its mask forbids.
+
+    Args:
+        obs: the observations ``[E, …]`` that the policy acted on.
+        outputs: what it returned: ``{"action": [E, …]}``.
+        mask: what is allowed, ``[E, A]`` bool; None takes the mask that the observations have.
+        allows: whether a mask ``[…, A]`` allows actions ``[…]``, bool; None where that is unknown.
+        user: the policy's method, for the message.
+
+    Raises:
+        PolicyOutputError: naming the action and the allowed ones.
+    """
+    if mask is None:
+        mask = action_mask_of(obs)
+    if mask is None:
+        return
+    mask, action = mask.cpu(), outputs["action"]
+    if not isinstance(action, Batch | Mapping | tuple):
+        action = torch.as_tensor(action)
+    allowed = allows(mask, action)
+    if allowed is None or bool(allowed.all()):
+        return
+    row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
+    chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
+    raise PolicyOutputError(
+        f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
+        f"{mask[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, for "
+        "example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an action "
+        "where none is allowed"
+    )
+
+
+def allows_choice(mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+    """Return ``[…]`` bool, whether a mask ``[…, A]`` allows choices ``[…]``, counted from 0.
+
+    Returns:
+        None for other actions, about which a mask alone says nothing.
+    """
+    if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
+        return None
+    return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+
+
+class _Part(ABC):
+    """One leaf of an action: raw actions are ``[…]`` or ``[…, n]``."""
+
+    kind: ClassVar[SimpleKind]
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.n_logits, self.n_means = sum(sizes), 0
+        self._shape: tuple[int, ...] = (len(sizes),)
+
+    @abstractmethod
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
+    ) -> Distribution:
+        """Return the distribution over raw actions."""
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        """Return ``[…]`` bool, whether a mask ``[…, n_logits]`` allows raw actions."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        """Return ``[…]`` bool, which of the environment's actions are not in its space."""
+
+    def fits(self, action: torch.Tensor) -> bool:
+        """Return whether all actions are known to be in the space, found at little cost.
+
+        It is called in every update from data without a collector's stamp.
+        """
+        return False
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Name the space, for a message."""
+
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
+        return raw
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return the environment's actions."""
+        return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        """Return raw actions."""
+        rank = len(self._shape)
+        if rank == 1:
+            return action
+        lead = action.shape[: action.dim() - rank]
+        return action.reshape((*lead, math.prod(self._shape)))
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        """Take the details of a space, or reject those that differ from the known ones."""
+        self._shape = tuple(space.shape or ())
+
+    def state(self) -> dict[str, Any]:
+        """Return the details."""
+        return {"shape": list(self._shape)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the details."""
+        self._shape = tuple(state["shape"])
+
+
+class _Discrete(_Part):
+    kind = "discrete"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._start: int | None = None  # None: not known, so 0
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
+    ) -> Categorical:
+        return Categorical(_required(outputs, "logit"), mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return (raw < 0) | (raw >= self.n_logits)
+
+    def fits(self, action: torch.Tensor) -> bool:
+        if action.device.type != "cpu" or action.numel() == 0 or action.is_floating_point():
+            return False
+        values, first = action.numpy(), self._start or 0
+        return bool(values.min() >= first and values.max() < first + self.n_logits)
+
+    def describe(self) -> str:
+        first = self._start or 0
+        return f"the choices {first} to {first + self.n_logits - 1}"
+
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        return F.one_hot(raw, self.n_logits)
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        return raw + self._start if self._start else raw
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        action = _as_integers(action)
+        return action - self._start if self._start else action
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.Discrete)
+        if self._start not in (None, int(space.start)):
+            raise _differs(f"from {self._start}", space)
+        self._start = int(space.start)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._start is None else {"start": self._start}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._start = state.get("start", self._start)
+
+
+class _MultiDiscrete(_Part):
+    kind = "multi_discrete"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._start: list[int] | None = None  # None: not known, so 0
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
+    ) -> MultiCategorical:
+        return MultiCategorical(_required(outputs, "logit"), self.sizes, mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
+        first = ends - ends.new_tensor(self.sizes)
+        return mask.gather(-1, raw + first).all(-1)
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return ((raw < 0) | (raw >= torch.tensor(self.sizes, device=raw.device))).any(-1)
+
+    def describe(self) -> str:
+        first = "" if self._start is None else f", counted from {self._start}"
+        return f"the numbers of choices {[*self.sizes]}{first}"
+
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        choices = zip(raw.unbind(-1), self.sizes, strict=True)
+        return torch.cat([F.one_hot(choice, size) for choice, size in choices], -1)
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        return super().to_env(self._shifted(raw, 1))
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        return self._shifted(_as_integers(super().to_raw(action)), -1)
+
+    def _shifted(self, action: torch.Tensor, sign: int) -> torch.Tensor:
+        if self._start is None or not any(self._start):
+            return action
+        return action + sign * torch.tensor(self._start, device=action.device)
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.MultiDiscrete)
+        start = [int(first) for first in space.start.flatten()]
+        if self._start not in (None, start):
+            raise _differs(f"from {self._start}", space)
+        self._start = start
+        super().adopt(space, was_used=was_used)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), **({} if self._start is None else {"start": self._start})}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self._start = list(state["start"]) if "start" in state else self._start
+
+
+class _MultiBinary(_Part):
+    kind = "multi_binary"
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self._shape = sizes
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
+    ) -> Bernoulli:
+        return Bernoulli(_required(outputs, "logit"), mask)
+
+    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        return ((raw == 0) | mask).all(-1)
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        raw = self.to_raw(action)
+        return ((raw != 0) & (raw != 1)).any(-1)
+
+    def describe(self) -> str:
+        return "the values 0 and 1"
+
+
+class _Box(_Part):
+    kind = "continuous"
+
+    def __init__(self, sizes: tuple[int, ...], bounding: ActionBounding) -> None:
+        super().__init__(sizes)
+        self.n_logits, self.n_means = 0, sizes[0]
+        self._shape = sizes
+        self._bounding = bounding
+        self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._limits: tuple[npt.NDArray[Any], npt.NDArray[Any]]
+        self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
+
+    def distribution(
+        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
+    ) -> Gaussian | TanhGaussian:
+        mu = _required(outputs, "mu")
+        sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
+        kind = TanhGaussian if self._bounding == "tanh" else Gaussian
+        return kind(mu, sigma)
+
+    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
+        if self._bounds is not None:
+            low, high, center, half, _ = self._scale(raw.device)
+            if self._bounding != "clip":
+                raw = center + raw * half
+            raw = raw.clamp(low, high)
+        return super().to_env(raw)
+
+    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
+        action = super().to_raw(action)
+        if action.dtype != torch.float32:  # of data that was made by hand
+            action = action.float()
+        if self._bounds is None or self._bounding == "clip":
+            return action
+        _, _, center, _, divisor = self._scale(action.device)
+        return (action - center) / divisor
+
+    def outside(self, action: torch.Tensor) -> torch.Tensor:
+        action = super().to_raw(action)
+        if self._bounds is None:
+            return torch.zeros(action.shape[:-1], dtype=torch.bool, device=action.device)
+        low, high, _, half, _ = self._scale(action.device)
+        margin = _ROUNDING * half
+        return ((action < low - margin) | (action > high + margin)).any(-1)
+
+    def fits(self, action: torch.Tensor) -> bool:
+        if self._bounds is None:
+            return True
+        low, high = self._limits
+        if action.dtype != torch.float32 or action.shape[-1:] != low.shape or not action.is_cpu:
+            return False
+        values = action.detach().numpy()
+        return bool((values >= low).all() and (values <= high).all())
+
+    def describe(self) -> str:
+        if self._bounds is None:
+            return "a Box without bounds"
+        low, high = (bound.tolist() for bound in self._bounds)
+        return f"the bounds {low} and {high}"
+
+    def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the bounds, centers, half widths, and what maps actions back, on a device."""
+        scale = self._scales.get(device)
+        if scale is None:
+            assert self._bounds is not None
+            low, high = self._bounds
+            bounded = low.isfinite() & high.isfinite()
+            center = torch.where(bounded, high / 2 + low / 2, 0.0)
+            half = torch.where(bounded, high / 2 - low / 2, 1.0)
+            # Where both bounds are equal, the only action is that of any raw one, such as 0.
+            divisor = half.masked_fill(half == 0, 1.0)
+            scale = tuple(each.to(device) for each in (low, high, center, half, divisor))
+            self._scales[device] = scale
+        return scale
+
+    def set_bounds(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        """Set the bounds, ``[A]``.
+
+        Raises:
+            ConfigError: if they are not as long as the action.
+            SpaceError: if tanh is to map to an infinite bound.
+        """
+        if low.shape != self.sizes:
+            raise ConfigError(
+                f"action_low and action_high must be as long as the action, {self.sizes[0]}, got "
+                f"{low.tolist()} and {high.tolist()}"
+            )
+        if self._bounding == "tanh" and not bool((low.isfinite() & high.isfinite()).all()):
+            raise SpaceError(
+                f"action_bounding='tanh' needs finite bounds, got {low.tolist()} and "
+                f"{high.tolist()}; give the env finite ones with "
+                "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
+            )
+        self._bounds = low, high
+        self._limits = low.numpy(), high.numpy()
+        self._scales = {}
+
+    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        assert isinstance(space, gym.spaces.Box)
+        super().adopt(space, was_used=was_used)
+        low, high = _inner_bounds(space)
+        if self._bounds is None:
+            if not was_used:
+                self.set_bounds(low, high)
+            return
+        own_low, own_high = self._bounds
+        if not any(
+            torch.equal(own_low, lower) and torch.equal(own_high, upper)
+            for lower, upper in ((low, high), _nearest_bounds(space))
+        ):
+            raise SpaceError(
+                f"the policy gives actions from {own_low.tolist()} to {own_high.tolist()}, the "
+                f"environment takes {low.tolist()} to {high.tolist()}; set action_low and "
+                "action_high to the environment's bounds"
+            )
+        self.set_bounds(low, high)
+
+    def state(self) -> dict[str, Any]:
+        if self._bounds is None:
+            return super().state()
+        low, high = self._bounds
+        return {**super().state(), "low": low.clone(), "high": high.clone()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if "low" in state:
+            self.set_bounds(*(state[name].to("cpu", torch.float32) for name in ("low", "high")))
+
+
+_DISCRETE: dict[SimpleKind, type[_Part]] = {
+    part.kind: part for part in (_Discrete, _MultiDiscrete, _MultiBinary)
+}
+
+
+def _nearest_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the float32 numbers nearest to the bounds of a Box, ``[A]``."""
+    with np.errstate(over="ignore"):
+        low, high = (bound.flatten().astype(np.float32) for bound in (space.low, space.high))
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def _inner_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the largest float32 numbers in a Box, ``[A]``.
+
+    A float64 bound, such as 0.3, may lie between two of them.
+    """
+    low, high = (bound.numpy() for bound in _nearest_bounds(space))
+    infinity = np.float32(np.inf)
+    least = np.where(low < space.low.flatten(), np.nextafter(low, infinity), low)
+    largest = np.where(high > space.high.flatten(), np.nextafter(high, -infinity), high)
+    has_some = least <= largest  # else, the nearest number has to do
+    return (
+        torch.from_numpy(np.where(has_some, least, low)),
+        torch.from_numpy(np.where(has_some, largest, high)),
+    )
+
+
+def _required(outputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in outputs:
+        raise StructureError(
+            f"the model returned {', '.join(outputs) or 'nothing'}, but the action needs {name}; "
+            "return it"
+        )
+    return outputs[name]
+
+
+def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, ...]:
+    """Return the action of a model that does not declare its actions."""
+    if "logit" in outputs and "mu" in outputs:
+        raise StructureError(
+            "the model returned logit and mu, and the action space is not known; build the policy "
+            "with for_env(env)"
+        )
+    if "logit" in outputs:
+        return action_parts("discrete", outputs["logit"].shape[-1])
+    return action_parts("continuous", _required(outputs, "mu").shape[-1])
+
+
+def _as_integers(action: torch.Tensor) -> torch.Tensor:
+    if action.is_floating_point():
+        raise StructureError(
+            f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
+            "learn from a model with action_space='continuous'"
+        )
+    return action.long()
+
+
+def _checked_bounds(low: Numbers, high: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+    below, above = (torch.as_tensor(bound, dtype=torch.float32) for bound in (low, high))
+    if below.shape != above.shape or below.dim() == 0 or not bool((below < above).all()):
+        raise ConfigError(
+            "action_low and action_high must be as long as the action, each lower bound below its "
+            f"upper one, got {below.tolist()} and {above.tolist()}"
+        )
+    return below.flatten(), above.flatten()
+
+
+def _differs(own: str, space: gym.Space[Any]) -> SpaceError:
+    return SpaceError(
+        f"the policy's actions count {own}, but the environment takes {space}; build another "
+        "policy for it with for_env(env)"
+    )
+
+
+def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """Yield the leaves of an action space in the order of :func:`action_parts`."""
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        yield space
+        return
+    inner = dict(inner_spaces(space))
+    for name in sorted_names(inner):
+        yield from _leaf_spaces(inner[name])

@@ -1,0 +1,187 @@
+"""The base class of policies whose model returns a distribution and a state value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+import torch
+
+from dmiddleware.config import Option, at_least, count, fraction, one_of, optional, positive
+from dmiddleware.data.batch import Nested, Value, leaves
+from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, mask_of
+from dmiddleware.policy.agents import present_agents
+from dmiddleware.policy.component import Component, adam, adamw, rmsprop
+from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.options import ON_POLICY_OPTIONS
+from dmiddleware.policy.policy import Policy, PolicyOptions
+from dmiddleware.rl import Distribution
+from dmiddleware.schedule import Schedule, scheduled
+
+__all__ = [
+    "POLICY_GRADIENT_OPTIONS",
+    "ActorCriticPolicy",
+    "PolicyGradientOptions",
+    "follow_policy_gradient",
+    "policy_gradient_component",
+]
+
+
+POLICY_GRADIENT_OPTIONS: Final[Mapping[str, Any]] = {
+    "epoch_per_collect": Option(1, count, "passes over each collected batch"),
+    "optimizer": Option("rmsprop", one_of("rmsprop", "adam", "adamw"), "what makes the steps"),
+    "optimizer_eps": Option(1e-5, positive, "the optimizer's ε"),
+    "rmsprop_decay": Option(0.99, fraction, "decay of RMSprop's mean of squared gradients"),
+    "weight_decay": Option(0.01, at_least(0), "AdamW's decay of the weights"),
+    "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
+    "entropy_weight": Option(0.01, scheduled(at_least(0)), "weight of the entropy bonus"),
+    "grad_clip_norm": Option(
+        0.5, optional(positive), "largest norm of the gradient; None does not clip"
+    ),
+}
+"""The options of the section ``learn`` that A2C and IMPALA share."""
+
+
+class PolicyGradientOptions(ActionOptions, PolicyOptions, total=False):
+    """The options that A2C and IMPALA share in ``for_env``."""
+
+    discount_factor: float
+    batch_size: int
+    epoch_per_collect: int
+    learning_rate: float | Schedule
+    optimizer: Literal["rmsprop", "adam", "adamw"]
+    optimizer_eps: float
+    rmsprop_decay: float
+    weight_decay: float
+    value_weight: float
+    entropy_weight: float | Schedule
+    grad_clip_norm: float | None
+    n_sample: int | None
+    n_episode: int | None
+
+
+class ActorCriticPolicy(Policy):
+    """A policy whose model also returns ``value`` ``[…]``, the value of the observation.
+
+    Collecting returns ``action``, ``log_prob``, ``value`` and what the actor returned, ``logit``,
+    ``mu`` and ``sigma``. If the action has continuous parts, it also returns ``raw_action``, the
+    draw whose log-density is ``log_prob``; ``action`` is within the environment's bounds.
+    """
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the model to build where ``cfg.model`` names none."""
+        return "actor_critic", ["dmiddleware.model"]
+
+    config: ClassVar[dict[str, Any]] = {**ON_POLICY_OPTIONS, **ACTION_OPTIONS}
+
+    def as_return(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the critic's output in units of the return."""
+        return value
+
+    def acting_output(self, obs: Value, **inputs: Any) -> dict[str, torch.Tensor]:
+        """Return the outputs ``[E, …]`` for what acting sees."""
+        output: dict[str, torch.Tensor] = self.model(obs)
+        return output
+
+    def act_collect(
+        self,
+        obs: Value,
+        env_id: np.ndarray,
+        *,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Draw actions, and return what learning needs; see :meth:`Policy.act_collect`."""
+        output = dict(self.acting_output(obs, **kwargs))
+        value = values_of_rows(output["value"], self._lead_of(obs, 1))
+        output["value"] = self.as_return(value)
+        distribution = self.acting_distribution(output, obs, action_mask)
+        raw = distribution.sample(self.generator)
+        drawn = {} if self.codec.is_lossless else {"raw_action": raw}
+        action, log_prob = self.codec.to_env(raw), distribution.log_prob(raw)
+        return {"action": action, **drawn, "log_prob": log_prob, **output}
+
+    def learned_distribution(
+        self, output: Mapping[str, torch.Tensor], batch: Mapping[str, Any]
+    ) -> Distribution:
+        """Return the distribution of the model's output for a batch, without masked actions."""
+        mask = mask_of(batch["obs"], batch.get("action_mask"))
+        return self.codec.distribution(output, mask)
+
+    def critic_output(self, obs: Any, n_lead: int | None = None) -> torch.Tensor:
+        """Return the critic's output ``[…]``, without running the actor if possible.
+
+        Args:
+            obs: ``[…, *obs_shape]``.
+            n_lead: the number of its leading dimensions; None: one, or as many as the output has.
+        """
+        critic = getattr(self.model, "compute_critic", None)
+        value = self.model(obs)["value"] if critic is None else critic(obs)
+        if n_lead is None:
+            is_flat = value.dim() < 2 or value.shape[1:] == (1,)
+            n_lead = 1 if is_flat else value.dim() - int(value.shape[-1] == 1)
+        return values_of_rows(value, self._lead_of(obs, n_lead))
+
+    def _lead_of(self, obs: Any, n_lead: int) -> torch.Size:
+        """Return for which rows there is one value each, of observations ``[…, *obs_shape]``."""
+        if self.several_agents:
+            return present_agents(obs).shape
+        shape: torch.Size = next(iter(leaves(obs)))[1].shape[:n_lead]
+        return shape
+
+    def value_fn(self, obs: Nested) -> torch.Tensor:
+        """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""
+        if self.model.training:
+            self.model.eval()
+        with torch.no_grad():
+            value = self.critic_output(self.obs_norm(self.as_obs(obs)))
+        return self.as_return(value).cpu()
+
+
+def policy_gradient_component(policy: ActorCriticPolicy) -> Component:
+    """Return the network of A2C or IMPALA, with the optimizer that its options ask for."""
+    learn, rate = policy.cfg.learn, policy.schedules["learn.learning_rate"]
+    if learn.optimizer == "adam":
+        optimizer = adam(rate, eps=learn.optimizer_eps)
+    elif learn.optimizer == "adamw":
+        optimizer = adamw(rate, weight_decay=learn.weight_decay, eps=learn.optimizer_eps)
+    else:
+        optimizer = rmsprop(rate, decay=learn.rmsprop_decay, eps=learn.optimizer_eps)
+    return Component(policy.model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True)
+
+
+def follow_policy_gradient(
+    policy: ActorCriticPolicy,
+    distribution: Distribution,
+    log_prob: torch.Tensor,
+    adv: torch.Tensor,
+    value: torch.Tensor,
+    target: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Make the step of A2C or IMPALA, and return what to log.
+
+    Args:
+        policy: the algorithm, with a component ``actor_critic``.
+        distribution: the policy's, over ``[…]``.
+        log_prob: ``[…]`` of the actions, with gradient.
+        adv: ``[…]`` advantages.
+        value: ``[…]`` of the observations, with gradient.
+        target: ``[…]`` of the values.
+    """
+    learn = policy.cfg.learn
+    policy_loss = -(log_prob * adv).mean()
+    value_loss = 0.5 * (value - target).square().mean()
+    entropy = distribution.entropy().mean()
+    entropy_weight = policy.values["learn.entropy_weight"]
+    loss = policy_loss + learn.value_weight * value_loss - entropy_weight * entropy
+    norm = policy.components["actor_critic"].step(loss)
+    answer = {
+        "total_loss": loss.detach(),
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+    }
+    if learn.grad_clip_norm is not None:
+        answer["grad_norm"] = norm
+    return answer

@@ -1,0 +1,183 @@
+"""Policies that learn from advantages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from easydict import EasyDict
+
+from dmiddleware.config import Option, check_value, fraction, optional, positive, switch
+from dmiddleware.data.batch import Batch, Nested
+from dmiddleware.distributed import sum_over_ranks
+from dmiddleware.policy.actions import ActionOptions
+from dmiddleware.policy.actor_critic import ActorCriticPolicy
+from dmiddleware.policy.agents import present_agents
+from dmiddleware.policy.component import Component
+from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
+from dmiddleware.policy.policy import PolicyOptions
+from dmiddleware.rl import RewardNormaliser, RunningMeanStd
+
+__all__ = ["AdvantageOptions", "AdvantagePolicy"]
+
+
+class AdvantageOptions(ActionOptions, ObsNormOptions, PolicyOptions, total=False):
+    """The options that A2C and PPO share in ``for_env``."""
+
+    discount_factor: float
+    gae_lambda: float
+    reward_norm: bool
+    value_norm: bool
+    adv_norm: bool
+
+
+class AdvantagePolicy(ActorCriticPolicy):
+    """An actor-critic that learns from the columns ``adv`` and ``ret``.
+
+    They come from ``gae_estimator``, which computes the values of successors with
+    :meth:`value_fn`.
+
+    - ``obs_norm``: observations are normalised in every forward. The statistics do not change
+      between collecting a batch and learning from it.
+    - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
+      return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
+      collectors share the statistics and the learner's checkpoint holds them.
+    - ``value_norm``: the critic predicts returns normalised by their running mean and standard
+      deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,
+      without the correction of the last layer; Yu et al., "The Surprising Effectiveness of PPO in
+      Cooperative Multi-Agent Games", 2022, section 5.1). The column ``value`` and ``value_fn`` are
+      in units of the return. The statistics take the returns of each collected batch once, before
+      it is learned from (:meth:`observe_returns`).
+    - ``adv_norm``: advantages have mean 0 and standard deviation 1 in each minibatch.
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        **OBS_NORM_OPTIONS,
+        "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
+        "reward_norm": Option(
+            False, switch, "whether to divide rewards by the running standard deviation of returns"
+        ),
+        "value_norm": Option(
+            False, switch, "whether the critic learns returns normalised by running statistics"
+        ),
+        "norm_clip": Option(
+            10.0,
+            optional(positive),
+            "largest absolute value of normalised observations and rewards; None does not clip",
+        ),
+        "learn": {
+            "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
+        },
+    }
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Reject invalid combinations."""
+        super().check_config(cfg)
+        check_value(
+            not (cfg.multi_gpu and (cfg.reward_norm or cfg.value_norm)),
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with reward_norm or value_norm, since the ranks would have different statistics",
+        )
+        check_value(
+            not (cls.several_agents and cfg.reward_norm),
+            "reward_norm",
+            cfg.reward_norm,
+            "False with several agents; use value_norm",
+        )
+
+    def setup(self) -> None:
+        """Build the statistics of rewards and returns."""
+        self.reward_normalizer: RewardNormaliser | None = None
+        if self.cfg.reward_norm:
+            self.reward_normalizer = RewardNormaliser(
+                discount=self.cfg.discount_factor, clip=self.cfg.norm_clip
+            )
+        self.return_stats: RunningMeanStd | None = None
+        if self.cfg.value_norm:
+            self.return_stats = RunningMeanStd(device=self.device)
+
+    @property
+    def gae_lambda(self) -> float:
+        """λ of generalised advantage estimation."""
+        return float(self.cfg.gae_lambda)
+
+    def scale_rewards(self, batch: Batch) -> torch.Tensor:
+        """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.
+
+        Called once per collected batch, in the learner's process, before advantages are estimated;
+        without ``reward_norm`` the rewards are returned unchanged.
+
+        Args:
+            batch: ``[T, E, …]``, or one lane ``[T, …]``, with the columns ``reward``, ``done`` and
+                ``episode_id``.
+
+        Returns:
+            The rewards, float32, in the shape of ``reward``.
+        """
+        reward = batch["reward"]
+        if self.reward_normalizer is None:
+            return reward
+        lanes = (len(reward), -1)
+        columns = (reward, batch["done"], batch["episode_id"])
+        self.reward_normalizer.update(*(column.reshape(lanes) for column in columns))
+        return self.reward_normalizer.normalise(reward)
+
+    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
+        """Add the returns ``[…]`` of a collected batch to the statistics of ``value_norm``."""
+        if self.several_agents and obs is not None:
+            ret = ret[present_agents(obs)]
+        if self.return_stats is not None:
+            self.return_stats.update(ret.to(self.device))
+
+    def as_return(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the critic's output in units of the return."""
+        return value if self.return_stats is None else self.return_stats.denormalise(value)
+
+    def as_output(self, ret: torch.Tensor) -> torch.Tensor:
+        """Return returns in units of the critic's output."""
+        if self.return_stats is None:
+            return ret
+        return self.return_stats.normalise(ret, clip=None)
+
+    def make_components(self) -> dict[str, Component]:
+        """Return the networks, and how each is trained."""
+        components = super().make_components()
+        if self.return_stats is not None:
+            components["return_stats"] = Component(self.return_stats, acts=True)
+        if self.reward_normalizer is not None:
+            components["reward_normalizer"] = Component(self.reward_normalizer)
+        return components
+
+    def learned_advantage(
+        self, batch: Mapping[str, Any], weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the advantages of a minibatch, normalised if ``adv_norm`` says so.
+
+        Args:
+            batch: the minibatch.
+            weight: the weight of each row in the losses, of mean 1; None: all weigh the same.
+        """
+        adv: torch.Tensor = batch["adv"]
+        return self._standardized(adv, weight) if self.cfg.learn.adv_norm else adv
+
+    def _standardized(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks.
+
+        With several agents, over the agents of this rank that take part.
+        """
+        if weight is not None:
+            centered = adv - (adv * weight).mean()
+            return centered / ((centered.square() * weight).mean().sqrt() + 1e-8)
+        if self.reducer is None:
+            return adv if adv.numel() < 2 else (adv - adv.mean()) / (adv.std() + 1e-8)
+        wide = adv.double()
+        n_rows, total = sum_over_ranks([wide.numel(), wide.sum().item()])
+        if n_rows < 2:
+            return adv
+        mean = total / n_rows
+        (squares,) = sum_over_ranks([(wide - mean).square().sum().item()])
+        return (adv - mean) / (math.sqrt(squares / (n_rows - 1)) + 1e-8)

@@ -1,0 +1,30 @@
+"""What a policy that acts for all agents of an environment has to know of them."""
+
+from __future__ import annotations
+
+import torch
+
+from dmiddleware.data.batch import Nested, map_nested
+from dmiddleware.env.team import AGENT_MASK, AGENTS
+
+__all__ = ["present_agents", "present_observations", "weights_of_agents"]
+
+
+def present_agents(obs: Nested) -> torch.Tensor:
+    """Return ``[…, A]`` bool, whether an agent takes part."""
+    present: torch.Tensor = obs[AGENT_MASK] != 0
+    return present
+
+
+def present_observations(obs: Nested) -> Nested:
+    """Return observations without those of the agents that do not take part."""
+    present = present_agents(obs)
+    seen = map_nested(lambda leaf: leaf[present], obs[AGENTS])
+    return {**{key: obs[key] for key in obs}, AGENTS: seen}
+
+
+def weights_of_agents(obs: Nested) -> torch.Tensor:
+    """Return ``[B, A]`` of mean 1: 0 for agents that do not take part, the same for the others."""
+    present = present_agents(obs).float()
+    weight: torch.Tensor = present / present.mean().clamp_min(1.0 / present.numel())
+    return weight

@@ -1,1 +1,0 @@
-"""The base classes of policies, and what they are built from."""

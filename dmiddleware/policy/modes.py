@@ -1,0 +1,268 @@
+"""The modes of a policy: what a learner, a collector or an evaluator may use of it.
+
+Workers and middleware accept a policy and keep only its mode, so a collector cannot update
+parameters by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from dmiddleware.data.batch import Batch, Nested
+from dmiddleware.data.minibatches import MinibatchUnit
+from dmiddleware.errors import ConfigError
+from dmiddleware.schedule import Counters, Schedule
+
+__all__ = [
+    "CollectMode",
+    "EvalMode",
+    "HasModes",
+    "LearnMode",
+    "PolicySpec",
+    "as_collect_mode",
+    "as_eval_mode",
+    "as_learn_mode",
+]
+
+
+def _no_state(n: int) -> Nested | None:
+    """Return None: the policy is not recurrent."""
+
+
+def _fits_all(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+    """Accept any spaces."""
+
+
+def _unscaled(batch: Batch) -> torch.Tensor:
+    reward: torch.Tensor = batch["reward"]
+    return reward
+
+
+def _not_observed(ret: torch.Tensor, obs: Nested | None = None) -> None:
+    """Ignore returns: the policy has no statistics of them."""
+
+
+def _not_counted(counters: Counters) -> None:
+    """Ignore counters: the policy has no schedules."""
+
+
+def _no_weights(state: Mapping[str, torch.Tensor]) -> None:
+    """Ignore weights: the policy has none."""
+
+
+def _seed_nothing(seed: int) -> None:
+    """Ignore the seed: the mode has no randomness of its own."""
+
+
+def _reset_nothing(env_ids: Any = None) -> None:
+    """Forget nothing: the policy keeps nothing between calls."""
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """What others read of a policy: settings that have their home in it, and what it needs.
+
+    Attributes:
+        kind: the class of the policy.
+        cfg: the policy's config.
+        device: where its model is.
+        model: its model; None: a policy that does not say.
+        on_policy: whether it learns only from actions that its own distribution drew.
+        discount: γ, of future rewards; None: the algorithm has none.
+        n_step: number of rewards that a buffer sums up before a target bootstraps.
+        gae_lambda: λ of generalized advantage estimation; None: the algorithm has none.
+        batch_size: rows per update; None: not known. Some classic policies have one for each kind
+            of data.
+        n_sample: env steps to collect at a time; None: not known.
+        n_episode: episodes to collect at a time; None: not known.
+        seed: of the initial weights and of acting; None: torch's.
+        uses_ranks: whether it averages gradients over the ranks of ``torch.distributed``.
+        schedules: the settings that may be schedules, by their paths in the config.
+        learn_columns: see :attr:`Policy.learn_columns`.
+        optional_columns: see :attr:`Policy.optional_columns`.
+        minibatch_unit: see :attr:`Policy.minibatch_unit`.
+        learns_from_trajectories: see :attr:`Policy.learns_from_trajectories`.
+        act_inputs: see :attr:`Policy.act_inputs`.
+        explores: see :attr:`Policy.explores`.
+        is_stochastic: see :attr:`Policy.is_stochastic`.
+        initial_state: see :meth:`Policy.initial_state`.
+        check_spaces: see :meth:`Policy.check_spaces`.
+        scale_rewards: see :meth:`Policy.scale_rewards`.
+        observe_returns: see :meth:`Policy.observe_returns`.
+        value_fn: observations ``[N, …]`` to values ``[N]``; None: the policy has no critic of them.
+        set_counters: sets the counters that schedules read.
+        acting_state: returns what acting needs, as the state of the other modes.
+        load_weights: see :meth:`Policy.load_weights`.
+    """
+
+    kind: type = object
+    cfg: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    model: nn.Module | None = None
+    on_policy: bool = False
+    discount: float | None = None
+    n_step: int = 1
+    gae_lambda: float | None = None
+    batch_size: int | dict[str, int] | None = None
+    n_sample: int | dict[str, int] | None = None
+    n_episode: int | dict[str, int] | None = None
+    seed: int | None = None
+    uses_ranks: bool = False
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    learn_columns: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] | None = None
+    minibatch_unit: MinibatchUnit = "rows"
+    learns_from_trajectories: bool = False
+    act_inputs: tuple[str, ...] = ()
+    explores: bool = True
+    is_stochastic: bool = False
+    initial_state: Callable[[int], Nested | None] = _no_state
+    check_spaces: Callable[[gym.Space[Any], gym.Space[Any]], None] = _fits_all
+    scale_rewards: Callable[[Batch], torch.Tensor] = _unscaled
+    observe_returns: Callable[..., None] = _not_observed
+    value_fn: Callable[..., torch.Tensor] | None = None
+    set_counters: Callable[[Counters], None] = _not_counted
+    acting_state: Callable[[], dict[str, Any]] = dict
+    load_weights: Callable[[Mapping[str, torch.Tensor]], None] = _no_weights
+
+
+@dataclass(frozen=True)
+class LearnMode:
+    """What a learner may use of a policy.
+
+    ``forward(batch)`` makes one or several updates from a treetensor ``[B, …]``. It returns a
+    dictionary of Python numbers, or a list of dictionaries, one per update. An output with
+    ``kl_stop=True`` is not an update: its minibatch made no step.
+
+    An output may have ``priority``, float32 ``[b]``, the new priorities of the ``b`` rows of its
+    minibatch, and ``priority_index``, int64 ``[b]``, the positions of these rows in the batch.
+    Without ``priority_index``, the priorities are for all rows of the batch, or, in a list of
+    outputs, for the rows after those of the previous output. See :func:`priorities_of_rows`.
+
+    Attributes:
+        forward: makes updates.
+        state_dict: returns everything that is needed to resume.
+        load_state_dict: restores it.
+        spec: what the policy is.
+    """
+
+    forward: Callable[..., Mapping[str, Any] | list[Mapping[str, Any]]]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+    spec: PolicySpec
+
+
+@dataclass(frozen=True)
+class CollectMode:
+    """What a collector may use of a policy.
+
+    Attributes:
+        forward: acts while collecting: observations ``[E, …]`` to tensors ``[E, …]`` by name, with
+            at least ``action``. It takes ``env_id``, ``[E]``, and the keywords of the policy.
+        state_dict: returns what acting needs.
+        load_state_dict: restores it.
+        spec: what the policy is.
+        reset: forgets what the policy keeps of these envs; None: of all.
+        seed: seeds the randomness of collecting.
+        train_batch: see :meth:`Policy.train_batch`.
+        transitions: ``(obs, output, timestep, rows)`` to the columns of these rows of a step, in
+            place of the standard ones; None: the standard ones.
+    """
+
+    forward: Callable[..., dict[str, Any]]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+    spec: PolicySpec
+    reset: Callable[..., None] = _reset_nothing
+    seed: Callable[[int], None] = _seed_nothing
+    train_batch: Callable[[Batch], Batch] = _as_it_is
+    transitions: Callable[..., Batch] | None = None
+
+
+@dataclass(frozen=True)
+class EvalMode:
+    """What an evaluator may use of a policy.
+
+    Policies with a distribution over actions take ``forward(obs, deterministic=False)``, which
+    draws actions from a generator of its own, so evaluations do not change what is collected.
+
+    Attributes:
+        forward: acts greedily; otherwise as in :class:`CollectMode`.
+        state_dict: returns what acting needs.
+        load_state_dict: restores it.
+        spec: what the policy is.
+        reset: forgets what the policy keeps of these envs; None: of all.
+        seed: seeds the randomness of evaluating.
+    """
+
+    forward: Callable[..., dict[str, Any]]
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[dict[str, Any]], None]
+    spec: PolicySpec
+    reset: Callable[..., None] = _reset_nothing
+    seed: Callable[[int], None] = _seed_nothing
+
+
+class HasModes(Protocol):
+    """A policy: an object with the three modes."""
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """What a learner may use."""
+        ...
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """What a collector may use."""
+        ...
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """What an evaluator may use."""
+        ...
+
+
+M = TypeVar("M", LearnMode, CollectMode, EvalMode)
+
+
+def as_learn_mode(policy: HasModes | LearnMode, *, user: str) -> LearnMode:
+    """Return the learn mode of a policy; a learn mode is returned as it is.
+
+    Args:
+        policy: a policy or its learn mode.
+        user: the name of the caller, for the error message.
+
+    Raises:
+        ConfigError: if ``policy`` is neither.
+    """
+    return _mode_of(policy, LearnMode, "learn_mode", user)
+
+
+def as_collect_mode(policy: HasModes | CollectMode, *, user: str) -> CollectMode:
+    """Return the collect mode of a policy; see :func:`as_learn_mode`."""
+    return _mode_of(policy, CollectMode, "collect_mode", user)
+
+
+def as_eval_mode(policy: HasModes | EvalMode, *, user: str) -> EvalMode:
+    """Return the eval mode of a policy; see :func:`as_learn_mode`."""
+    return _mode_of(policy, EvalMode, "eval_mode", user)
+
+
+def _mode_of(policy: Any, kind: type[M], name: str, user: str) -> M:
+    mode = getattr(policy, name, policy)
+    if not isinstance(mode, kind):
+        raise ConfigError(
+            f"{user} takes a policy or its {name}, got {type(policy).__name__}; "
+            f"pass the policy itself, for example {user}(policy, ...)"
+        )
+    return mode

@@ -1,0 +1,1240 @@
+"""The base class of all algorithms: how to act, and how to learn, on batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypedDict
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from easydict import EasyDict
+from torch import nn
+
+from dmiddleware.config import (
+    NamedValues,
+    Option,
+    at_least,
+    check_value,
+    config_from_keywords,
+    config_of,
+    defaults_of,
+    mapping,
+    optional,
+    options_of,
+    switch,
+)
+from dmiddleware.data.batch import (
+    Batch,
+    Nested,
+    Value,
+    as_tree,
+    from_numpy,
+    leaves,
+    map_leaves,
+    map_nested,
+    to_device,
+    to_dict,
+)
+from dmiddleware.data.minibatches import MinibatchUnit
+from dmiddleware.distributed import (
+    GradientReducer,
+    broadcast_model,
+    largest_over_ranks,
+    rank_and_world_size,
+    require_process_group,
+)
+from dmiddleware.env import agent_spaces, n_agent_of
+from dmiddleware.errors import (
+    ConfigError,
+    PolicyError,
+    PolicyOutputError,
+    SpaceError,
+)
+from dmiddleware.foreign_names import unknown_name
+from dmiddleware.memory import keep_freed_memory
+from dmiddleware.model import (
+    action_kind_of,
+    action_shape_of,
+    create_model,
+    obs_shape_of,
+    team_shapes,
+)
+from dmiddleware.model.layers import check_default_dtype
+from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
+from dmiddleware.policy.acting import (
+    ACT_KEYWORDS,
+    STATE,
+    check_act_inputs,
+    check_finite,
+    probe_inputs,
+)
+from dmiddleware.policy.actions import ActionCodec, allows_choice, check_allowed, mask_of
+from dmiddleware.policy.agents import present_observations
+from dmiddleware.policy.component import Component
+from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode, PolicySpec
+from dmiddleware.policy.obs_norm import ObsNorm
+from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
+from dmiddleware.policy.update import (
+    UpdateRunner,
+    check_columns,
+    non_finite_error,
+    standard_columns,
+)
+from dmiddleware.rl import Distribution
+from dmiddleware.schedule import Counters, Schedule, is_scheduled
+from dmiddleware.seeding import derive_seed
+
+__all__ = ["MODES", "Mode", "Policy", "PolicyOptions"]
+
+Mode: TypeAlias = Literal["learn", "collect", "eval"]
+
+_COMPILES_FROM: Final = torch.torch_version.TorchVersion("2.13")
+"""The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
+MODES: Final[tuple[Mode, ...]] = ("learn", "collect", "eval")
+"""What a policy can be for."""
+_NAMED_BY_SPACES: Final = ("obs_shape", "action_shape", "action_space")
+"""The options of models whose keys are the names in an environment's spaces."""
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The options that all policies have in ``for_env``."""
+
+    cuda: bool
+    multi_gpu: bool
+    bp_update_sync: bool
+    seed: int | None
+    compile: bool
+
+
+class Policy:
+    """An algorithm: it acts on batches, declares its components once, and updates them.
+
+    A subclass writes
+
+    - :meth:`make_components`, which returns its :class:`Component` objects by name: modules with
+      optimizer, target network and clipping, and other objects with a state;
+    - :meth:`update`, which makes one update with :meth:`Component.step` and returns what to log;
+    - if the update is random, :meth:`draw`, which returns the random tensors that it takes;
+    - if updates differ, such as an actor that is updated every second time, :meth:`variant`;
+    - if the defaults do not suit it, :meth:`act_collect` and :meth:`act_eval`.
+
+    Placing on the device, checkpoints, what collectors receive, target updates, averaging over
+    ranks and the check for values that are not finite follow from the declaration. Workers use a
+    policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
+
+    Args:
+        cfg: what differs from ``default_config()``.
+        model: None builds the one that ``cfg.model`` and :meth:`default_model` describe; a module
+            is used as it is.
+        modes: what the policy is for, of ``"learn"``, ``"collect"``, ``"eval"``.
+
+    Attributes:
+        cfg: the merged config.
+        modes: as given.
+        model: the network.
+        components: what :meth:`make_components` returned, and what every policy has.
+        codec: maps between the network's outputs and the environment's actions.
+        obs_norm: normalizes observations; without the option ``obs_norm`` it does nothing.
+        device: where the model is.
+        generator: of the random numbers of collecting, on the CPU.
+        eval_generator: of those of evaluating, so that the number of evaluations does not change
+            what is collected.
+        learn_generator: of those of updates.
+        values: the present values of the settings that may be schedules, by path; a number, or a
+            scalar tensor on the device.
+        schedules: the settings that may be schedules, by their paths in the config.
+        counters: what schedules read; middleware that learn set them before each update.
+        train_iter: updates made.
+
+    Raises:
+        ConfigError: for an unusable config, an unknown field, ``cuda=True`` without CUDA, or if
+            torch's default dtype is not float32.
+        PolicyError: if a mode needs a method that is not written, or ``model`` is not a module.
+
+    Example:
+        >>> from dmiddleware.policy import Component, adam
+        >>> class Regression(Policy):
+        ...     def make_components(self):
+        ...         return {"model": Component(self.model, adam(0.1), acts=True)}
+        ...     def update(self, batch):
+        ...         loss = (self.model(batch["obs"]) - batch["action"]).square().mean()
+        ...         self.components["model"].step(loss)
+        ...         return {"total_loss": loss}
+        >>> _ = torch.manual_seed(0)
+        >>> policy = Regression(model=torch.nn.Linear(2, 1), modes=["learn"])
+        >>> batch = {"obs": torch.ones(4, 2), "action": torch.ones(4, 1)}
+        >>> losses = [policy.learn_mode.forward(batch)["total_loss"] for _ in range(50)]
+        >>> losses[0] > 100 * losses[-1]
+        True
+    """
+
+    config: ClassVar[dict[str, Any]] = {
+        "on_policy": Option(
+            False,
+            switch,
+            "whether the algorithm learns only from its latest data; fixed by the class",
+            keyword=None,
+        ),
+        "cuda": Option(False, switch, "whether to put the model on the GPU"),
+        "multi_gpu": Option(
+            False, switch, "whether to average gradients over the ranks of torch.distributed"
+        ),
+        "bp_update_sync": Option(
+            True,
+            switch,
+            "with multi_gpu: False overlaps the averaging of gradients with backward",
+        ),
+        "seed": Option(
+            None,
+            optional(at_least(0, whole=True)),
+            "seed of the initial weights and of acting; None uses torch's seed",
+        ),
+        "model": Option(
+            {},
+            mapping,
+            "the network: `type` (a registered name) and the arguments of its class",
+            keyword=None,
+        ),
+        "compile": Option(
+            False,
+            switch,
+            "whether to compile the update with torch.compile, which takes a minute at the start",
+        ),
+    }
+    config_open: ClassVar[tuple[str, ...]] = ("model",)
+    learn_columns: ClassVar[tuple[str, ...]] = ()
+    """The columns that a batch needs for learning."""
+    optional_columns: ClassVar[tuple[str, ...] | None] = None
+    """Further columns that learning uses where a batch has them; None: any of them.
+
+    A learner that divides collected data into minibatches leaves out all others, except for
+    :attr:`act_inputs` and a recurrent ``state``.
+    """
+    minibatch_unit: ClassVar[MinibatchUnit] = "rows"
+    """What such minibatches consist of.
+
+    ``"rows"`` gives ``[B, …]``; ``"lanes"``, for recurrent networks and V-trace, whole columns of
+    envs, time first: ``[T, B, …]``.
+    """
+    learns_from_trajectories: ClassVar[bool] = False
+    """Whether it learns from collected trajectories as they are, because it computes its targets.
+
+    Otherwise an on-policy algorithm learns from what an estimator of advantages returns.
+    """
+    several_agents: ClassVar[bool] = False
+    """Whether the policy acts for all agents of an env; others refuse envs with several agents.
+
+    Observations are those of :mod:`dmiddleware.env.team`; outputs and rewards have one more
+    dimension, that of the agents: ``[E, A, …]``. The action codec is that of one agent. Statistics
+    of observations and returns leave out the agents that do not take part.
+    """
+    action_kinds: ClassVar[tuple[str, ...]] = ()
+    """The kinds of actions that the algorithm supports; empty: all."""
+    norms_dataset: ClassVar[bool] = False
+    """Whether ``obs_norm`` means the statistics of a data set, which :meth:`observe` takes."""
+    act_inputs: tuple[str, ...] = ("action_mask",)
+    """What the policy sees when it acts, in addition to observations and env ids.
+
+    The names are keyword arguments of its forward, with one row per env, and columns of what is
+    collected; only these are collected:
+
+    - ``prev_action``: the action before, as the env took it; zeros at the start of an episode (the
+      first choice of a Discrete space that does not start at zero);
+    - ``prev_reward``: ``[E] float32``, the reward before; 0 at the start of an episode;
+    - ``is_first``: ``[E] bool``, whether it is the first step of an episode;
+    - ``action_mask``: ``[E, A] bool``, true where an action is allowed, from the key
+      ``action_mask`` of a Dict observation or of the env's info. In envs without masks it is
+      not passed, so give it the default None; without such a parameter, it is not collected. The
+      column ``next_action_mask`` has the mask of each ``next_obs``, also at the end of an episode;
+    - ``info.<name>``: the keyword ``info``, a treetensor with ``info[name]`` ``[E, …]``, from the
+      info that came with the observation; zeros where an env did not return it.
+    """
+    explores: bool = True
+    """Whether collecting explores without keyword arguments such as ``eps``."""
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        model: nn.Module | None = None,
+        modes: Iterable[Mode] = MODES,
+    ) -> None:
+        check_default_dtype(type(self).__name__)
+        self.cfg: EasyDict = self.merged_config(cfg)
+        check_act_inputs(self.act_inputs, owner=type(self).__name__)
+        self.modes = self._checked_modes(modes)
+        self.device = str(_choose_device(self.cfg))
+        self.on_gpu = self.device != "cpu"
+        seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
+        self.eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
+        self.model = self._build_model(model).to(self.device)
+        self._submodules = tuple(self.model.modules())
+        self.train_iter = 0
+        self.counters = Counters()
+        self.schedules = {
+            path: Schedule.of(_at(self.cfg, path))
+            for path, option in self.options().items()
+            if is_scheduled(option.range)
+        }
+        self._keywords = self._declared_keywords()
+        if not any("action_mask" in (names or ()) for names in self._keywords.values()):
+            # Methods that do not take it need no masks.
+            self.act_inputs = tuple(name for name in self.act_inputs if name != "action_mask")
+        self.reducer: GradientReducer | None = None
+        if "learn" in self.modes:
+            keep_freed_memory()
+            if self.cfg.multi_gpu:
+                self._join_ranks()  # before there are targets, which copy the common parameters
+        self.codec = ActionCodec.for_policy(self.cfg, self._declared_action())
+        self.obs_norm = ObsNorm.for_policy(
+            self.cfg,
+            self.model,
+            device=self.device,
+            of_dataset=self.norms_dataset,
+            select=present_observations if self.several_agents else None,
+        )
+        self.setup()
+        self.components = {**self._common_components(), **self.make_components()}
+        for component in self.components.values():
+            if isinstance(component.module, nn.Module):
+                component.module.to(self.device)
+        self._state = PolicyState(self.model, self.components, type(self).__name__)
+        if "learn" in self.modes:
+            self._prepare_to_learn()
+
+    @classmethod
+    def for_env(
+        cls,
+        env: HasSpaces,
+        *,
+        model: nn.Module | Mapping[str, Any] | None = None,
+        modes: Iterable[Mode] = MODES,
+        **options: Any,
+    ) -> Self:
+        """Build the policy for an environment.
+
+        Args:
+            env: an env manager, a Gymnasium env or a Gymnasium vector env.
+            model: a module, or arguments of the algorithm's network that differ from the defaults.
+                The shapes of observations and actions are taken from ``env``.
+            modes: see the class.
+            **options: the options of the algorithm by their flat names, such as ``learning_rate``
+                for ``learn.learning_rate``; see :doc:`/reference/configuration`.
+
+        Raises:
+            ConfigError: for an unknown option, with the nearest known one, or an invalid value.
+            SpaceError: if the algorithm does not support the environment's spaces.
+        """
+        observation_space, action_space = spaces_of(env)
+        cls._check_number_of_agents(observation_space)
+        given = config_from_keywords(cls, options)
+        if isinstance(model, nn.Module):
+            if cls.merged_config(given).get("obs_norm", False):
+                # A module of the user's own does not have to know the shape of observations.
+                given["model"] = {"obs_shape": obs_shape_of(observation_space)}
+            policy = cls(given, model, modes)
+        else:
+            shapes = cls._shapes_of(observation_space, action_space)
+            policy = cls({**given, "model": {**shapes, **(model or {})}}, None, modes)
+        policy.check_spaces(observation_space, action_space)
+        return policy
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return a fresh copy of the defaults, merged from the base classes down.
+
+        Raises:
+            ConfigError: on ``Policy`` itself, which is not an algorithm.
+        """
+        if cls is Policy:
+            raise ConfigError(
+                "Policy is the base class of all policies and has no options; "
+                "use a subclass, for example DQNPolicy.default_config()"
+            )
+        return defaults_of(cls)
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Return the options by path, such as ``learn.batch_size``, in order of declaration."""
+        return options_of(cls)
+
+    @classmethod
+    def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
+        """Return the defaults with ``cfg`` merged in, checked.
+
+        Args:
+            cfg: the values that differ from the defaults.
+
+        Raises:
+            ConfigError: for an unknown key (with the nearest known one), a wrong type, or a value
+                out of range.
+        """
+        if isinstance(cfg, Mapping) and isinstance(cfg.get("model"), Mapping):
+            model = {
+                key: _by_name(value) if key in _NAMED_BY_SPACES else value
+                for key, value in cfg["model"].items()
+            }
+            cfg = {**cfg, "model": model}
+        merged = config_of(cls, cfg)
+        cls.check_config(merged)
+        return merged
+
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
+        is_on_policy = cls.options()["on_policy"].default
+        check_value(
+            cfg.on_policy == is_on_policy,
+            "on_policy",
+            cfg.on_policy,
+            f"{is_on_policy}, which is how {cls.__name__} learns; leave it out",
+        )
+        check_value(
+            not (cfg.compile and cfg.multi_gpu),
+            "compile",
+            cfg.compile,
+            "False with multi_gpu, because ranks exchange gradients within the update",
+        )
+        check_value(
+            not cfg.compile or torch.__version__ >= _COMPILES_FROM,
+            "compile",
+            cfg.compile,
+            f"False with torch {torch.__version__}; compiled updates need torch "
+            f"{_COMPILES_FROM} or newer",
+        )
+        check_value(
+            not (cfg.multi_gpu and cfg.get("obs_norm", False)) or cls.norms_dataset,
+            "multi_gpu",
+            cfg.multi_gpu,
+            "False with obs_norm, since the ranks would have different statistics",
+        )
+
+    # The hooks that an algorithm writes.
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the registered name of the model to build and the modules to import for it."""
+        raise PolicyError(
+            f"{type(self).__name__} has no default model; pass model=, set cfg.model.type, or "
+            "override default_model() to return (registered name, [modules to import])"
+        )
+
+    def model_defaults(self) -> dict[str, Any]:
+        """Return arguments of the default model that differ from its own defaults."""
+        return {}
+
+    def make_model(self) -> nn.Module:
+        """Return the network to build if none is given; by default as ``cfg.model`` says."""
+        options = dict(self.cfg.model)
+        if "type" not in options:
+            name, imports = self.default_model()
+            defaults = {**self.model_defaults(), "type": name, "import_names": imports}
+            options = {**defaults, **options}
+        return create_model(options)
+
+    def setup(self) -> None:
+        """Build what the algorithm needs before its components; called once."""
+
+    def make_components(self) -> dict[str, Component]:
+        """Return the components by name; called once."""
+        return {}
+
+    def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the random tensors of an update, drawn from ``self.learn_generator``."""
+        return {}
+
+    def variant(self) -> dict[str, bool]:
+        """Return flags of the next update; a compiled update is compiled once for each variant."""
+        return {}
+
+    def update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Make one update: ``update(batch, **drawn)``.
+
+        It reads no value back from the device and branches on none, so it can be compiled.
+
+        Args:
+            *args: the batch, ``[B, …]`` columns by name; nested observations are nested
+                dictionaries. With ``obs_norm``, observations are normalized already.
+            **kwargs: what :meth:`draw` and :meth:`variant` returned.
+
+        Returns:
+            What to log: scalars; maybe ``priority`` ``[B]``; maybe ``kl_stop``, a bool scalar: True
+            if the update was skipped, or False.
+        """
+        raise NotImplementedError
+
+    def act_collect(
+        self,
+        obs: Value,
+        env_id: npt.NDArray[np.int64],
+        *,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Act while collecting; by default, draw from the distribution of the actor's output.
+
+        The parameters of an override after ``env_id`` are the keyword arguments that the mode's
+        forward takes, such as ``*, eps=0.0``; any other one is refused.
+
+        Args:
+            obs: ``[E, *obs_shape]``, normalized with ``obs_norm``.
+            env_id: ``[E]``.
+            action_mask: ``[E, A]`` bool, true where an action is allowed.
+            **kwargs: further inputs that the class declares in :attr:`act_inputs`.
+
+        Returns:
+            ``action`` ``[E, …]`` and whatever else is to be stored.
+        """
+        return self.acted(obs, action_mask, self.generator)
+
+    def act_eval(
+        self,
+        obs: Value,
+        env_id: npt.NDArray[np.int64],
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Act while evaluating; by default, take the most likely action of the actor's output.
+
+        Args:
+            obs: as in :meth:`act_collect`.
+            env_id: likewise.
+            deterministic: False draws actions.
+            action_mask: as in :meth:`act_collect`.
+            **kwargs: likewise.
+
+        Returns:
+            ``action`` ``[E, …]``.
+        """
+        return self.acted(obs, action_mask, None if deterministic else self.eval_generator)
+
+    def initial_state(self, n: int) -> Nested | None:
+        """Return the recurrent state at the start of ``n`` episodes; None: not recurrent.
+
+        A recurrent policy overrides it. Its forward takes the keyword ``state`` and returns the
+        next state under the key ``"state"``. The component that steps the envs holds the state, and
+        starts again from the initial one at each episode. Collected rows have the column ``state``,
+        the state before the row.
+
+        Returns:
+            A tensor ``[n, …]``, or nested dictionaries or tuples of such tensors (which forward
+            receives as a treetensor). It must not depend on earlier calls.
+        """
+        return None
+
+    def check_batch(self, batch: Batch) -> Batch:
+        """Return the batch to learn from, or refuse it; by default as it is.
+
+        Args:
+            batch: on the policy's device, with :attr:`learn_columns`.
+        """
+        return batch
+
+    def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:
+        """Return over how many rows the loss of a batch is a mean: its weight among the ranks."""
+        lead = 1 if self.minibatch_unit == "rows" else 2
+        shape: torch.Size = next(iter(leaves(batch)))[1].shape[:lead]
+        return shape.numel()
+
+    def train_batch(self, batch: Batch) -> Batch:
+        """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
+        return batch
+
+    def scale_rewards(self, batch: Batch) -> torch.Tensor:
+        """Return the rewards from which a batch's returns and advantages are computed.
+
+        Called once per batch, in the learner's process; by default returns ``batch["reward"]``.
+        """
+        reward: torch.Tensor = batch["reward"]
+        return reward
+
+    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
+        """Take the returns of a collected batch, once, before learning from it.
+
+        Called in the learner's process; by default does nothing.
+
+        Args:
+            ret: ``[…]`` float32.
+            obs: ``[…, *obs_shape]``, the observations of the same rows; None: not known.
+        """
+
+    # What an algorithm calls.
+
+    def submodule(self, name: str) -> nn.Module:
+        """Return a submodule of the model.
+
+        Raises:
+            PolicyError: if the model has no such submodule.
+        """
+        children = dict(self.model.named_children())
+        if name not in children:
+            raise PolicyError(
+                f"{type(self).__name__} needs a model with the submodule {name}, but "
+                f"{type(self.model).__name__} has {', '.join(children) or 'none'}; see "
+                "docs/howto/custom-model.md"
+            )
+        return children[name]
+
+    def actor_output(self, obs: Value) -> dict[str, torch.Tensor]:
+        """Return the actor's outputs, without running the critic if possible."""
+        compute = getattr(self.model, "compute_actor", None)
+        if compute is None:
+            # A model that consists of actor and critic needs no forward of its own.
+            actor = self.components.get("actor")
+            compute = self.model if actor is None else actor.module
+        output: dict[str, torch.Tensor] = compute(obs)
+        return output
+
+    def acted(
+        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        """Return ``{"action"}``, the actor's most likely ones, or draws from a generator."""
+        distribution = self.acting_distribution(self.actor_output(obs), obs, action_mask)
+        return self.chosen_action(distribution, generator)
+
+    def acting_distribution(
+        self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
+    ) -> Distribution:
+        """Return the distribution to act from; it and the outputs are moved to the CPU.
+
+        Actions are drawn on the CPU, so a run draws the same numbers with and without a GPU.
+        """
+        mask = mask_of(obs, action_mask)
+        if self.on_gpu:
+            for name, column in output.items():
+                output[name] = column.cpu()
+            mask = None if mask is None else mask.cpu()
+        return self.codec.distribution(output, mask)
+
+    def chosen_action(
+        self, distribution: Distribution, generator: torch.Generator | None
+    ) -> dict[str, Any]:
+        """Return ``{"action"}``, the most likely ones, or draws from a generator."""
+        raw = distribution.mode() if generator is None else distribution.sample(generator)
+        return {"action": self.codec.to_env(raw)}
+
+    def raw_action(self, batch: Mapping[str, Any]) -> Any:
+        """Return the raw actions of a batch: those that were stored, or from the env's actions."""
+        if "raw_action" in batch:
+            return batch["raw_action"]
+        return self.codec.to_raw(batch["action"])
+
+    def as_obs(self, data: Nested) -> Value:
+        """Convert observations to a tensor or treetensor on the policy's device."""
+        if type(data) not in (torch.Tensor, Batch) and isinstance(
+            data, np.ndarray | Mapping | tuple
+        ):
+            data = from_numpy(data)
+        obs: Value = to_device(data, self.device) if self.on_gpu else data
+        return obs
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the model into eval mode within the block, so it updates no batch statistics.
+
+        Sets the flags directly: ``model.eval()`` costs as much as a small network's forward.
+        """
+        flags = [module.training for module in self._submodules]
+        for module in self._submodules:
+            object.__setattr__(module, "training", False)
+        try:
+            yield
+        finally:
+            for module, flag in zip(self._submodules, flags, strict=True):
+                object.__setattr__(module, "training", flag)
+
+    # What others call.
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """What a learner may use of the policy."""
+        return LearnMode(self._learn, self._learn_state, self._load_learn_state, self.spec)
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """What a collector may use of the policy."""
+        return CollectMode(
+            self._collect,
+            self._state.acting,
+            self._load_acting_state,
+            self.spec,
+            reset=self.reset,
+            seed=self._seed_collect,
+            train_batch=self.train_batch,
+        )
+
+    @property
+    def eval_mode(self) -> EvalMode:
+        """What an evaluator may use of the policy."""
+        return EvalMode(
+            self._eval,
+            self._state.acting,
+            self._load_acting_state,
+            self.spec,
+            reset=self.reset,
+            seed=self._seed_eval,
+        )
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
+        return self._make_spec()
+
+    def _make_spec(self) -> PolicySpec:
+        learn, collect = (self.cfg.get(section, {}) for section in ("learn", "collect"))
+        return PolicySpec(
+            kind=type(self),
+            cfg=self.cfg,
+            device=self.device,
+            model=self.model,
+            on_policy=self.on_policy,
+            discount=self.discount_factor,
+            n_step=self.nstep,
+            gae_lambda=self.cfg.get("gae_lambda"),
+            batch_size=self.cfg.get("batch_size", learn.get("batch_size")),
+            n_sample=self.cfg.get("n_sample", collect.get("n_sample")),
+            n_episode=self.cfg.get("n_episode", collect.get("n_episode")),
+            seed=self.cfg.seed,
+            uses_ranks=self.cfg.multi_gpu,
+            schedules=self.schedules,
+            learn_columns=self.learn_columns,
+            optional_columns=self.optional_columns,
+            minibatch_unit=self.minibatch_unit,
+            learns_from_trajectories=self.learns_from_trajectories,
+            act_inputs=self.act_inputs,
+            explores=self.explores,
+            is_stochastic=self.is_stochastic,
+            initial_state=self.initial_state,
+            check_spaces=self.check_spaces,
+            scale_rewards=self.scale_rewards,
+            observe_returns=self.observe_returns,
+            value_fn=getattr(self, "value_fn", None),
+            set_counters=self.set_counters,
+            acting_state=self._state.acting,
+            load_weights=self.load_weights,
+        )
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the algorithm learns only from actions that its own distribution drew."""
+        return bool(self.cfg.on_policy)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether evaluating takes the keyword ``deterministic``: False draws actions."""
+        return "deterministic" in (self._keywords["eval"] or ())
+
+    @property
+    def discount_factor(self) -> float | None:
+        """The discount γ of future rewards; None for an algorithm that has none."""
+        value = self.cfg.get("discount_factor")
+        return None if value is None else float(value)
+
+    @property
+    def nstep(self) -> int:
+        """Number of steps that a bootstrapped target sums before it bootstraps."""
+        return int(self.cfg.get("nstep", 1))
+
+    def scheduled(self, path: str) -> float:
+        """Return the current value of a setting that may be a schedule.
+
+        Args:
+            path: the setting, such as ``"learn.learning_rate"``.
+
+        Raises:
+            ConfigError: if its schedule reads a counter that nothing has set.
+        """
+        return self.schedules[path].at(self.counters._replace(update=self.train_iter))
+
+    def set_counters(self, counters: Counters) -> None:
+        """Set what schedules read; the policy counts its updates itself."""
+        self.counters = counters
+
+    def seed(self, seed: int) -> None:
+        """Seed the randomness of acting: exploration and sampled actions."""
+        self._seed_collect(seed)
+        self._seed_eval(derive_seed(seed, "eval"))
+
+    def _seed_collect(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+
+    def _seed_eval(self, seed: int) -> None:
+        self.eval_generator.manual_seed(seed)
+
+    def reset(self, env_ids: Iterable[int] | None = None) -> None:
+        """Forget what acting keeps of these envs; None: of all. By default there is nothing."""
+
+    def observe(self, obs: Nested) -> None:
+        """Take observations that another process or a data set supplied, once.
+
+        A policy with ``obs_norm`` adds them to its statistics; without, nothing happens.
+
+        Args:
+            obs: ``[…, *obs_shape]``, what another process acted on with one version of the policy,
+                or the observations of a data set.
+        """
+        if self.obs_norm.is_on:
+            self.obs_norm.update(self.as_obs(obs))
+
+    def load_weights(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load the model's weights, and nothing else; target networks become copies of them.
+
+        Raises:
+            CheckpointMismatch: if they belong to another model; nothing was loaded.
+        """
+        load_model_state(self.model, state)
+        self._copy_targets()
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Refuse spaces that the model does not fit, and take the details of the action space.
+
+        Raises:
+            SpaceError: with both shapes.
+        """
+        self._check_number_of_agents(observation_space)
+        space = action_space
+        if self.several_agents:
+            space = agent_spaces(observation_space, action_space).action
+        self._check_action_kind(space)
+        declared = self._declared_action()
+        if not declared:
+            # The model is tried, for which the codec has to know what its outputs mean.
+            self.codec.adopt(space)
+
+        def act(obs: Value) -> torch.Tensor | None:
+            return self._probe(obs, action_space)
+
+        check_spaces(self.model, act, observation_space, action_space)
+        if declared:
+            self.codec.adopt(space)
+
+    def sync_gradients(self, model: nn.Module) -> None:
+        """Average the model's gradients over all ranks; call it between backward and the step.
+
+        Each rank's gradients are weighted by the rows of its batch, as if all rows were one batch.
+        With ``bp_update_sync=False`` the reductions of the policy's model started during
+        backward, and this waits for them. In a single process it does nothing.
+        """
+        if self.reducer is None:
+            return
+        if model is self.model:
+            self.reducer.reduce()
+        else:
+            GradientReducer(model, share=self.reducer.share()).reduce()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device={self.device}, model={self.model})"
+
+    # Learning.
+
+    def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """Make one update from a checked batch on the device, and return what to log.
+
+        An algorithm that makes several updates from a batch overrides it, and may return a list of
+        outputs. The parameters of an override after ``batch`` are the keyword arguments that the
+        learn mode's forward takes.
+        """
+        columns = to_dict(batch)
+        if self.on_policy:
+            self.obs_norm.hold()
+        runner = self._runner
+        drawn = {**self.draw(columns), **self.variant()}
+        counters = self.counters._replace(update=self.train_iter)
+        output = runner.run(columns, drawn, counters)
+        if runner.has_failed():
+            raise non_finite_error(output, batch, self.components, user=type(self).__name__)
+        if not output.get("kl_stop", False):
+            self.train_iter += 1
+            for component in self.components.values():
+                rule = component.target_rule
+                if rule is not None and self.train_iter % rule.every == 0:
+                    # On a GPU also while steps are skipped, towards weights that do not change.
+                    component.move_target()
+        return runner.report(output)
+
+    def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        """Check what a learner passes, and learn from it."""
+        self._check_call("learn", kwargs)
+        batch = data if isinstance(data, Batch) else as_tree(data)
+        self._check_columns(batch)
+        if self.on_gpu:
+            batch = to_device(batch, self.device)
+        batch = self.check_batch(standard_columns(batch))
+        if self.obs_norm.of_dataset and not self.obs_norm.has_seen_all:
+            raise ConfigError(
+                f"{type(self).__name__} has obs_norm=True, but knows nothing of the data set yet; "
+                "call policy.observe(rows['obs']) with its observations before learning, or set "
+                "obs_norm=False"
+            )
+        if not self.model.training:
+            self.model.train()
+        if self.reducer is not None:
+            self.reducer.begin(self.n_learned_rows(batch))
+        output = self.learn(batch, **kwargs)
+        outputs = output if isinstance(output, list) else [output]
+        if not all(isinstance(one, Mapping) for one in outputs):
+            raise PolicyOutputError(
+                f"{type(self).__name__}.learn returned {output!r:.100}; it must return a "
+                'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
+            )
+        return output
+
+    def _update_as_seen(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, Any]:
+        return self.update(self.obs_norm.rows(batch), **drawn)
+
+    def _check_columns(self, columns: Batch | Mapping[str, Any]) -> None:
+        check_columns(self.learn_columns, columns, user=type(self).__name__)
+        # Rows that a collector made have actions of an env; those of other data may be anything.
+        if "collect_iter" not in columns and "action" in columns:
+            self.codec.check(columns["action"], mask=columns.get("mask"))
+
+    def _prepare_to_learn(self) -> None:
+        self._runner = UpdateRunner(
+            self._update_as_seen,
+            self.components,
+            self.schedules,
+            device=self.device,
+            on_gpu=self.on_gpu,
+            compiles=self.cfg.compile,
+        )
+        self.values = self._runner.values
+        self.learn_generator = torch.Generator().manual_seed(
+            derive_seed(self.generator.initial_seed(), "learn")
+        )
+        if self.reducer is not None and "" not in self._state.paths.values():
+            self.reducer.close()  # its hooks expect that backward reaches the whole model
+        flag = self._runner.not_finite
+        for name, component in self.components.items():
+            if self.reducer is None or not component.is_module:
+                component.prepare(not_finite=flag)
+                continue
+            if name not in self._state.paths:
+                broadcast_model(component.module)
+            reduce = partial(self.sync_gradients, component.module)
+            component.prepare(not_finite=flag, reduce=reduce, agree=largest_over_ranks)
+        self._runner.prepare()
+
+    def _join_ranks(self) -> None:
+        """Give all ranks the same parameters, and average the gradients of the updates."""
+        require_process_group()
+        if rank_and_world_size()[1] > 1:
+            broadcast_model(self.model)
+            self.reducer = GradientReducer(self.model, overlap=not self.cfg.bp_update_sync)
+
+    # Acting.
+
+    def _collect(
+        self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._act("collect", self.act_collect, obs, env_id, kwargs)
+
+    def _eval(
+        self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return self._act("eval", self.act_eval, obs, env_id, kwargs)
+
+    def _act(
+        self,
+        mode: Mode,
+        hook: Callable[..., dict[str, Any]],
+        data: Nested,
+        env_id: npt.ArrayLike | None,
+        kwargs: dict[str, Any],
+    ) -> dict[str, Any]:
+        self._check_call(mode, kwargs)
+        if env_id is None:  # else, an env manager has checked them
+            check_finite(data, user=type(self).__name__)
+        if self.model.training:
+            self.model.eval()
+        with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
+            obs = data
+            if self.on_gpu or type(data) is not torch.Tensor:
+                obs = self.as_obs(data)
+            if env_id is None:
+                env_id = np.arange(len(next(iter(leaves(obs)))[1]))
+            if not ACT_KEYWORDS.isdisjoint(kwargs):
+                kwargs = self._as_inputs(kwargs)
+            seen = self.obs_norm.collected(obs) if mode == "collect" else self.obs_norm(obs)
+            output = hook(seen, np.asarray(env_id), **kwargs)
+        if not isinstance(output, dict | Mapping) or "action" not in output:
+            raise PolicyOutputError(
+                f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "
+                'dictionary of tensors [E, …] with the key "action"'
+            )
+        acted: dict[str, Any] = _to_cpu(output) if self.on_gpu else output
+        if type(data) is not torch.Tensor or "action_mask" in kwargs:
+            mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
+            check_allowed(data, acted, mask=mask, allows=self._allows, user=user)
+        return acted
+
+    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+        """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
+        allows = allows_choice if self.several_agents else self.codec.allows
+        return allows(mask, action)
+
+    def _as_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert what the policy asked for in ``act_inputs`` as observations are converted."""
+        return {
+            name: self.as_obs(value) if name in ACT_KEYWORDS and value is not None else value
+            for name, value in kwargs.items()
+        }
+
+    def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
+        """Check what can be wrong with a call of a mode's forward, whatever its data."""
+        if mode not in self.modes:
+            raise PolicyError(
+                f"this {type(self).__name__} was built with modes={sorted(self.modes)} and "
+                f"cannot {mode}; add {mode!r}, or leave modes out"
+            )
+        if torch.get_default_dtype() is not torch.float32:
+            check_default_dtype(type(self).__name__)
+        known = self._keywords[mode]
+        if kwargs and known is not None and not kwargs.keys() <= known:
+            self._check_keywords(mode, kwargs, set(known))
+
+    def _check_keywords(self, mode: Mode, kwargs: Mapping[str, Any], known: set[str]) -> None:
+        """Refuse keyword arguments of a mode's forward that the algorithm does not take."""
+        if mode != "learn":
+            known.update(name.partition(".")[0] for name in self.act_inputs)
+            if STATE in kwargs and self.initial_state(1) is not None:
+                known |= ACT_KEYWORDS  # the caller that holds its state may pass them all
+        for name in kwargs:
+            if name not in known:
+                raise ConfigError(self._unknown_keyword(mode, name, known))
+
+    def _unknown_keyword(self, mode: Mode, name: str, known: Collection[str]) -> str:
+        """Return the message for a keyword argument of a mode's forward that nothing declares."""
+        modes = [other for other, keywords in self._keywords.items() if name in (keywords or ())]
+        hint = unknown_name(name, known, only_here=True)
+        if modes:
+            hint = f"it is one of {modes[0]}_mode.forward"
+        return (
+            f"{type(self).__name__}: forward in {mode} mode has no keyword {name}; {hint}. An "
+            f"algorithm declares its own as parameters of {self._hook_of(mode)}"
+        )
+
+    @classmethod
+    def _hook_of(cls, mode: Mode) -> str:
+        """Return the name of the method whose parameters are the keywords of a mode's forward."""
+        return "learn" if mode == "learn" else f"act_{mode}"
+
+    @classmethod
+    def _declared_keywords(cls) -> dict[Mode, frozenset[str] | None]:
+        """Return the keyword arguments that the class declares, by mode; None: it takes any.
+
+        They are the parameters of the method that an algorithm writes, after the data. Where it
+        takes others too (``**kwargs``), it passes them on, so those of the base class's method
+        count as well.
+        """
+        return {
+            mode: frozenset(_parameters_of(cls, cls._hook_of(mode), 2 if mode == "learn" else 3))
+            for mode in MODES
+        }
+
+    def _checked_modes(self, modes: Iterable[Mode]) -> frozenset[Mode]:
+        chosen: frozenset[str] = frozenset((modes,) if isinstance(modes, str) else modes)
+        if not chosen or not chosen <= set(MODES):
+            raise ConfigError(
+                f"modes must be a non-empty subset of {', '.join(MODES)}, got {sorted(chosen)}"
+            )
+        own = type(self)
+        is_written = own.update is not Policy.update or own.learn is not Policy.learn
+        if "learn" in chosen and not is_written:
+            raise PolicyError(
+                f"{own.__name__} cannot learn: write update(self, batch), which takes columns "
+                "[B, …] and returns tensors to log, or leave 'learn' out of modes"
+            )
+        return frozenset(mode for mode in MODES if mode in chosen)
+
+    # Building.
+
+    def _build_model(self, model: nn.Module | None) -> nn.Module:
+        """Return the given model, or build the one that ``cfg.model`` describes."""
+        if isinstance(model, nn.Module):
+            return model
+        if model is not None:
+            raise PolicyError(
+                f"model must be None or a torch.nn.Module, got {model!r:.100} of type "
+                f"{type(model).__name__}"
+            )
+        if self.cfg.seed is None:
+            return self.make_model()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.cfg.seed, "policy", "model"))
+            return self.make_model()
+
+    def _common_components(self) -> dict[str, Component]:
+        """Return the components that every algorithm has."""
+        common = {"action_codec": Component(self.codec, acts=True, optional=True)}
+        if self.obs_norm.is_on:
+            common["obs_norm"] = Component(self.obs_norm, acts=True)
+        return common
+
+    def _declared_action(self) -> Any:
+        """Return the parts of the action that the model declares; empty if it declares none."""
+        return getattr(self.model, "action_parts", ())
+
+    @classmethod
+    def _shapes_of(
+        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+    ) -> dict[str, Any]:
+        """Return the keys of ``cfg.model`` that follow from an environment's spaces."""
+        if cls.several_agents:
+            shapes: dict[str, Any] = dict(team_shapes(observation_space, action_space))
+        else:
+            shapes = {
+                "obs_shape": obs_shape_of(observation_space),
+                "action_shape": action_shape_of(action_space),
+            }
+            if cls.action_kinds != ("discrete",):
+                shapes["action_space"] = action_kind_of(action_space)
+        if cls.action_kinds == ("discrete",):
+            shapes.pop("action_space", None)  # the network has discrete actions
+        return shapes
+
+    @classmethod
+    def _check_number_of_agents(cls, observation_space: gym.Space[Any]) -> None:
+        n_agent = n_agent_of(observation_space)
+        if n_agent is not None and not cls.several_agents:
+            raise SpaceError(
+                f"{cls.__name__} acts for a single agent, but the environment has {n_agent}; use "
+                "MAPPO, IPPO, QMIX or VDN, or wrap the environment so that its reward is a number "
+                "and its observations do not have the key agent_mask"
+            )
+
+    @classmethod
+    def _check_action_kind(cls, space: gym.Space[Any]) -> None:
+        if not cls.action_kinds or action_kind_of(space) in cls.action_kinds:
+            return
+        whose = "each agent" if cls.several_agents else "the environment"
+        other = "MAPPO" if cls.several_agents else "PPO"
+        raise SpaceError(
+            f"{cls.__name__} supports {', '.join(cls.action_kinds)} actions, but {whose} takes "
+            f"{space}; use {other}, or wrap the environment"
+        )
+
+    def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
+        """Return the action for one observation, leaving the policy as it was."""
+        act = self._eval if "eval" in self.modes else self._collect
+        inputs: dict[str, Any] | None = probe_inputs(
+            self.act_inputs, self.initial_state, action_space
+        )
+        if self.modes.isdisjoint(("eval", "collect")) or inputs is None:
+            return None
+        generators, acting = self._generator_states(), self._state.acting()
+        try:
+            action: torch.Tensor = act(obs, **inputs)["action"]
+        finally:
+            self._set_generator_states(generators)
+            self._state.load_acting(acting)
+            self.reset()
+        return action
+
+    # States.
+
+    def _learn_state(self) -> dict[str, Any]:
+        """Return everything needed to resume.
+
+        Raises:
+            NonFiniteLoss: if a step was skipped since the last look.
+        """
+        self._runner.look()
+        return {
+            **self._state.learning(),
+            **self._generator_states(),
+            "learn_generator": self.learn_generator.get_state(),
+            "train_iter": self.train_iter,
+        }
+
+    def _load_learn_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`_learn_state` returned.
+
+        Raises:
+            CheckpointMismatch: if something is missing, or belongs to another model; nothing was
+                loaded.
+        """
+        learning, train_iter = (entry_of(state, n) for n in ("learn_generator", "train_iter"))
+        entry_of(state, "generator")
+        self._state.load_learning(state)
+        self._set_generator_states(state)
+        self.learn_generator.set_state(learning.cpu())
+        self.train_iter = int(train_iter)
+
+    def _load_acting_state(self, state: dict[str, Any]) -> None:
+        self._state.load_acting(state)
+        if "learn" in self.modes:
+            self._copy_targets()
+
+    def _copy_targets(self) -> None:
+        for component in self.components.values():
+            if component.target is not None:
+                component.target.load_state_dict(component.module.state_dict())
+
+    def _generator_states(self) -> dict[str, torch.Tensor]:
+        """Return the states of the generators for acting."""
+        return {
+            "generator": self.generator.get_state(),
+            "eval_generator": self.eval_generator.get_state(),
+        }
+
+    def _set_generator_states(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`_generator_states` returned, as part of a learner's state."""
+        self.generator.set_state(state["generator"].cpu())
+        self.eval_generator.set_state(state["eval_generator"].cpu())
+
+
+def _parameters_of(cls: type[Policy], method: str, n_given: int) -> Iterator[str]:
+    """Yield the names of a method's parameters after those that are always given."""
+    for base in cls.__mro__:
+        if method not in vars(base):
+            continue
+        parameters = inspect.signature(getattr(base, method)).parameters.values()
+        for place, parameter in enumerate(parameters):
+            if place >= n_given and parameter.kind in _NAMED:
+                yield parameter.name
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            return
+
+
+def _choose_device(cfg: Mapping[str, Any]) -> torch.device:
+    if not cfg["cuda"]:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"cuda is True, but torch {torch.__version__} finds no CUDA device here; "
+            "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
+        )
+    if cfg["multi_gpu"]:
+        require_process_group()
+        return torch.device("cuda", rank_and_world_size()[0] % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _at(cfg: Mapping[str, Any], path: str) -> Any:
+    value: Any = cfg
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def _by_name(value: Any) -> Any:
+    """Return a mapping so that its keys, which an environment chose, hide no methods."""
+    if not isinstance(value, Mapping):
+        return value
+    return NamedValues({key: _by_name(value[key]) for key in value})
+
+
+def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    def moved(value: Any) -> Any:
+        if isinstance(value, Batch):
+            return map_leaves(lambda leaf: leaf.cpu(), value)  # to_device would not wait
+        return map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
+
+    return {key: moved(value) for key, value in outputs.items()}

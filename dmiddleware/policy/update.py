@@ -1,0 +1,404 @@
+"""Running the update of a policy: compiling, schedules, the check for values that are not finite.
+
+Also what an update returns: its outputs, and priorities for rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from dmiddleware.data.batch import Batch, Value, as_tree, leaves, map_leaves
+from dmiddleware.errors import (
+    DMiddlewareError,
+    NonFiniteLoss,
+    PolicyOutputError,
+    StructureError,
+)
+from dmiddleware.policy.component import Component, broken_weights, take_flag
+from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.torch_private import compiler_traces_gradients
+
+__all__ = [
+    "CHECK_EVERY",
+    "UpdateOutput",
+    "UpdateRunner",
+    "check_columns",
+    "is_update",
+    "non_finite_error",
+    "priorities_of_rows",
+    "standard_columns",
+    "update_outputs",
+]
+
+CHECK_EVERY: Final = 100
+"""Updates between two looks at whether steps on a GPU were skipped."""
+_FLAGS: Final = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
+_SEEN: Final = frozenset(("obs", "next_obs"))
+
+Columns = Mapping[str, Any]
+
+
+class UpdateOutput(MutableMapping[str, Any]):
+    """The output of an update on a GPU, whose scalars are read when one of them is asked for.
+
+    Reading waits for the GPU, so loggers that look at every hundredth output let the updates
+    between them run without a pause.
+
+    Args:
+        output: scalars and other tensors, and Python numbers.
+        look: called once after the scalars have been read.
+    """
+
+    def __init__(self, output: Mapping[str, Any], look: Callable[[], None]) -> None:
+        self._scalars = [key for key, value in output.items() if _is_scalar(value)]
+        self._packed = torch.stack([output[key].detach().float() for key in self._scalars])
+        self._values = dict(output)
+        self._look: Callable[[], None] | None = look
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if not _is_scalar(value):
+            return value
+        self._read()
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def _read(self) -> None:
+        numbers = zip(self._scalars, self._packed.tolist(), strict=True)
+        self._values |= {key: number for key, number in numbers if key in self._values}
+        if self._look is not None:
+            look, self._look = self._look, None
+            look()
+
+
+class UpdateRunner:
+    """Runs a policy's update, and looks after everything around it.
+
+    Args:
+        update: ``(columns, **drawn)`` to what is logged.
+        components: the policy's.
+        schedules: the settings that may be schedules, by path.
+        device: the policy's.
+        on_gpu: whether that is a GPU, for which nothing waits.
+        compiles: whether to compile the update.
+
+    Attributes:
+        not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
+        values: the present values of the schedules. Those that change are scalars on the device,
+            because a compiled update would not see a number change.
+    """
+
+    def __init__(
+        self,
+        update: Callable[..., dict[str, Any]],
+        components: Mapping[str, Component],
+        schedules: Mapping[str, Schedule],
+        *,
+        device: str,
+        on_gpu: bool,
+        compiles: bool,
+    ) -> None:
+        self._update = update
+        self._components = components
+        self._schedules = schedules
+        self._on_gpu = on_gpu
+        self._compiles = compiles
+        self._compiled: Callable[..., dict[str, Any]] | None = None
+        self._n_outputs = 0
+        self.not_finite = torch.zeros((), device=device)
+        self.values: dict[str, Any] = {
+            path: schedule.start
+            if schedule.type == "constant"
+            else torch.tensor(schedule.start, device=device)
+            for path, schedule in schedules.items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_compiled": None}
+
+    def prepare(self) -> None:
+        """Note which schedules there are to follow, after the components have been prepared."""
+        self._rates = [one for one in self._components.values() if one.schedule is not None]
+        self._changing = {
+            path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
+        }
+        trained = (one for one in self._components.values() if one.optimizer is not None)
+        self._first = next(trained, None)
+
+    def run(self, columns: Columns, drawn: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
+        """Make one update.
+
+        Args:
+            columns: the batch.
+            drawn: what the update takes in addition.
+            counters: what schedules read.
+        """
+        for component in self._rates:
+            assert component.schedule is not None
+            component.learning_rate = component.schedule.at(counters)
+        for path, value in self._changing.items():
+            value.fill_(self._schedules[path].at(counters))
+        if not self._compiles:
+            return self._update(columns, **drawn)
+        if self._compiled is None:
+            compiler_traces_gradients()
+            self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
+                self._update,
+                fullgraph=True,
+                isolate_recompiles=True,
+                options={"guard_filter_fn": _guards_to_keep},
+            )
+        return self._compiled(columns, **drawn)
+
+    def has_failed(self) -> bool:
+        """Return whether a step was skipped, without waiting for a GPU, where this is unknown."""
+        return not self._on_gpu and take_flag(self.not_finite)
+
+    def report(self, output: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the output in Python numbers; on a GPU, they are read when they are asked for."""
+        if self._first is not None:
+            output["cur_lr"] = self._first.learning_rate
+        if self._on_gpu:
+            self._n_outputs += 1
+            if self._n_outputs % CHECK_EVERY == 0:
+                self.look()
+            return UpdateOutput(output, self.look)
+        return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
+
+    def look(self) -> None:
+        """Raise if a step was skipped since the last look.
+
+        Raises:
+            NonFiniteLoss: saying what to do.
+        """
+        if take_flag(self.not_finite):
+            raise NonFiniteLoss(
+                broken_weights(self._components)
+                or "a loss or the norm of a gradient was NaN or infinite in one of the last "
+                f"{CHECK_EVERY} updates; its step and all later ones were skipped. Check "
+                "observations and rewards for NaN, lower the learning rate or clip gradients"
+            )
+
+
+def non_finite_error(
+    output: Mapping[str, Any], batch: Batch, components: Mapping[str, Component], *, user: str
+) -> DMiddlewareError:
+    """Return the error for a batch whose loss or gradient is not finite.
+
+    Args:
+        output: of the update.
+        batch: what it learned from.
+        components: the policy's.
+        user: the policy's name, for the message.
+    """
+    broken = broken_weights(components)
+    if broken is not None:
+        return NonFiniteLoss(broken)
+    what = _what_is_bad(output)
+    if any(len(leaf) == 0 for _, leaf in leaves(batch)):
+        return StructureError(f"{what}, since the batch has no rows; {user} needs at least one")
+    source = "a batch without a column collect_iter"
+    if "collect_iter" in batch:
+        column = batch["collect_iter"]
+        source = f"a batch collected at train_iter {int(column.min())} to {int(column.max())}"
+    odd = _first_odd_value(batch)
+    if odd is not None:
+        source = f"{source}, {odd}"
+    n_trained = sum(one.optimizer is not None for one in components.values())
+    kept = (
+        "the parameters were not changed"
+        if n_trained <= 1
+        else "its step and those of the components that step later in this update were skipped"
+    )
+    return NonFiniteLoss(
+        f"{what} on {source}; {kept}. "
+        "Check observations and rewards for NaN, lower the learning rate or clip gradients"
+    )
+
+
+def check_columns(needed: Sequence[str], columns: Batch | Mapping[str, Any], *, user: str) -> None:
+    """Refuse a batch that lacks columns.
+
+    Args:
+        needed: the columns that learning needs.
+        columns: the batch, or one sample.
+        user: the policy's name, for the message.
+
+    Raises:
+        StructureError: naming what it lacks, and what it has.
+    """
+    missing = [column for column in needed if column not in columns]
+    if missing:
+        raise StructureError(
+            f"{user} learns from the columns {', '.join(needed)}, but the batch lacks "
+            f"{', '.join(missing)}; it has {', '.join(map(str, columns))}"
+        )
+
+
+def standard_columns(batch: Batch) -> Batch:
+    """Return the columns of a batch in the types that updates have; those that fit as they are.
+
+    Numbers are float32, and flags are bool, also in data that was made by hand or stored in other
+    types. Observations are left to the networks, which convert them, and integers stay integers.
+    """
+    columns: dict[str, Any] = dict(batch.items())
+    changed = {}
+    for name, column in columns.items():
+        if name in _SEEN or isinstance(column, list):
+            continue
+        standard = _standard(name, column)
+        if standard is not column:
+            changed[name] = standard
+    if not changed:
+        return batch
+    lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    tensors = {name: column for name, column in columns.items() if name not in lists}
+    return as_tree({**tensors, **changed}, lists=lists)
+
+
+def _standard(name: str, column: Value) -> Value:
+    if isinstance(column, Batch):
+        if all(_standard(name, leaf) is leaf for _, leaf in leaves(column)):
+            return column
+        return map_leaves(lambda leaf: _standard(name, leaf), column)
+    if name in _FLAGS:
+        return column if column.dtype == torch.bool else column != 0
+    if column.dtype != torch.float32 and (column.is_floating_point() or name == "reward"):
+        return column.float()
+    return column
+
+
+def _what_is_bad(output: Mapping[str, Any]) -> str:
+    for key, value in output.items():
+        if _is_scalar(value) and not value.isfinite():
+            return f"{key} is {value.item()}"
+    return "a loss or gradient is not finite"
+
+
+def _first_odd_value(batch: Batch) -> str | None:
+    """Name the first value of a batch that is NaN or infinite; None: there is none."""
+    for path, leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            bad = (~leaf.isfinite()).nonzero()
+            if len(bad):
+                place = bad[0].tolist()
+                return f"whose column {path!r} has {leaf[tuple(place)].item()} at {place}"
+    return None
+
+
+def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+    """Return which of the compiler's guards to check before each call: those that may fail.
+
+    Most guards are about modules and about the code of the update, which stay what they are.
+    Checking all of them takes longer than some updates. Guards of the batch, and of what else the
+    policy holds, are kept.
+    """
+    filters: list[Callable[..., list[bool]]] = [
+        torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+        torch.compiler.skip_guard_on_globals_unsafe,
+    ]
+    return [all(kept) for kept in zip(*(keep(guards) for keep in filters), strict=True)]
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+def update_outputs(answer: object) -> list[dict[str, Any]]:
+    """Return the outputs that a learn mode's ``forward`` returned, as a list.
+
+    Raises:
+        PolicyOutputError: if it returned anything but a dictionary or a list of dictionaries.
+    """
+    outputs = answer if isinstance(answer, list | tuple) else [answer]
+    for output in outputs:
+        if not isinstance(output, Mapping):
+            raise PolicyOutputError(
+                "the policy's forward in learn mode must return a dictionary (or a list of "
+                f"dictionaries, one per update), got {output!r:.100}; "
+                "return at least {'total_loss': ...} from update"
+            )
+    return list(outputs)
+
+
+def is_update(output: Mapping[str, Any]) -> bool:
+    """Return whether an output counts as an update: one with ``kl_stop`` does not.
+
+    With ``kl_stop`` the policy reports that it skipped the update.
+    """
+    return not output.get("kl_stop")
+
+
+def priorities_of_rows(
+    outputs: Sequence[Mapping[str, Any]], n_rows: int
+) -> tuple[torch.Tensor | None, Any] | None:
+    """Join the priorities in the outputs of one forward, and find the rows that they are for.
+
+    The ``priority`` of an output has one value for each row in its ``priority_index``. Without
+    ``priority_index``, it has one for each row of the batch, or for each of the rows after those of
+    the previous output. If a row gets several values, the last one counts.
+
+    Args:
+        outputs: the outputs, in order.
+        n_rows: number of rows in the batch.
+
+    Returns:
+        The rows, int64 ``[k]`` (None: all, in order), and their priorities ``[k]``; None without
+        priorities.
+
+    Raises:
+        PolicyOutputError: if it is unclear which rows the priorities are for.
+    """
+    given = [output for output in outputs if output.get("priority") is not None]
+    if not given:
+        return None
+    last = given[-1]
+    if "priority_index" not in last and len(last["priority"]) == n_rows:
+        return None, last["priority"]
+    parts: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    start = 0
+    for output in given:
+        n = len(output["priority"])
+        if "priority_index" in output:
+            rows = np.asarray(torch.as_tensor(output["priority_index"]).cpu(), np.int64)
+            if len(rows) != n or (n and not 0 <= rows.min() <= rows.max() < n_rows):
+                raise PolicyOutputError(
+                    f"priority_index must list a row of the batch (0 to {n_rows - 1}) for each of "
+                    f"the {n} priorities, got {rows.tolist()!r:.100}"
+                )
+        elif n == n_rows:
+            rows = np.arange(n_rows)
+        else:
+            rows = np.arange(start, start + n)
+            start += n
+        parts.append(rows)
+    if start not in (0, n_rows):
+        sizes = ", ".join(str(len(output["priority"])) for output in given)
+        raise PolicyOutputError(
+            f"the policy returned {sizes} priorities for a batch of {n_rows} rows; return one "
+            "priority per row, or add priority_index, the row of the batch for each priority"
+        )
+    newest = np.full(n_rows, -1)
+    every = np.concatenate(parts)
+    newest[every] = np.arange(len(every))
+    rows = np.flatnonzero(newest >= 0)
+    priority = torch.cat([torch.as_tensor(output["priority"]).detach().cpu() for output in given])
+    return torch.from_numpy(rows), priority[torch.from_numpy(newest[rows])]

@@ -1,0 +1,179 @@
+"""Collected data, evaluations and counters: between the learner and the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dmiddleware.pipeline import ChainView, SkipRest, Task
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext
+from middleware.exchange.events import BATCH, EVALUATION
+from middleware.exchange.follower_side import FollowerSide
+from middleware.exchange.learner_side import LearnerSide
+from middleware.exchange.pace import Pace
+from middleware.roles import Role
+from middleware.support.checks import check_positive
+from middleware.support.ranks import Ranks
+
+__all__ = ["ContextExchanger"]
+
+
+class ContextExchanger(BaseMiddleware[OnlineRLContext]):
+    """Send collected data and evaluations to the learner, and the learner's counters back.
+
+    Use it first in the chain, before exploration and collecting. In a run of one process it does
+    nothing.
+
+    Each step of the learner takes one batch from one collector, so the learner makes exactly as
+    many updates per environment step as in one process. No data is dropped during the run:
+    collectors that are ahead wait, and so does a learner without data.
+    An evaluator waits until the learner has made further updates.
+
+    If several ranks learn (:func:`~dmiddleware.distributed.data_parallel`), each batch goes to one
+    of them: the i-th collector sends to rank i modulo the number of ranks, and each step takes one
+    batch on every rank. Only rank 0 receives evaluations and publishes counters. Once a step the
+    ranks add up their counters and agree on stops, so that all leave the loop in the same step.
+    With torchrun, where every rank collects too, only this remains to be exchanged.
+
+    When the task is stopped, the learner still takes the evaluations that were sent before, and
+    passes them to the observers (``CkptSaver``, loggers). Collected batches in transit are dropped
+    and not counted. When the learner's task is closed without having been stopped, the nodes that
+    wait for it stop too.
+
+    Args:
+        samples_per_insert: how many rows the learner draws from its buffer per collected row,
+            counted from its first update. The faster side waits: the learner for data, or the
+            collectors for the learner. It is for chains with a buffer: some steps have no new data,
+            and some do not learn. None: each step has one batch and all updates of the chain.
+        max_ahead: how many batches a collector may send before the learner has taken them.
+        timeout_s: how long to wait while no node can bring what is missing: they are lost, have
+            ended their part, or wait themselves. Nodes that are alive and work have no deadline.
+
+    Reads:
+        ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
+            collector.
+        ctx.eval_value, ctx.eval_output: on the way back, in an evaluator.
+
+    Writes:
+        ctx.trajectories, ctx.trajectory_end_idx, ctx.episodes: in a learner that does not collect.
+        ctx.eval_value, ctx.eval_output, ctx.last_eval_iter, ctx.last_eval_value: in a learner that
+            does not evaluate, when an evaluation has arrived.
+        ctx.env_step, ctx.env_episode: the sums over all nodes.
+        ctx.learning_held: in a learner that is ahead of its pace.
+
+    Raises:
+        ValueError: if a number is not positive.
+        WaitTimeout: if data, counters or acknowledgements do not arrive in time; the message says
+            which.
+    """
+
+    reads = ("env_step", "env_episode", "train_iter")
+    writes = ("env_step", "env_episode")
+    receives = (*BATCH, *EVALUATION)
+    last_step = True
+
+    def __init__(
+        self,
+        *,
+        samples_per_insert: float | None = None,
+        max_ahead: int = 2,
+        timeout_s: float = 120.0,
+    ) -> None:
+        check_positive(
+            samples_per_insert=samples_per_insert, max_ahead=max_ahead, timeout_s=timeout_s
+        )
+        self.settings = {
+            "timeout_s": timeout_s,
+            "samples_per_insert": samples_per_insert,
+            "max_ahead": max_ahead,
+        }
+        self._max_ahead = max_ahead
+        self._timeout_s = timeout_s
+        self._ranks = Ranks()
+        # All ranks draw equally many rows, and the counters of a context are those of one rank.
+        self._pace = (
+            None if samples_per_insert is None else Pace(samples_per_insert / self._ranks.size)
+        )
+        self._side: LearnerSide | FollowerSide | RankSide | None = None
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a task that has not been given its rank."""
+        given = chain.context.task.rank
+        if given != self._ranks.rank:
+            yield (
+                f"this process is rank {self._ranks.rank} of {self._ranks.size}, but its task has "
+                f"rank {given}; pass it on: with data_parallel() as rank, Task(rank=rank)"
+            )
+
+    def setup(self, task: Task[Any]) -> None:
+        """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
+        self._ranks = Ranks()
+        if task.router is None:
+            self._side = RankSide(self._ranks) if self._ranks.size > 1 else None
+        elif task.has_role(Role.LEARNER):
+            self._side = LearnerSide(pace=self._pace, timeout_s=self._timeout_s)
+        else:
+            self._side = FollowerSide(max_ahead=self._max_ahead, timeout_s=self._timeout_s)
+        if self._side is not None:
+            self._side.setup(task)
+        if self._ranks.size > 1:
+            task.hold_stops()
+
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
+        """Receive on the way forward, and send on the way back."""
+        side, task = self._side, ctx.task
+        if side is None:
+            return
+        if task.in_last_step:
+            if isinstance(side, LearnerSide):
+                side.take_evaluated(ctx)
+            return
+        if task.finish and task.router is not None:
+            raise SkipRest
+        yield from side(ctx)
+
+    def pending_steps(self) -> int:
+        """Return the number of evaluations that arrived and were not passed to observers yet."""
+        return self._side.pending_steps() if isinstance(self._side, LearnerSide) else 0
+
+    def close(self) -> None:
+        """Drop data in transit."""
+        if self._side is not None:
+            self._side.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the start of the pace; batches in transit belong to the router."""
+        return {} if self._pace is None else {"pace": self._pace.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if self._pace is not None and "pace" in state:
+            self._pace.load_state_dict(state["pace"])
+
+
+class RankSide(BaseMiddleware[OnlineRLContext]):
+    """The part of a :class:`ContextExchanger` in ranks that run the same chain, without a router.
+
+    Args:
+        ranks: the ranks.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._has_voted = False
+
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
+        """Agree with the ranks that run the same chain, each with its own collector."""
+        task = ctx.task
+        if not self._has_voted:
+            # A stop in the set-up, as of a run that is resumed at its limit, leaves no first step.
+            self._has_voted = True
+            self._ranks.agree_on_step(task)
+        env_step, env_episode = ctx.env_step, ctx.env_episode
+        yield
+        agreed = self._ranks.agree(
+            task, env_step=ctx.env_step - env_step, env_episode=ctx.env_episode - env_episode
+        )
+        ctx.env_step = env_step + agreed.env_step
+        ctx.env_episode = env_episode + agreed.env_episode

@@ -1,0 +1,201 @@
+"""Keys that DI-engine's configs of policies have."""
+
+import logging
+
+import pytest
+import torch
+
+from dmiddleware.classic import POLICY_REGISTRY, Policy, create_policy, get_policy_cls
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import DQNPolicy
+
+VECTOR = {"obs_shape": 4, "action_shape": 2}
+
+
+def config_of(name):
+    model = dict(VECTOR)
+    if name in ("sac", "td3", "ddpg", "tqc", "cql", "td3_bc", "iql"):
+        model["action_space"] = "continuous"
+    return {"type": name, "model": model}
+
+
+@pytest.mark.parametrize(
+    "name", ["dqn", "c51", "rainbow", "qrdqn", "iqn", "sac", "td3", "ppo", "a2c"]
+)
+def test_keys_that_mean_nothing_are_kept_with_one_warning(name, caplog):
+    cfg = {
+        **config_of(name), "load_path": "x/ckpt_best.pth.tar", "priority_IS_weight": False,
+        "collect": {"env_num": 8}, "eval": {"env_num": 5}, "command": {}, "multi_agent": False,
+    }  # fmt: skip
+    policy = create_policy(cfg)
+    assert policy.cfg.load_path == "x/ckpt_best.pth.tar"
+    assert policy.cfg.priority_IS_weight is False
+    assert policy.cfg.collect.env_num == 8
+    (record,) = caplog.records
+    assert "load_path" in record.message and "load_ckpt_before_run" in record.message
+    create_policy({**policy.cfg, "type": name})
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "path", "value"),
+    [
+        ("ppo", {"collect": {"discount_factor": 0.9}}, "discount_factor", 0.9),
+        ("sac", {"learn": {"discount_factor": 0.9}}, "discount_factor", 0.9),
+        ("ppo", {"collect": {"gae_lambda": 0.5}}, "gae_lambda", 0.5),
+        ("ppo", {"recompute_adv": True}, "learn.recompute_advantage", True),
+        ("ppo", {"learn": {"value_norm": True}}, "value_norm", True),
+        ("sac", {"learn": {"target_theta": 0.01}}, "learn.target_tau", 0.01),
+        ("a2c", {"learn": {"grad_norm": 0.25}}, "learn.grad_clip_norm", 0.25),
+        (
+            "ppo",
+            {"learn": {"grad_clip_type": "clip_norm", "grad_clip_value": 2.0}},
+            "learn.grad_clip_norm",
+            2.0,
+        ),
+        ("td3", {"learn": {"noise": True, "noise_sigma": 0.3}}, "learn.target_noise", 0.3),
+        ("td3", {"learn": {"noise": False, "noise_sigma": 0.3}}, "learn.target_noise", 0.0),
+        (
+            "td3",
+            {"learn": {"noise": True, "noise_range": {"min": -0.4, "max": 0.4}}},
+            "learn.target_noise_clip",
+            0.4,
+        ),
+    ],
+)
+def test_settings_get_the_names_that_they_have_here(name, given, path, value, caplog):
+    cfg = create_policy({**config_of(name), **given}).cfg
+    for key in path.split("."):
+        cfg = cfg[key]
+    assert cfg == value
+    assert not [record for record in caplog.records if path in record.message]
+
+
+def test_a_setting_under_its_own_name_wins():
+    cfg = {**config_of("ppo"), "discount_factor": 0.5, "collect": {"discount_factor": 0.9}}
+    assert create_policy(cfg).cfg.discount_factor == 0.5
+
+
+def test_workers_find_what_they_read_in_the_config_of_any_policy():
+    for name in ("sac", "td3", "dqn"):
+        cfg = {**config_of(name), "random_collect_size": 7, "collect": {"unroll_len": 3}}
+        found = create_policy(cfg).cfg
+        assert (found.random_collect_size, found.collect.unroll_len) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ({"load_pth": "x"}, "load_path"),
+        ({"learn": {"ignore_don": True}}, "learn"),
+        ({"priority_is_weights": True}, "priority"),
+        ({"colect": {}}, "collect"),
+    ],
+)
+def test_other_keys_stay_errors(given, near):
+    with pytest.raises(ConfigError, match="unknown key"):
+        create_policy({**config_of("dqn"), **given})
+
+
+def test_a_class_that_declares_such_a_key_reads_it_itself(caplog):
+    class Own(Policy):
+        config = {"load_path": "none", "learn": {"ignore_done": False}}
+
+        def _forward_eval(self, data):
+            return {}
+
+    own = Own(
+        {"load_path": "x", "learn": {"ignore_done": True}, "priority_IS_weight": True},
+        model=torch.nn.Identity(),
+        enable_field=["eval"],
+    )
+    assert (own.cfg.load_path, own.cfg.learn.ignore_done) == ("x", True)
+    assert own.cfg.priority_IS_weight
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_importance_weights_can_be_ignored(weighted, transitions):
+    def loss(**columns):
+        policy = DQNPolicy({"model": VECTOR, "seed": 0, "priority_IS_weight": weighted})
+        return policy.learn_mode.forward(transitions(**columns))["total_loss"]
+
+    plain, halved = loss(), loss(weight=torch.full((32,), 0.5))
+    assert halved == pytest.approx(plain * (0.5 if weighted else 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "own"),
+    [
+        ("dqn", {"encoder_hidden_size_list": [8, 6]}, {"encoder_hidden_sizes": [8, 6]}),
+        ("c51", {"n_atom": 11}, {"n_atoms": 11}),
+        ("qrdqn", {"num_quantiles": 5}, {"n_quantiles": 5}),
+        (
+            "sac",
+            {"twin_critic": True, "action_space": "reparameterization",
+             "actor_head_hidden_size": 8},
+            {"n_critics": 2, "action_space": "continuous", "actor_hidden_sizes": [8, 8]},
+        ),
+        (
+            "td3",
+            {"twin_critic": False, "action_space": "regression", "critic_head_hidden_size": 8,
+             "critic_head_layer_num": 2},
+            {"n_critics": 1, "action_space": "continuous", "critic_hidden_sizes": [8, 8, 8]},
+        ),
+        (
+            "ppo",
+            {"encoder_hidden_size_list": [8, 6], "actor_head_hidden_size": 6,
+             "critic_head_hidden_size": 6, "activation": torch.nn.ReLU()},
+            {"encoder_hidden_sizes": [8, 6], "head_hidden_sizes": [6], "activation": "relu"},
+        ),
+        (
+            "a2c",
+            {"encoder_hidden_size_list": [8], "actor_head_layer_num": 0,
+             "critic_head_layer_num": 0},
+            {"encoder_hidden_sizes": [8]},
+        ),
+    ],
+)  # fmt: skip
+def test_networks_take_their_arguments_by_the_classic_names(name, given, own):
+    theirs = create_policy({"type": name, "seed": 0, "model": {**VECTOR, **given}})
+    ours = create_policy({"type": name, "seed": 0, "model": {**VECTOR, **own}})
+    assert str(theirs) == str(ours)
+    states = (policy.eval_mode.state_dict()["model"] for policy in (theirs, ours))
+    torch.testing.assert_close(*states)
+
+
+def test_images_have_their_convolutions_in_the_same_list():
+    shape = {"obs_shape": [4, 84, 84], "action_shape": 3}
+    theirs = create_policy(
+        {"type": "dqn", "model": {**shape, "encoder_hidden_size_list": [8, 16, 16, 32]}}
+    )
+    names = {name: tuple(one.shape) for name, one in theirs.eval_mode.state_dict()["model"].items()}
+    assert names["encoder.convolutions.0.weight"] == (8, 4, 8, 8)
+    assert names["encoder.linear.0.weight"][0] == 32
+    with pytest.raises(ConfigError, match="residual"):
+        create_policy(
+            {"type": "dqn", "model": {**shape, "encoder_hidden_size_list": [8, 16, 16, 16, 32]}}
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "word"),
+    [
+        ("ppo", {"bound_type": "tanh"}, "action_bounding"),
+        ("ppo", {"actor_head_hidden_size": 8, "critic_head_hidden_size": 9}, "same layers"),
+        ("c51", {"n_atomz": 3}, "n_atoms"),
+        ("dqn", {"encoder_hidden_size": [8]}, "encoder_hidden_sizes"),
+        ("dqn", {"dropout": 0.1}, "network of your own"),
+    ],
+)
+def test_arguments_that_no_network_has_name_what_to_write(name, given, word):
+    with pytest.raises(ConfigError, match=word):
+        create_policy({"type": name, "model": {**VECTOR, **given}})
+
+
+def test_every_stock_policy_accepts_the_keys_of_nearly_all_configs(caplog):
+    caplog.set_level(logging.ERROR)
+    for name in POLICY_REGISTRY:
+        cls = get_policy_cls({"type": name})
+        cfg = cls.merged_config({"load_path": "", "priority": False, "priority_IS_weight": False})
+        assert cfg.load_path == ""
