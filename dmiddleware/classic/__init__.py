@@ -47,10 +47,8 @@ from dmiddleware.classic.replay_buffers import (
     get_buffer_cls,
 )
 from dmiddleware.classic.stock import StockPolicy, create_policy, get_policy_cls
-from dmiddleware.policy import POLICY_REGISTRY
 
 __all__ = [
-    "POLICY_REGISTRY",
     "CollectMode",
     "CommandMode",
     "CommandModePolicy",
