@@ -1,7 +1,7 @@
 import dmiddleware.classic as classic
 
 NAMES = """
-POLICY_REGISTRY CollectMode CommandMode CommandModePolicy EvalMode LearnMode Policy StockPolicy
+CollectMode CommandMode CommandModePolicy EvalMode LearnMode Policy StockPolicy
 as_collect_mode as_command_mode as_eval_mode as_learn_mode collate create_policy get_policy_cls
 DequeBuffer BufferedData DequeReplay BufferMiddleware ActionMiddleware
 PriorityExperienceReplay clone_object staleness_check use_time_check group_sample padding
