@@ -182,7 +182,7 @@ def test_a_batch_that_is_not_finite_changes_nothing_and_names_the_loss() -> None
 
 
 def test_parts_that_step_after_a_loss_that_is_not_finite_change_nothing() -> None:
-    policy, match = made(), "parts that step later in this update were skipped"
+    policy, match = made(), "components that step later in this update were skipped"
     before, after = states_around_a_bad_reward(policy, float("nan"), match)
     for name in ("model", "optimizer", "target", "learning"):
         assert same(after[name], before[name]), name
