@@ -179,9 +179,9 @@ class Settings:
         ...     learning_rate: Positive = 1e-3
         >>> Adam(learning_rate=1).learning_rate
         1.0
-        >>> Adam(learning_rate="1")
+        >>> Adam(learning_rate=-1)
         Traceback (most recent call last):
-        dmiddleware.errors.ConfigError: Adam: learning_rate must be a positive number, got '1'
+        dmiddleware.errors.ConfigError: Adam: learning_rate must be a positive number, got -1
     """
 
     __pydantic_config__: ClassVar[Any] = {

@@ -11,14 +11,16 @@ Over HTTP, with the step data in files; this starts the workers itself::
     python -m examples.classic_parallel
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch, as_tree, cat, load_checkpoint, map_leaves
+from dmiddleware.classic import CollectMode, LearnMode, StockPolicy, collate, create_policy
+from dmiddleware.data import as_tree, cat, load_checkpoint
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import POLICY_REGISTRY, Policy, PPOPolicy, create_policy
+from dmiddleware.policy import POLICY_REGISTRY, HasModes, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker import classic_run
@@ -26,28 +28,39 @@ from dmiddleware.worker import classic_run
 ENV = "CartPole-v1"
 
 
-@POLICY_REGISTRY.register("trajectory_ppo")
-class TrajectoryPPO(PPOPolicy):
+@POLICY_REGISTRY.register("trajectory_ppo")  # type: ignore[arg-type]  # of the classic interface
+class TrajectoryPPO(StockPolicy):
     """PPO whose samples are whole trajectories, so that there are few of them to send."""
 
-    learn_from = "samples"
+    core = PPOPolicy
 
-    def _get_trajectory_batch(self, batch: Batch) -> Batch:
-        rows = super()._get_trajectory_batch(batch)
-        return map_leaves(lambda leaf: leaf.transpose(0, 1).unsqueeze(0), rows)
+    @property
+    def collect_mode(self) -> CollectMode:
+        """Return the mode, which makes one sample of each trajectory."""
+        mode = super().collect_mode
 
-    def _forward_learn(self, data: list[dict[str, Any]], **kwargs: Any) -> list[dict[str, Any]]:
-        columns = [*self.learn_columns]
-        rows = cat([as_tree({name: sample[name] for name in columns}) for sample in data])
-        learn = self._cfg.learn
-        return [
-            super(TrajectoryPPO, self)._forward_learn(rows[index], **kwargs)
-            for _ in range(learn.epoch_per_collect)
-            for index in torch.randperm(len(rows["adv"])).split(learn.batch_size)
-        ]
+        def whole(transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            rows = collate(mode.get_train_sample(transitions))
+            return [{str(name): rows[name] for name in rows}]
 
-    def _get_batch_size(self) -> int:
-        return 8  # trajectories
+        return mode._replace(get_train_sample=whole)
+
+    @property
+    def learn_mode(self) -> LearnMode:
+        """Return the mode, which learns from several trajectories, in minibatches of their rows."""
+        mode, learn = super().learn_mode, self.cfg.learn
+
+        def forward(data: list[dict[str, Any]], **kwargs: Any) -> list[Any]:
+            columns = mode.spec.learn_columns
+            rows = cat([as_tree({name: sample[name] for name in columns}) for sample in data])
+            return [
+                mode.forward(rows[index], **kwargs)
+                for _ in range(learn.epoch_per_collect)
+                for index in torch.randperm(len(rows["adv"])).split(learn.batch_size)
+            ]
+
+        trajectories = dataclasses.replace(mode.spec, batch_size=8)
+        return mode._replace(forward=forward, spec=trajectories)
 
 
 def config(exp_name: str, stop_value: float) -> dict[str, Any]:
@@ -98,7 +111,7 @@ def best_return(exp_name: str, policy_cfg: dict[str, Any], seed: int) -> float:
     return mean_return(policy, best, 100, seed, "fresh episodes")
 
 
-def mean_return(policy: Policy, state: Any, n_episode: int, seed: int, purpose: str) -> float:
+def mean_return(policy: HasModes, state: Any, n_episode: int, seed: int, purpose: str) -> float:
     """Return the mean return of a saved policy in episodes that training does not use."""
     policy.eval_mode.load_state_dict(state)
     with make_env_manager(ENV, env_num=25, seed=derive_seed(seed, purpose)) as envs:

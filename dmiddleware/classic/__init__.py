@@ -17,10 +17,8 @@ from dmiddleware.classic.modes import (
 )
 from dmiddleware.classic.policy import CommandModePolicy, Policy
 from dmiddleware.classic.stock import StockPolicy, create_policy, get_policy_cls
-from dmiddleware.policy import POLICY_REGISTRY
 
 __all__ = [
-    "POLICY_REGISTRY",
     "CollectMode",
     "CommandMode",
     "CommandModePolicy",

@@ -30,11 +30,12 @@ from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data.batch import Batch, Nested, as_tree, leaves, map_leaves
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.policy import Policy as CorePolicy
 from dmiddleware.policy import modes as core
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
-from dmiddleware.rl import with_advantages, with_nstep_returns
+from dmiddleware.rl import epsilon_schedule, with_advantages, with_nstep_returns
 from dmiddleware.schedule import Counters
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "as_eval_mode",
     "as_learn_mode",
     "collects_data",
+    "command_mode_of",
     "spec_attribute",
     "spec_from_attributes",
     "standard_transition",
@@ -155,10 +157,10 @@ class CollectMode(core.CollectMode, _Replaceable):
         "set_attribute", "state_dict", "load_state_dict", "seed",
     )  # fmt: skip
     _field_defaults = {"seed": _seed_nothing}
-    process_transition: Callable[..., Any] = field()
-    get_train_sample: Callable[[Any], Any] = field()
-    get_attribute: Callable[[str], Any] = field()
-    set_attribute: Callable[[str, Any], None] = field()
+    process_transition: Callable[..., Any] = field(kw_only=True)
+    get_train_sample: Callable[[Any], Any] = field(kw_only=True)
+    get_attribute: Callable[[str], Any] = field(kw_only=True)
+    set_attribute: Callable[[str, Any], None] = field(kw_only=True)
 
     def __init__(
         self,
@@ -198,8 +200,8 @@ class EvalMode(core.EvalMode, _Replaceable):
         "seed",
     )  # fmt: skip
     _field_defaults = {"seed": _seed_nothing}
-    get_attribute: Callable[[str], Any] = field()
-    set_attribute: Callable[[str, Any], None] = field()
+    get_attribute: Callable[[str], Any] = field(kw_only=True)
+    set_attribute: Callable[[str, Any], None] = field(kw_only=True)
 
     def __init__(
         self,
@@ -266,9 +268,13 @@ def as_eval_mode(policy: Any, *, user: str) -> EvalMode:
 def as_command_mode(policy: Any, *, user: str) -> CommandMode:
     """Return the command mode of a policy; another named tuple with its methods is accepted too.
 
+    That of a stock policy follows from its settings.
+
     Raises:
         ConfigError: if ``policy`` has no command mode.
     """
+    if isinstance(policy, CorePolicy) and not hasattr(policy, "as_mode"):
+        return command_mode_of(policy.cfg)
     return _as_mode(policy, CommandMode, CommandMode, "command_mode", user)
 
 
@@ -293,6 +299,37 @@ def _as_mode(policy: Any, kind: type[M], core_kind: type, name: str, user: str) 
     adapt = _ADAPT[kind] if is_ours else _ADOPT[kind]
     adapted: M = adapt(mode)
     return adapted
+
+
+def command_mode_of(
+    cfg: Mapping[str, Any], check: Callable[[], None] = lambda: None
+) -> CommandMode:
+    """Return the command mode of a stock policy: collecting gets the ε of its schedule.
+
+    Args:
+        cfg: the policy's config.
+        check: called before each answer.
+    """
+    eps = cfg.get("other", {}).get("eps")
+    schedule = None if eps is None else epsilon_schedule(eps)
+
+    def nothing(command_info: dict[str, Any]) -> dict[str, Any]:
+        check()
+        return {}
+
+    def for_collecting(command_info: dict[str, Any]) -> dict[str, Any]:
+        check()
+        if schedule is None:
+            return {}
+        if "envstep" not in command_info:
+            raise ConfigError(
+                "get_setting_collect needs the key envstep, the env steps collected so far; "
+                f"command_info has {', '.join(map(str, command_info)) or 'no keys'}"
+            )
+        counters = Counters(command_info["envstep"], command_info.get("train_iter"))
+        return {"eps": schedule.at(counters)}
+
+    return CommandMode(nothing, for_collecting, nothing)
 
 
 def collects_data(mode: CollectMode) -> bool:

@@ -24,6 +24,7 @@ from dmiddleware.classic.modes import (
     as_collect_mode,
     as_eval_mode,
     as_learn_mode,
+    command_mode_of,
 )
 from dmiddleware.classic.policy import Policy
 from dmiddleware.config import entries_of, merge_config
@@ -32,8 +33,6 @@ from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.policy import Policy as CorePolicy
 from dmiddleware.policy import get_policy_cls as get_core_cls
 from dmiddleware.registry import import_modules
-from dmiddleware.rl import epsilon_schedule
-from dmiddleware.schedule import Counters
 
 __all__ = ["StockPolicy", "create_policy", "get_policy_cls"]
 
@@ -81,8 +80,6 @@ class StockPolicy:
         if modes:
             own, _ = _divided(self.core, self.cfg)
             self.policy = self.core(own, model, modes)
-        eps = self.cfg.get("other", {}).get("eps")
-        self._eps = None if eps is None else epsilon_schedule(eps)
         self._attributes: dict[str, Any] = {
             "enable_field": [f for f in _FIELDS if f in self._enabled]
         }
@@ -125,7 +122,7 @@ class StockPolicy:
     @property
     def command_mode(self) -> CommandMode:
         """The methods that a commander may call."""
-        return CommandMode(self._no_setting, self._setting_collect, self._no_setting)
+        return command_mode_of(self.cfg, self._require_command)
 
     def get_attribute(self, name: str) -> Any:
         """Return an attribute by its name in DI-engine, or one of the policy.
@@ -166,22 +163,6 @@ class StockPolicy:
             spec=dataclasses.replace(mode.spec, cfg=self.cfg),
         )
 
-    def _no_setting(self, command_info: dict[str, Any]) -> dict[str, Any]:
-        self._require_command()
-        return {}
-
-    def _setting_collect(self, command_info: dict[str, Any]) -> dict[str, Any]:
-        self._require_command()
-        if self._eps is None:
-            return {}
-        if "envstep" not in command_info:
-            raise ConfigError(
-                "get_setting_collect needs the key envstep, the env steps collected so far; "
-                f"command_info has {', '.join(map(str, command_info)) or 'no keys'}"
-            )
-        counters = Counters(command_info["envstep"], command_info.get("train_iter"))
-        return {"eps": self._eps.at(counters)}
-
     def _require_command(self) -> None:
         if "command" not in self._enabled:
             raise PolicyError(
@@ -210,7 +191,7 @@ def get_policy_cls(cfg: Mapping[str, Any]) -> type[Any]:
     if isinstance(name, str) and name.endswith(_COMMAND) and name not in POLICY_REGISTRY:
         cfg = {**cfg, "type": name.removesuffix(_COMMAND)}
     found = get_core_cls(cfg)
-    return found if issubclass(found, Policy) else _stock_class(found)  # type: ignore[arg-type]  # a class is hashable
+    return found if issubclass(found, Policy | StockPolicy) else _stock_class(found)  # type: ignore[arg-type]  # a class is hashable
 
 
 def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Any:

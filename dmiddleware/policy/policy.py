@@ -54,6 +54,7 @@ from dmiddleware.errors import (
     PolicyError,
     PolicyOutputError,
     SpaceError,
+    StructureError,
 )
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.memory import keep_freed_memory
@@ -862,6 +863,11 @@ class Policy:
     def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Check what a learner passes, and learn from it."""
         self._check_call("learn", kwargs)
+        if not isinstance(data, Batch | Mapping):
+            raise StructureError(
+                f"{type(self).__name__} learns from a batch, columns [B, …] by name, got "
+                f"{data!r:.100}"
+            )
         batch = data if isinstance(data, Batch) else as_tree(data)
         self._check_columns(batch)
         if self.on_gpu:
@@ -924,9 +930,10 @@ class Policy:
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
         require_process_group()
+        overlap = not self.cfg.bp_update_sync
         if rank_and_world_size()[1] > 1:
             broadcast_model(self.model)
-            self.reducer = GradientReducer(self.model, overlap=not self.cfg.bp_update_sync)
+            self.reducer = GradientReducer(self.model, overlap=overlap)
 
     # Acting.
 

@@ -17,7 +17,7 @@ DATA = "dmiddleware.data"
 # By owner: a module, or a class or an object in one.
 NAMES = {
     # Policies
-    POLICY: "Policy CommandModePolicy create_policy get_policy_cls POLICY_REGISTRY",
+    POLICY: "Policy CommandModePolicy create_policy get_policy_cls",
     f"{POLICY}.Policy": """
         default_config default_model learn_mode collect_mode eval_mode get_attribute set_attribute
         sync_gradients learn_function collect_function eval_function total_field fields learn_from
@@ -153,6 +153,7 @@ NAMES = {
         CoordinatorError StepDataLost TaskFail ConnectionRefuse DisconnectionRefuse TaskRefuse
     """,
     "middleware.classic": "RouterLink RouterStore RouterCollector RouterLearner",
+    "dmiddleware.policy": "POLICY_REGISTRY",
     # Data-parallel learning
     "dmiddleware.distributed": "data_parallel",
 }

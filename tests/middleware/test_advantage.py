@@ -207,7 +207,7 @@ def test_rewards_are_normalised_where_advantages_are_estimated(run_steps: Any) -
     ctx = run_steps(StepCollector(collector, envs, n_sample=100), gae_estimator(learner))
     assert ctx.trajectories["reward"].unique().tolist() == [1.0]
     saved = [
-        p.learn_mode.state_dict()["learning"]["reward_normaliser"] for p in (collector, learner)
+        p.learn_mode.state_dict()["learning"]["reward_normalizer"] for p in (collector, learner)
     ]
     assert [one["return_stats"]["count"] for one in saved] == [0, 100]
     assert ctx.train_data["ret"].max() < 10

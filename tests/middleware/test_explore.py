@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from dmiddleware.classic import as_command_mode
 from dmiddleware.errors import ChainError
 from dmiddleware.policy import DQNPolicy
 from middleware import OnlineRLContext, Role
@@ -43,7 +44,8 @@ def test_epsilon_follows_the_schedule_of_the_policy(run_steps: Any) -> None:
     ctx = OnlineRLContext(env_step=1_000, train_iter=15)
     handler = eps_greedy_handler(policy)
     assert run_steps(handler, ctx=ctx).collect_kwargs["eps"] == 0.25
-    assert policy.command_mode.get_setting_collect({"envstep": 0, "train_iter": 15})["eps"] == 0.25
+    commands = as_command_mode(policy, user="the test")
+    assert commands.get_setting_collect({"envstep": 0, "train_iter": 15})["eps"] == 0.25
     assert (
         DQNPolicy({"model": model, "other": handler_config(handler)}).cfg.other.eps.by == "update"
     )

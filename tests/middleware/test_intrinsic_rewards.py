@@ -97,7 +97,7 @@ def test_a_resumed_run_has_the_same_rewards(
     monkeypatch.setattr("secrets.randbits", lambda n_bits: 7)
 
     def outcome(run: PPORun) -> list[torch.Tensor]:
-        learned = run.model.state_dict()["parts"]["predictor" if kind is RND else "curiosity"]
+        learned = run.model.state_dict()["components"]["predictor" if kind is RND else "curiosity"]
         parameters = run.policy.model.parameters()
         return [one.detach().clone() for one in (*learned.values(), *parameters)]
 

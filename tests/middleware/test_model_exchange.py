@@ -370,8 +370,8 @@ def test_observation_statistics_come_from_the_collectors_data(tmp_path: Path) ->
         alone.collect_mode.forward(obs.flatten(0, 1))
     elsewhere.eval_mode.load_state_dict(policy.eval_mode.state_dict())
     for one in (policy, elsewhere):
-        found = one.eval_mode.state_dict()["acting"]["obs_normaliser"]["running"]
-        expected = alone.eval_mode.state_dict()["acting"]["obs_normaliser"]["running"]
+        found = one.eval_mode.state_dict()["acting"]["obs_norm"]["running"]
+        expected = alone.eval_mode.state_dict()["acting"]["obs_norm"]["running"]
         for path, stats in expected.items():
             assert all(stats[name].allclose(found[path][name]) for name in ("mean", "var"))
             assert not stats["mean"].equal(torch.zeros(4))

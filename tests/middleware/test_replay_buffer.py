@@ -154,13 +154,13 @@ PARTS = slice(None, BURN_IN), slice(BURN_IN, None)
 class RecurrentQ(GRUPolicy):
     """Learns Q-values over sequences, from the stored state, with the priorities of R2D2."""
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> dict[str, Any]:
+    def learn(self, batch: Any) -> dict[str, Any]:
         assert batch["obs"].shape == (BURN_IN + 8, 16, 2)
         names = ("obs", "prev_action", "is_first")
         burn_in, learned = ({x: batch[x][part] for x in names} for part in PARTS)
         with torch.no_grad():
-            state = self._model.unroll(burn_in, batch["state"])["state"][-1]
-        q = self._model.unroll(learned, state)["logit"]
+            state = self.model.unroll(burn_in, batch["state"])["state"][-1]
+        q = self.model.unroll(learned, state)["logit"]
         taken = q.gather(-1, batch["action"][BURN_IN:, :, None]).squeeze(-1)[:-1]
         target = q_target(
             q.detach()[1:],
@@ -171,10 +171,8 @@ class RecurrentQ(GRUPolicy):
         mask = batch["mask"][BURN_IN + 1 :]
         error = (target - taken) * mask
         loss = (error.square().sum(0) * batch["weight"]).mean()
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        self._train_iter += 1
+        self.components["net"].step(loss)
+        self.train_iter += 1
         return {"total_loss": loss.item(), "priority": sequence_priority(error, mask)}
 
 

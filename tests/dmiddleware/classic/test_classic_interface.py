@@ -310,3 +310,9 @@ def test_a_sample_without_a_column_names_it(small, transitions):
     rows = [{key: batch[key][i] for key in ("obs", "action", "reward")} for i in range(4)]
     with pytest.raises(StructureError, match="the batch lacks next_obs, terminated"):
         as_learn_mode(DQNPolicy({"model": small}), user="test").forward(rows)
+
+
+def test_a_policy_per_env_saves_model_and_generators_too(per_env):
+    state = per_env.learn_mode.state_dict()
+    assert set(state) == {"model", "generator", "eval_generator", "train_iter"}
+    per_env.learn_mode.load_state_dict(state)

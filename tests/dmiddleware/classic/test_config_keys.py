@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
-from dmiddleware.classic import POLICY_REGISTRY, Policy, create_policy, get_policy_cls
+from dmiddleware.classic import Policy, create_policy, get_policy_cls
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy
 
 VECTOR = {"obs_shape": 4, "action_shape": 2}
 

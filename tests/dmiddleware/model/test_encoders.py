@@ -5,6 +5,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+from dmiddleware.classic import as_eval_mode
 from dmiddleware.data.batch import as_tree, from_numpy
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
@@ -305,4 +306,4 @@ def test_the_remedy_for_channels_last_works():
     policy = DQNPolicy.for_env(env)
     obs, _ = env.reset()
     assert obs.shape == env.observation_space.shape == (3, 48, 40)
-    policy.eval_mode.forward({0: obs})
+    as_eval_mode(policy, user="the test").forward({0: obs})

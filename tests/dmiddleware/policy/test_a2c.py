@@ -9,6 +9,8 @@ import gymnasium as gym
 import pytest
 import torch
 
+from dmiddleware.classic import as_collect_mode
+from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data import as_tree
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import A2CPolicy
@@ -54,7 +56,7 @@ def test_the_loss_is_that_of_the_paper(kind: str) -> None:
     assert got["policy_loss"] == pytest.approx(policy_loss.item(), abs=1e-5)
     assert got["value_loss"] == pytest.approx(value_loss.item(), rel=1e-4)
     assert got["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
-    assert set(policy.learn_mode.monitor_vars()) <= set(got)
+    assert set(monitored_of(type(policy))) <= set(got)
 
 
 def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> None:
@@ -154,9 +156,10 @@ def test_advantages_of_workers_are_returns_to_the_end_minus_values() -> None:
         "done": torch.tensor([[False], [False], [True]]),
         "value": torch.tensor([[0.5], [0.25], [0.125]]),
     }
-    estimated = policy.get_trajectory_batch(as_tree(rows))
-    assert estimated["ret"].flatten().tolist() == [3.0, 4.0, 4.0]
-    assert estimated["adv"].flatten().tolist() == [2.5, 3.75, 3.875]
+    mode = as_collect_mode(policy, user="the test")
+    samples = mode.get_train_sample([{name: rows[name][t, 0] for name in rows} for t in range(3)])
+    assert [float(sample["ret"]) for sample in samples] == [3.0, 4.0, 4.0]
+    assert [float(sample["adv"]) for sample in samples] == [2.5, 3.75, 3.875]
 
 
 def test_masked_actions_are_neither_taken_nor_learned_from() -> None:

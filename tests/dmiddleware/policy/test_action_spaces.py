@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from dmiddleware.classic import as_eval_mode
 from dmiddleware.data import as_tree, flatten_lead, leaves
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
@@ -148,7 +149,7 @@ def test_per_env_workers_get_the_same_actions():
         policy = PPOPolicy.for_env(envs, seed=0)
     obs = torch.randn(3, 4)
     batched = policy.eval_mode.forward(obs)["action"]
-    per_env = policy.eval_mode.forward(dict(enumerate(obs)))
+    per_env = as_eval_mode(policy, user="the test").forward(dict(enumerate(obs)))
     for env_id in range(3):
         for (_, one), (_, row) in zip(
             leaves(per_env[env_id]["action"]), leaves(batched), strict=True

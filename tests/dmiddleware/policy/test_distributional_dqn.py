@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import C51Policy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, clipped_share, quantile_huber_loss, taken_rows
@@ -227,7 +228,7 @@ def test_returns_outside_of_the_support_are_logged_and_warned_of_once(
     warnings = [one for one in caplog.records if "v_min" in one.getMessage()]
     assert len(warnings) == 1
     assert "[-2, 2]" in warnings[0].getMessage()
-    assert "clipped_share" in policy.learn_mode.monitor_vars()
+    assert "clipped_share" in monitored_of(type(policy))
 
 
 @SUPPORTS

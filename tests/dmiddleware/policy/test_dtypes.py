@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.classic import as_eval_mode
 from dmiddleware.data import TensorBuffer, as_tree, to_dict
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
@@ -146,7 +147,7 @@ def test_another_default_dtype_is_refused_at_any_time(other_default: Callable[[]
     for use in (
         lambda: policy.learn_mode.forward(batch),
         lambda: policy.collect_mode.forward(obs),
-        lambda: policy.eval_mode.forward({0: obs[0]}),
+        lambda: as_eval_mode(policy, user="the test").forward({0: obs[0]}),
     ):
         with pytest.raises(ConfigError, match="in float32"):
             use()

@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 from treetensor.torch import Tensor as Tree
 
+from dmiddleware.classic import as_collect_mode, as_eval_mode
 from dmiddleware.errors import StructureError
 from dmiddleware.policy import (
     A2CPolicy,
@@ -61,7 +62,7 @@ def test_every_policy_names_the_value(policy_cls, kind, field, value):
         mode.forward(obs, **kwargs)
 
 
-@pytest.mark.parametrize("mode", ["collect_mode", "eval_mode"])
+@pytest.mark.parametrize("as_mode", [as_collect_mode, as_eval_mode])
 @pytest.mark.parametrize(
     ("make", "where"),
     [
@@ -75,13 +76,14 @@ def test_every_policy_names_the_value(policy_cls, kind, field, value):
         ),
     ],
 )
-def test_the_part_of_a_nested_observation_is_named(make, where, mode):
+def test_the_part_of_a_nested_observation_is_named(make, where, as_mode):
     policy = PPOPolicy.for_env(Env(PAIR, ACTIONS["discrete"]), seed=0)
+    mode = as_mode(policy, user="the test")
     cam, pose = torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(2, 3)
-    getattr(policy, mode).forward(make(cam, pose))
+    mode.forward(make(cam, pose))
     pose[1, 2] = np.nan
     with pytest.raises(StructureError, match=f"nan at {where}"):
-        getattr(policy, mode).forward(make(cam, pose))
+        mode.forward(make(cam, pose))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data import as_tree, flatten_lead
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.policy import IMPALAPolicy
@@ -87,7 +88,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
     wanted = 0.5 * (value - target).square().mean().item()
     assert got["value_loss"] == pytest.approx(wanted, rel=1e-4)
     assert got["entropy"] == pytest.approx(distribution.entropy().mean().item(), rel=1e-4)
-    assert set(policy.learn_mode.monitor_vars()) <= set(got)
+    assert set(monitored_of(type(policy))) <= set(got)
 
 
 def test_an_episode_that_a_failing_env_cut_short_is_not_continued() -> None:

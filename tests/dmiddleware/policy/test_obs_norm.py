@@ -136,7 +136,7 @@ def test_only_collecting_changes_the_statistics(cls: Any) -> None:
         policy.collect_mode.forward(obs)
 
     def statistics() -> list[torch.Tensor]:
-        state = policy.collect_mode.state_dict()["acting"]["obs_normaliser"]
+        state = policy.collect_mode.state_dict()["acting"]["obs_norm"]
         return [torch.as_tensor(leaf) for _, leaf in leaves(as_tree(state["running"]))]
 
     before = statistics()

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, PPOPolicy, RecurrentPPOPolicy
@@ -83,7 +84,7 @@ def test_the_loss_equals_the_equations_of_the_paper(small, continuous, ppo_batch
     assert got["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
     assert 0 < got["clip_fraction"] < 1
     assert got["kl_stop"] is False
-    assert set(policy.learn_mode.monitor_vars()) <= set(got)
+    assert set(monitored_of(type(policy))) <= set(got)
 
 
 def test_the_first_minibatch_sees_ratios_of_1(small, ppo_batch):
@@ -226,10 +227,10 @@ def test_observations_are_normalised_by_what_was_seen_before_learning(small):
         wanted = twin.collect_mode.forward(stats.normalise(obs))
         torch.testing.assert_close(output["logit"], wanted["logit"])
     # What evaluating and valuing see changes nothing.
-    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]))
+    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_norm"]))
     policy.eval_mode.forward(torch.full((4, 4), 100.0))
     policy.value_fn(torch.full((4, 4), 100.0))
-    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]))
+    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_norm"]))
     assert before.keys() == after.keys()
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
@@ -271,7 +272,7 @@ def test_rewards_are_scaled_by_the_running_return(small):
             ids = ids + 2 * done[t]
         scale = torch.stack(returns).var(unbiased=False).add(1e-8).sqrt()
         batch = as_tree({"reward": reward, "done": done, "episode_id": torch.stack(column)})
-        assert policy.collect_mode.get_train_sample(batch) is batch, "collectors scale nothing"
+        assert policy.collect_mode.train_batch(batch) is batch, "collectors scale nothing"
         got = scale_rewards(batch)
         torch.testing.assert_close(got, (reward / scale).float())
         assert torch.equal(batch["reward"], reward), "the batch given stays as it was"
@@ -354,9 +355,9 @@ def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spa
             return {"logit": obs[:, :2], "value": obs[:, 0]}
 
     policy = PPOPolicy({"obs_norm": True}, model=Plain(), modes=["collect"])
-    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]["running"]))
+    before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_norm"]["running"]))
     policy.check_spaces(*cartpole_spaces)
-    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]["running"]))
+    after = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_norm"]["running"]))
     assert all(torch.equal(torch.as_tensor(before[k]), torch.as_tensor(after[k])) for k in before)
 
 

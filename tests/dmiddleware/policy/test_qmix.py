@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data import TensorBuffer
 from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
@@ -77,7 +78,7 @@ def test_the_loss_is_that_of_the_paper(cls: type[VDNPolicy], double: bool, maske
     output = policy.learn_mode.forward(data)
     wanted = torch.stack(errors).square().mean().item()
     assert output["total_loss"] == pytest.approx(wanted, rel=1e-4)
-    assert set(policy.learn_mode.monitor_vars()) <= set(output)
+    assert set(monitored_of(type(policy))) <= set(output)
 
 
 @BOTH

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.classic import as_collect_mode, as_learn_mode
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import ActorQ, EnsembleLinear
@@ -148,12 +149,12 @@ def test_a_trajectory_that_a_collector_hands_over_gets_n_step_returns() -> None:
     data["done"] = torch.tensor([False, False, False, True])
     data["terminated"] = data["done"].clone()
     transitions = [{name: column[row] for name, column in data.items()} for row in range(4)]
-    samples = policy.collect_mode.get_train_sample(transitions)
+    samples = as_collect_mode(policy, user="the test").get_train_sample(transitions)
     reward = data["reward"]
     assert samples[0]["reward"].item() == pytest.approx((reward[0] + 0.99 * reward[1]).item())
     assert samples[0]["discount"].item() == pytest.approx(0.99**2)
     assert torch.equal(samples[0]["next_obs"], data["next_obs"][1])
-    assert "total_loss" in policy.learn_mode.forward(samples)
+    assert "total_loss" in as_learn_mode(policy, user="the test").forward(samples)
 
 
 def test_the_algorithm_has_less_than_130_lines_of_code() -> None:

@@ -16,7 +16,7 @@ def test_one_output_and_a_list_of_outputs_are_both_a_list() -> None:
 
 @pytest.mark.parametrize("answer", [None, 1.5, [None], torch.zeros(2)])
 def test_anything_but_dictionaries_is_rejected(answer: object) -> None:
-    with pytest.raises(PolicyOutputError, match="_forward_learn"):
+    with pytest.raises(PolicyOutputError, match="from update"):
         update_outputs(answer)
 
 

@@ -145,7 +145,7 @@ def test_the_state_restores_every_later_reward(make):
 
 
 def test_the_state_of_another_reward_is_refused():
-    with pytest.raises(CheckpointMismatch, match="parts"):
+    with pytest.raises(CheckpointMismatch, match="components"):
         rnd().load_state_dict(icm().state_dict())
     with pytest.raises(CheckpointMismatch):
         rnd().load_state_dict(rnd(embedding_size=4).state_dict())
@@ -164,10 +164,12 @@ def test_the_same_seed_makes_the_same_reward(make):
 
 def test_the_target_of_rnd_never_changes():
     model = rnd(learning_rate=1e-2)
-    before = {name: value.clone() for name, value in model.state_dict()["parts"]["target"].items()}
+    before = {
+        name: value.clone() for name, value in model.state_dict()["components"]["target"].items()
+    }
     model.reward(rows())
     model.update(rows())
-    after = model.state_dict()["parts"]["target"]
+    after = model.state_dict()["components"]["target"]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -143,8 +143,8 @@ def test_checking_that_a_policy_fits_the_envs_leaves_its_statistics_alone(envs):
             return {"logit": out[..., :2], "value": out[..., 2]}
 
     policy = PPOPolicy({"seed": 0, "obs_norm": True}, model=Model())
-    before = str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"])
+    before = str(policy.collect_mode.state_dict()["acting"]["obs_norm"])
     RolloutCollector(policy, envs).start()
-    assert str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]) == before
+    assert str(policy.collect_mode.state_dict()["acting"]["obs_norm"]) == before
     RolloutCollector(policy, envs).collect(30)
-    assert str(policy.collect_mode.state_dict()["acting"]["obs_normaliser"]) != before
+    assert str(policy.collect_mode.state_dict()["acting"]["obs_norm"]) != before

@@ -121,8 +121,8 @@ def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy
 class WithoutPriorities(DQNPolicy):
     """Returns no priorities, like the offline algorithms."""
 
-    def _forward_learn(self, batch: Any, **kwargs: Any) -> Any:
-        output = dict(super()._forward_learn(batch, **kwargs))
+    def learn(self, batch: Any, **kwargs: Any) -> Any:
+        output: Any = dict(super().learn(batch, **kwargs))
         output.pop("priority", None)
         return output
 
