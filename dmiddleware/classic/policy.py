@@ -41,7 +41,6 @@ from dmiddleware.data.batch import Batch, Nested, Value, as_tree, to_device
 from dmiddleware.distributed import all_agree
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
-from dmiddleware.model import action_shape_of, obs_shape_of
 from dmiddleware.model.spaces import HasSpaces, check_spaces
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.actions import check_allowed
@@ -527,15 +526,6 @@ class Policy(CorePolicy):
         return f"{type(self).__name__}(device={self.device}, model={vars(self).get('model')})"
 
     # The batched interface, derived from the methods above.
-
-    @classmethod
-    def _shapes_of(
-        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-    ) -> dict[str, Any]:
-        return {
-            "obs_shape": obs_shape_of(observation_space),
-            "action_shape": action_shape_of(action_space),
-        }
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         """Refuse spaces that the model does not fit.

@@ -1099,11 +1099,10 @@ class Policy:
             shapes = {
                 "obs_shape": obs_shape_of(observation_space),
                 "action_shape": action_shape_of(action_space),
+                "action_space": action_kind_of(action_space),
             }
-            if cls.action_kinds != ("discrete",):
-                shapes["action_space"] = action_kind_of(action_space)
-        if cls.action_kinds == ("discrete",):
-            shapes.pop("action_space", None)  # the network has discrete actions
+        if "action_bounding" not in cls.options():
+            del shapes["action_space"]  # its networks have one kind of actions
         return shapes
 
     @classmethod
