@@ -2,8 +2,9 @@
 
 This module has the names of the pipeline: contexts, middleware, tasks, events and errors. The
 learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``policy``,
-``rollout`` and ``worker``. The package ``middleware`` has the stock middleware, and the contexts
-and roles of reinforcement learning. Importing this package does not import torch.
+``reward`` and ``rollout``. The package ``middleware`` has the stock middleware, and the contexts
+and roles of reinforcement learning. The interface of DI-engine's older pipeline is in ``classic``
+and ``worker``. Importing this package does not import torch.
 """
 
 from dmiddleware.errors import (

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import dmiddleware.worker
+from dmiddleware.classic import BUFFER_REGISTRY
 from dmiddleware.config import Configurable, config_table
-from dmiddleware.data import BUFFER_REGISTRY
 from dmiddleware.policy import POLICY_REGISTRY
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"

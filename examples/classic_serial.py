@@ -6,7 +6,7 @@ evaluator judges. ``serial_run`` runs the same loop from a config.
 
 import torch
 
-from dmiddleware.data import NaiveReplayBuffer
+from dmiddleware.classic import NaiveReplayBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.seeding import derive_seed

@@ -11,9 +11,9 @@ import numpy as np
 import pettingzoo
 import torch
 
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import BattleEnvManager, create_buffer, game_result
 from dmiddleware.data.batch import Value
-from dmiddleware.env import BattleEnvManager, PettingZooAdapter, game_result
+from dmiddleware.env import PettingZooAdapter
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import DQNPolicy, Policy
 from dmiddleware.rl import Schedule

@@ -18,7 +18,6 @@ from dmiddleware.data.batch import (
     to_dict,
     to_numpy,
 )
-from dmiddleware.data.buffer import Buffer, BufferMiddleware
 from dmiddleware.data.checkpoint import (
     check_saveable,
     convert_checkpoint,
@@ -27,19 +26,6 @@ from dmiddleware.data.checkpoint import (
     save_checkpoint,
     unpack_checkpoint,
 )
-from dmiddleware.data.classic import (
-    BUFFER_REGISTRY,
-    AdvancedReplayBuffer,
-    DequeBufferWrapper,
-    ElasticReplayBuffer,
-    EpisodeReplayBuffer,
-    IBuffer,
-    NaiveReplayBuffer,
-    SequenceReplayBuffer,
-    create_buffer,
-    get_buffer_cls,
-)
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.hindsight import GoalFunction, HindsightReplay
 from dmiddleware.data.minari import load_minari, save_minari
 from dmiddleware.data.minibatches import (
@@ -70,12 +56,8 @@ __all__ = [
     "index_rows",
     "cat",
     "stack",
-    "Buffer",
-    "BufferMiddleware",
     "ReplayBuffer",
     "TensorBuffer",
-    "DequeBuffer",
-    "BufferedData",
     "SampleTransform",
     "HindsightReplay",
     "GoalFunction",
@@ -98,14 +80,4 @@ __all__ = [
     "save_checkpoint",
     "pack_checkpoint",
     "unpack_checkpoint",
-    "IBuffer",
-    "NaiveReplayBuffer",
-    "ElasticReplayBuffer",
-    "SequenceReplayBuffer",
-    "EpisodeReplayBuffer",
-    "AdvancedReplayBuffer",
-    "DequeBufferWrapper",
-    "BUFFER_REGISTRY",
-    "create_buffer",
-    "get_buffer_cls",
 ]

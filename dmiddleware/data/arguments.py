@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
-__all__ = ["check_count", "check_flag", "check_number", "check_priority"]
+__all__ = ["check_count", "check_flag", "check_number"]
 
 
 def check_count(name: str, value: object, *, at_least: int = 1) -> int:
@@ -47,20 +46,3 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r:.100}")
     return value
-
-
-def check_priority(priority: object) -> float:
-    """Return a priority as a float, checked; it may be a tensor or an array of no dimensions.
-
-    Raises:
-        TypeError: if it is not a number.
-        ValueError: if it is negative, infinite or NaN.
-    """
-    if type(priority) is float and 0.0 <= priority < np.inf:
-        return priority  # the usual case; buffers check every item
-    if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
-        priority = priority.item()
-    checked = check_number("priority", priority)
-    if not np.isfinite(checked):
-        raise ValueError(f"priority must be finite, got {checked}; look for NaN in the loss")
-    return checked

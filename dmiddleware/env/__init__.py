@@ -2,15 +2,9 @@
 
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.atari import atari_preprocessing
-from dmiddleware.env.battle_manager import (
-    BattleEnv,
-    BattleEnvManager,
-    BattleTimestep,
-    GameResult,
-    game_result,
-)
 from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import make_env_manager
+from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.opponent_env import Act, Opponent, OpponentEnv
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
@@ -32,8 +26,6 @@ __all__ = [
     "StepInfo",
     "check_env_manager",
     "BattleEnv",
-    "BattleEnvManager",
-    "BattleTimestep",
     "PettingZooAdapter",
     "ParallelEnvAdapter",
     "OpponentEnv",
@@ -43,6 +35,4 @@ __all__ = [
     "team_spaces",
     "agent_spaces",
     "n_agent_of",
-    "GameResult",
-    "game_result",
 ]

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.battle_manager import BattleEnv
+from dmiddleware.env.games import BattleEnv
 from dmiddleware.errors import ConfigError
 
 __all__ = ["Act", "Opponent", "OpponentEnv"]

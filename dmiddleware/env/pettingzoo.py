@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.env.batching import make_collate
-from dmiddleware.env.battle_manager import BattleEnv
+from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, AgentSpaces, team_spaces
 from dmiddleware.errors import ConfigError
 

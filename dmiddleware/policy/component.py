@@ -15,6 +15,7 @@ from torch import nn
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
+from dmiddleware.torch_private import move_towards, scale
 
 __all__ = [
     "Component",
@@ -273,9 +274,7 @@ class Component:
             given = [one for one in gradients if one is not None]
             norm = nn.utils.get_total_norm(given)
             finite = finite.logical_and_(norm.isfinite())
-            scale = (self._max_norm / (norm + 1e-6)).clamp_max_(1.0)
-            for gradient in given:
-                gradient.mul_(scale)
+            scale(given, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
         found_inf = finite.logical_not_().float()
         if self._agree is not None:
             self._agree(found_inf)
@@ -290,8 +289,7 @@ class Component:
         """Move the target network towards the module, as far as the rule says."""
         assert self.target_rule is not None
         with torch.no_grad():
-            for own, online in zip(self._copies, self._online, strict=True):
-                own.lerp_(online, self.target_rule.tau)
+            move_towards(self._copies, self._online, self.target_rule.tau)
             for own, online in self._buffers:
                 own.copy_(online)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from dmiddleware.env import BaseEnvManager, BattleEnvManager
 from dmiddleware.errors import EnvTimeout
 
 __all__ = ["EpisodeWatch"]
@@ -16,6 +15,15 @@ logger = logging.getLogger(__name__)
 _FIRST_WARNING: Final = 5_000
 _LIMIT: Final = 1_000_000
 _CHECK_EVERY: Final = 500
+
+
+class HasEpisodeLengths(Protocol):
+    """What plays episodes, such as an env manager."""
+
+    @property
+    def episode_lengths(self) -> Sequence[int]:
+        """The steps that each current episode has had so far."""
+        ...
 
 
 class EpisodeWatch:
@@ -30,7 +38,7 @@ class EpisodeWatch:
         user: the caller's name, for messages.
     """
 
-    def __init__(self, env_manager: BaseEnvManager | BattleEnvManager, *, user: str) -> None:
+    def __init__(self, env_manager: HasEpisodeLengths, *, user: str) -> None:
         self._manager = env_manager
         self._user = user
         self._n_steps = 0

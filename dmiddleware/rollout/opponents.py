@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,10 +12,9 @@ import numpy.typing as npt
 from dmiddleware.data import from_numpy, map_nested, to_numpy
 from dmiddleware.env.opponent_env import Act
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
-from dmiddleware.rollout.battle import check_sees_games
+from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
 
-__all__ = ["OpponentPool"]
+__all__ = ["OpponentPool", "check_sees_games"]
 
 _USER: Final = "OpponentPool"
 
@@ -112,3 +111,25 @@ class OpponentPool:
         action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
         plain = map_nested(lambda leaf: leaf[0], to_numpy(action))
         return plain[()] if getattr(plain, "ndim", None) == 0 else plain
+
+
+def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> None:
+    """Reject policies that need more than a game's observations, which include action masks.
+
+    Args:
+        modes: the players' modes.
+        user: the caller's name, for the message.
+
+    Raises:
+        ConfigError: for a recurrent policy, and for inputs other than ``action_mask``.
+    """
+    for player, mode in enumerate(modes):
+        needed = [name for name in mode.spec.act_inputs if name != "action_mask"]
+        if mode.spec.initial_state(1) is not None:
+            needed.append("a recurrent state")
+        if needed:
+            raise ConfigError(
+                f"the policy of player {player} needs {', '.join(needed)} to act, but {user} gives "
+                "policies the observations of a game and their action masks only; use a policy "
+                "without memory, or put what it needs into the observations"
+            )

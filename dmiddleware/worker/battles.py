@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.env import BattleEnvManager
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.errors import ConfigError
 
 __all__ = ["checked_battle_env", "checked_policies", "per_player"]

@@ -12,11 +12,17 @@ import yaml
 from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.classic import Policy, StockPolicy, create_policy, get_policy_cls
+from dmiddleware.classic import (
+    Policy,
+    StockPolicy,
+    create_buffer,
+    create_policy,
+    get_buffer_cls,
+    get_policy_cls,
+)
+from dmiddleware.classic.logs import output_folder
 from dmiddleware.config import Configurable, plain_values
-from dmiddleware.data import create_buffer, get_buffer_cls
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import output_folder
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from dmiddleware import OnlineRLContext, Task
+from dmiddleware import Task
 from dmiddleware.env import make_env_manager
-from dmiddleware.pipeline import Middleware, Role, middleware
+from dmiddleware.pipeline import Middleware, middleware
 from dmiddleware.policy import PPOPolicy
 from middleware import (
     ContextExchanger,
     ModelExchanger,
+    OnlineRLContext,
     OnPolicyLearner,
+    Role,
     StepCollector,
     gae_estimator,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 
-from dmiddleware.env import BattleEnv, BattleEnvManager
+from dmiddleware.classic import BattleEnvManager
+from dmiddleware.env import BattleEnv
 
 
 class Together(BattleEnv):

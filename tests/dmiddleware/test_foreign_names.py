@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.data import DequeBuffer, PrioritySampler, TensorBuffer
+from dmiddleware.classic import DequeBuffer
+from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy, TD3Policy, create_policy

@@ -13,6 +13,7 @@ from tests.docs.pages import ROOT
 POLICY = "dmiddleware.classic"
 WORKER = "dmiddleware.worker"
 DATA = "dmiddleware.data"
+CLASSIC = "dmiddleware.classic"
 
 # By owner: a module, or a class or an object in one.
 NAMES = {
@@ -93,18 +94,21 @@ NAMES = {
     f"{WORKER}.BattleInteractionSerialEvaluator": "default_config should_eval eval",
     f"{WORKER}.MetricSerialEvaluator": "default_config should_eval eval",
     f"{WORKER}.IMetric": "eval reduce_mean gt",
-    "dmiddleware.env": "BattleEnvManager BattleEnv PettingZooAdapter",
+    "dmiddleware.env": "BattleEnv PettingZooAdapter",
     # Replay buffers
-    DATA: """
+    DATA: "convert_checkpoint",
+    CLASSIC: """
+        BattleEnvManager BattleTimestep game_result
+        DequeBuffer DequeReplay PriorityExperienceReplay clone_object staleness_check
+        use_time_check group_sample padding sample_range_view
         IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
         AdvancedReplayBuffer DequeBufferWrapper create_buffer get_buffer_cls BUFFER_REGISTRY
-        convert_checkpoint
     """,
-    f"{DATA}.AdvancedReplayBuffer": """
+    f"{CLASSIC}.AdvancedReplayBuffer": """
         default_config push update sample clear count save_data load_data state_dict
         load_state_dict start close beta replay_buffer_size push_count
     """,
-    f"{DATA}.EpisodeReplayBuffer": "episode_len sample_steps",
+    f"{CLASSIC}.EpisodeReplayBuffer": "episode_len sample_steps",
     # Commanders, league and entry points
     f"{WORKER}.BaseSerialCommander": "step policy",
     f"{WORKER}.BaseParallelCommander": """
@@ -164,7 +168,7 @@ TYPES = {
     f"{WORKER}.get_serial_collector_cls": """
         sample episode episode_1v1 sample_1v1 battle_episode battle_sample
     """,
-    f"{DATA}.get_buffer_cls": "naive elastic sequence episode advanced",
+    f"{CLASSIC}.get_buffer_cls": "naive elastic sequence episode advanced",
     f"{WORKER}.get_parallel_collector_cls": "zergling marine",
 }
 

@@ -3,9 +3,7 @@
 import numpy as np
 from easydict import EasyDict
 
-from dmiddleware.classic import create_policy
-from dmiddleware.data import create_buffer
-from dmiddleware.env import BattleEnvManager
+from dmiddleware.classic import BattleEnvManager, create_buffer, create_policy
 from dmiddleware.worker import (
     create_learner,
     create_serial_collector,

@@ -3,8 +3,7 @@
 import torch
 from easydict import EasyDict
 
-from dmiddleware.classic import create_policy
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import create_buffer, create_policy
 from dmiddleware.env import make_env_manager
 from dmiddleware.worker import create_learner, create_serial_collector
 

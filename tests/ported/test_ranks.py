@@ -5,8 +5,7 @@ import functools
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.classic import create_policy
-from dmiddleware.data import create_buffer
+from dmiddleware.classic import create_buffer, create_policy
 from dmiddleware.env import make_env_manager
 from dmiddleware.worker import create_learner, create_serial_collector, create_serial_evaluator
 from tests.dmiddleware.distributed.rank_processes import run_ranks

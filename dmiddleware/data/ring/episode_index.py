@@ -1,4 +1,4 @@
-"""Index structures of a row ring: episode links, deleted rows, and rows kept in a side table."""
+"""Index structures of a row ring: episode links, and rows kept in a side table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf
 
-__all__ = ["NONE", "DeletedRows", "EpisodeLinks", "FreeNumbers", "Pushed", "SideTable"]
+__all__ = ["NONE", "EpisodeLinks", "FreeNumbers", "Pushed", "SideTable"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -168,82 +168,6 @@ class EpisodeLinks:
 
 def _only(mask: Bools, tail: Ints, head: Ints) -> Pushed:
     return Pushed(tail, head) if mask.all() else Pushed(tail[mask], head[mask])
-
-
-class DeletedRows:
-    """The slots of a ring whose row was deleted before it was overwritten.
-
-    Args:
-        size: number of slots.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._is_deleted = np.zeros(size, np.bool_)
-        self._count = 0
-        self._present: Ints | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def at(self, index: Ints) -> npt.NDArray[np.bool_]:
-        """Return which of these rows (any shape) were deleted."""
-        return self._is_deleted.take(index % self._size)
-
-    def delete(self, index: Ints) -> None:
-        """Mark rows as deleted; all of them are held, and none occurs twice."""
-        self._is_deleted[index % self._size] = True
-        self._count += len(index)
-        self._present = None
-
-    def write(self, first: int, n: int) -> None:
-        """Mark rows ``first … first + n - 1`` as written."""
-        self._present = None
-        if not self._count:
-            return
-        self.drop(first, first + n)
-
-    def drop(self, first: int, last: int) -> None:
-        """Remove the marks of rows ``first … last - 1``, which have left the ring."""
-        slots = np.arange(first, last) % self._size
-        self._count -= int(np.count_nonzero(self._is_deleted[slots]))
-        self._is_deleted[slots] = False
-        self._present = None
-
-    def clear(self) -> None:
-        """Remove all marks."""
-        self._is_deleted[:] = False
-        self._count = 0
-        self._present = None
-
-    def oldest_present(self, first: int, total: int) -> int:
-        """Return the first row of ``first … total - 1`` that was not deleted; ``total`` if none.
-
-        Takes time in proportion to the rows before it.
-        """
-        n = 64
-        while first < total:
-            marks = self.at(np.arange(first, min(first + n, total)))
-            if not marks.all():
-                return first + int(marks.argmin())
-            first, n = first + len(marks), 2 * n
-        return total
-
-    def present(self, first: int, total: int) -> Ints:
-        """Return the rows of ``first … total - 1`` that were not deleted, ascending."""
-        if self._present is None:
-            index = np.arange(first, total)
-            self._present = index[~self.at(index)]
-        return self._present
-
-    def state_dict(self, index: Ints) -> dict[str, Any]:
-        """Return which rows of ``index`` were deleted."""
-        return {"deleted": index[self.at(index)]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.clear()
-        self.delete(np.asarray(state["deleted"]))
 
 
 class FreeNumbers:

@@ -6,10 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from dmiddleware.classic import CollectMode, as_collect_mode
-from dmiddleware.env import BattleEnvManager, game_result
+from dmiddleware.classic import BattleEnvManager, CollectMode, as_collect_mode, game_result
+from dmiddleware.classic.battle_stepper import BattleStep, BattleStepper
 from dmiddleware.policy import HasModes
-from dmiddleware.rollout.battle import BattleStep, BattleStepper
 from dmiddleware.worker.battles import checked_battle_env, checked_policies
 from dmiddleware.worker.collector.serial_collector import (
     ISerialCollector,

@@ -12,10 +12,10 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import create_policy
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.config import Option, count, mapping
 from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
-from dmiddleware.keywords import also_named
 from dmiddleware.registry import Registry
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook

@@ -13,7 +13,7 @@ from dmiddleware.classic import (
     create_policy,
     get_policy_cls,
 )
-from dmiddleware.logs import LazyWriter, TextLog, log_folder, table
+from dmiddleware.classic.logs import LazyWriter, TextLog, log_folder, table
 from dmiddleware.worker.commander.base import COMMANDER_REGISTRY, BaseParallelCommander, Task
 
 __all__ = ["SoloCommander"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dmiddleware.data.classic import IBuffer, create_buffer
+from dmiddleware.classic.replay_buffers import IBuffer, create_buffer
 from dmiddleware.worker.comm.store import Store
 
 __all__ = ["ReferenceBuffers", "reference"]

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final, Self
 
 from easydict import EasyDict
 
+from dmiddleware.classic.logs import TextLog
+from dmiddleware.classic.replay_buffers import get_buffer_cls
 from dmiddleware.closing import Closing
 from dmiddleware.config import (
     Configurable,
@@ -26,9 +28,7 @@ from dmiddleware.config import (
     text,
 )
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
-from dmiddleware.data.classic import get_buffer_cls
 from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
-from dmiddleware.logs import TextLog
 from dmiddleware.worker.comm.link import Link, create_coordinator_link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander

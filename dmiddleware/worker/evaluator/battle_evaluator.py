@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dmiddleware.classic import EvalMode, as_eval_mode
+from dmiddleware.classic import BattleEnvManager, EvalMode, as_eval_mode, game_result
+from dmiddleware.classic.battle_stepper import BattleStepper
 from dmiddleware.config import Option, count
-from dmiddleware.env import BattleEnvManager, game_result
 from dmiddleware.policy import HasModes
-from dmiddleware.rollout.battle import BattleStepper
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.evaluation import VectorEvalMonitor
 from dmiddleware.worker.battles import checked_battle_env, checked_policies

@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.config import Option, count, number, optional
-from dmiddleware.env import BaseEnvManager, BattleEnvManager
+from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.registry import Registry
 from dmiddleware.worker.ranks import broadcast_from_first

@@ -14,6 +14,8 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import LearnMode, as_learn_mode
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.closing import Closing
 from dmiddleware.config import (
     Configurable,
@@ -28,8 +30,6 @@ from dmiddleware.config import (
 )
 from dmiddleware.data import lead_shape, load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
-from dmiddleware.keywords import also_named
-from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
 from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_outputs
 from dmiddleware.registry import Registry
 from dmiddleware.schedule import Counters

@@ -3,13 +3,11 @@ import dmiddleware.data as data
 NAMES = """
 Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves map_nested
 lead_shape flatten_lead index_rows cat stack
-Buffer BufferMiddleware ReplayBuffer TensorBuffer SampleTransform DequeBuffer BufferedData
+ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler
 check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
 OfflineDataset Minibatches save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
-IBuffer NaiveReplayBuffer ElasticReplayBuffer SequenceReplayBuffer EpisodeReplayBuffer
-AdvancedReplayBuffer DequeBufferWrapper BUFFER_REGISTRY create_buffer get_buffer_cls
 HindsightReplay GoalFunction
 """
 

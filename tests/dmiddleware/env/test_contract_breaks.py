@@ -11,10 +11,10 @@ import pytest
 from gymnasium import spaces
 from strange_envs import Fragile, Walk
 
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.env import (
     AsyncEnvManager,
     BattleEnv,
-    BattleEnvManager,
     OpponentEnv,
     ParallelEnvAdapter,
     SyncEnvManager,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from strange_envs import Fragile, Walk
 
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.env import (
     AsyncEnvManager,
     BattleEnv,
-    BattleEnvManager,
     OpponentEnv,
     PettingZooAdapter,
     SyncEnvManager,

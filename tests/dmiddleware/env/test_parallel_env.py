@@ -7,12 +7,8 @@ import numpy as np
 import pettingzoo
 import pytest
 
-from dmiddleware.env import (
-    BattleEnvManager,
-    ParallelEnvAdapter,
-    PettingZooAdapter,
-    make_env_manager,
-)
+from dmiddleware.classic import BattleEnvManager
+from dmiddleware.env import ParallelEnvAdapter, PettingZooAdapter, make_env_manager
 from dmiddleware.errors import ConfigError
 from tests.dmiddleware.env.optional import needed
 

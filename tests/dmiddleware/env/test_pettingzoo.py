@@ -8,7 +8,8 @@ import pettingzoo
 import pytest
 from pettingzoo.utils import AgentSelector
 
-from dmiddleware.env import BattleEnvManager, PettingZooAdapter
+from dmiddleware.classic import BattleEnvManager
+from dmiddleware.env import PettingZooAdapter
 from dmiddleware.errors import ConfigError
 
 

@@ -15,10 +15,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from strange_envs import LIMIT, Refilling
 
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.env import (
     AsyncEnvManager,
     BattleEnv,
-    BattleEnvManager,
     OpponentEnv,
     SyncEnvManager,
     VectorEnvManager,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from strange_envs import BOX, LIMIT, Bad
 
+from dmiddleware.classic import BattleEnvManager
 from dmiddleware.env import (
     AsyncEnvManager,
     BattleEnv,
-    BattleEnvManager,
     SyncEnvManager,
     VectorEnvManager,
     make_env_manager,

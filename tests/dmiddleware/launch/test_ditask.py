@@ -24,10 +24,10 @@ PROGRAM = """
     from pathlib import Path
     from dmiddleware import Context, Task, middleware
 
-    def main(fail_in_step=-1):
+    def main(fail_in_step=-1, context=Context):
         taken = []
         enough = 50 if fail_in_step < 0 else 10**9
-        with Task(Context()) as task:
+        with Task(context()) as task:
 
             @middleware(roles=["collector"])
             def collect(ctx):
@@ -47,6 +47,10 @@ PROGRAM = """
                 task.on("number", taken.append)
             task.use(collect).use(learn).use(evaluate).run()
             print("ended:", task.stop_reason, flush=True)
+
+    def online():
+        from middleware import OnlineRLContext
+        main(context=OnlineRLContext)
 
     def fail():
         main(fail_in_step=3)
@@ -170,14 +174,22 @@ def test_the_nodes_of_a_host_share_its_cores(
 def test_two_learners_of_a_program_without_data_parallel_are_refused(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--roles", "learner=2,collector=2")
     assert code == 1
-    assert "2 learners" in text and "data_parallel()" in text and "learner=1" in text
+    assert "2 processes with the role learner" in text
+    assert "data_parallel()" in text and "learner=1" in text
     assert "step 1" not in text and not (folder / "runs").exists()
 
 
 def test_a_run_without_the_learner_that_its_chain_needs_is_refused(folder: Path) -> None:
-    code, text = run(folder, "--main", "program.main", "--roles", "collector=2")
+    code, text = run(folder, "--main", "program.online", "--roles", "collector=2")
     assert code == 1
     assert "the run has no learner" in text and "--roles learner=1" in text
+
+
+def test_a_run_without_a_role_that_its_chain_needs_is_refused(folder: Path) -> None:
+    code, text = run(folder, "--main", "program.main", "--roles", "collector=2")
+    assert code == 1
+    assert "is for the role 'learner', but no process of the run has it" in text
+    assert "--roles collector=1,evaluator=1" in text or "--roles collector=1,learner=1" in text
 
 
 def test_a_node_that_is_stopped_by_a_signal_stops_the_run_with_that_reason(folder: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from dmiddleware import Task
-from dmiddleware.env import BattleEnv, BattleEnvManager, make_env_manager
+from dmiddleware.classic import BattleEnvManager
+from dmiddleware.env import BattleEnv, make_env_manager
 from dmiddleware.errors import EnvTimeout
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes

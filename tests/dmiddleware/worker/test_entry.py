@@ -217,7 +217,7 @@ def test_random_samples_come_first(monkeypatch):
 
 
 def test_updates_are_prioritized_by_the_last_errors():
-    from dmiddleware.data import AdvancedReplayBuffer
+    from dmiddleware.classic import AdvancedReplayBuffer
 
     updates = []
     update = AdvancedReplayBuffer.update

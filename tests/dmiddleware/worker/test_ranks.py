@@ -22,7 +22,7 @@ SCRIPT = textwrap.dedent(
     import numpy as np
     import torch
     import torch.distributed as dist
-    from dmiddleware.data import NaiveReplayBuffer
+    from dmiddleware.classic import NaiveReplayBuffer
     from dmiddleware.worker.learner import BaseLearner, LogReduceHook
     from dmiddleware.worker.ranks import broadcast_from_first, sum_over_ranks
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.classic import DequeReplay
-from dmiddleware.data import DequeBuffer, PrioritySampler, index_rows, to_dict
-from dmiddleware.data.buffer_middleware import (
+from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.classic.buffer_middleware import (
     PriorityExperienceReplay,
     staleness_check,
     use_time_check,
 )
+from dmiddleware.data import PrioritySampler, index_rows, to_dict
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import middleware
 from dmiddleware.policy import DQNPolicy

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.classic import DequeReplay
-from dmiddleware.data import DequeBuffer, PrioritySampler
-from dmiddleware.data.buffer_middleware import staleness_check
+from dmiddleware.classic import DequeBuffer, DequeReplay
+from dmiddleware.classic.buffer_middleware import staleness_check
+from dmiddleware.data import PrioritySampler
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
+from dmiddleware.classic.logs import LOG_TO_FILE, TextLog
 from dmiddleware.config import Configurable, Option, count, switch
 from dmiddleware.env.timestep import EnvTimestep
 from dmiddleware.errors import ConfigError
-from dmiddleware.logs import LOG_TO_FILE, TextLog
 from dmiddleware.registry import Registry
 from dmiddleware.worker.serial_worker import get_worker_cls
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pettingzoo
 import pytest
 
-from dmiddleware.env import BattleEnvManager, PettingZooAdapter
+from dmiddleware.classic import BattleEnvManager
+from dmiddleware.env import PettingZooAdapter
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.worker import BattleEpisodeSerialCollector

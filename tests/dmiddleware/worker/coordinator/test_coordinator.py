@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.data.classic import BUFFER_REGISTRY, NaiveReplayBuffer
+from dmiddleware.classic.replay_buffers import BUFFER_REGISTRY, NaiveReplayBuffer
 from dmiddleware.errors import CheckpointDamaged, ConfigError, CoordinatorError, RegistryError
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY

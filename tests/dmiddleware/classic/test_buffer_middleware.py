@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import BufferedData, DequeBuffer, TensorBuffer, as_tree
-from dmiddleware.data.buffer_middleware import (
+from dmiddleware.classic import BufferedData, DequeBuffer
+from dmiddleware.classic.buffer_middleware import (
     PriorityExperienceReplay,
     clone_object,
     group_sample,
@@ -16,6 +16,7 @@ from dmiddleware.data.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
+from dmiddleware.data import TensorBuffer, as_tree
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.buffer_middleware import ActionMiddleware, Chain
-from dmiddleware.data.classic.naive_buffer import PeriodicBuffer
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.classic.buffer_middleware import ActionMiddleware, Chain
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.classic.replay_buffers.naive_buffer import PeriodicBuffer
 from dmiddleware.data.samplers import Ints
 from dmiddleware.errors import NotEnoughData
 

@@ -94,7 +94,7 @@ class Buffer:
         if not callable(middleware):
             raise TypeError(
                 "buffer middleware must be callable as middleware(action, chain, *args, **kwargs), "
-                f"got {middleware!r:.100}; the stock ones are in dmiddleware.data.buffer_middleware"
+                f"got {middleware!r:.100}; the stock ones are in dmiddleware.classic"
             )
         attach = getattr(middleware, "attach", None)
         if attach is not None:

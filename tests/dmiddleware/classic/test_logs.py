@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dmiddleware.logs import table
+from dmiddleware.classic.logs import table
 
 
 def test_values_are_printed_below_their_names():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.classic.naive_buffer import NaiveReplayBuffer
+from dmiddleware.classic.replay_buffers.naive_buffer import NaiveReplayBuffer
 from dmiddleware.errors import NotEnoughData
 
 __all__ = ["EpisodeReplayBuffer"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data import DequeBufferWrapper, create_buffer
+from dmiddleware.classic import DequeBufferWrapper, create_buffer
 from dmiddleware.errors import ConfigError
 
 

@@ -8,15 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import (
-    AdvancedReplayBuffer,
-    NaiveReplayBuffer,
-    load_checkpoint,
-    save_checkpoint,
-)
+from dmiddleware.classic import AdvancedReplayBuffer, NaiveReplayBuffer
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError
-from tests.dmiddleware.data.classic.clock import Clock
-from tests.dmiddleware.data.classic.test_naive_buffer import Scalars
+from tests.dmiddleware.classic.replay_buffers.clock import Clock
+from tests.dmiddleware.classic.replay_buffers.test_naive_buffer import Scalars
 
 
 def advanced(clock=None, writer=None, instance_name="buffer", **cfg):

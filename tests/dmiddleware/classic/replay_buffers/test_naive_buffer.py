@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import (
+from dmiddleware.classic import (
     BUFFER_REGISTRY,
     AdvancedReplayBuffer,
     ElasticReplayBuffer,
@@ -17,11 +17,10 @@ from dmiddleware.data import (
     SequenceReplayBuffer,
     create_buffer,
     get_buffer_cls,
-    load_checkpoint,
-    save_checkpoint,
 )
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointMismatch, ConfigError, RegistryError
-from tests.dmiddleware.data.classic.clock import Clock
+from tests.dmiddleware.classic.replay_buffers.clock import Clock
 
 
 class Scalars:

@@ -1,4 +1,4 @@
-"""Games of several players: the interface of one game, and a manager that steps many of them."""
+"""A manager that steps many games of several players."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from dmiddleware.closing import Closing
 from dmiddleware.env.batching import own_copy
@@ -19,6 +18,7 @@ from dmiddleware.env.contract import check_flag, check_info, close_quietly
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
 from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.env.usable_values import is_finite
@@ -31,7 +31,7 @@ from dmiddleware.errors import (
     StructureError,
 )
 
-__all__ = ["BattleEnv", "BattleEnvManager", "BattleTimestep", "GameResult", "game_result"]
+__all__ = ["BattleEnvManager", "BattleTimestep", "GameResult", "game_result"]
 
 GameResult: TypeAlias = Literal["wins", "draws", "losses"]
 """How a game ended for a player."""
@@ -41,50 +41,6 @@ _RESULTS: Mapping[object, GameResult] = {
     **{word: "draws" for word in ("draws", "draw")},
     **{word: "losses" for word in ("losses", "loss")},
 }
-
-
-class BattleEnv(Protocol):
-    """A game of two or more players, numbered from 0.
-
-    A class that derives from this one gets the defaults: all players move at the same time, and all
-    actions are allowed.
-    """
-
-    observation_space: gym.Space[Any] | None = None
-    """What one player observes; None: unknown, so policies are not checked against it."""
-    action_space: gym.Space[Any] | None = None
-    """What one player does."""
-    n_player: int = 2
-
-    def reset(self, seed: int | None = None) -> list[Any]:
-        """Start a new game; return one observation per player."""
-        ...
-
-    def step(
-        self, actions: list[Any]
-    ) -> tuple[list[Any], list[float], bool, bool, list[dict[str, Any]]]:
-        """Play one move.
-
-        Args:
-            actions: one per player, None for those that are not to move.
-
-        Returns:
-            Observations, rewards, ``terminated``, ``truncated``, infos; the lists have one item per
-            player.
-        """
-        ...
-
-    def to_move(self) -> tuple[int, ...]:
-        """Return the players whose actions the next step takes."""
-        return tuple(range(self.n_player))
-
-    def action_mask(self, player: int) -> npt.NDArray[Any] | None:
-        """Return which actions a player may take, ``[A]``; None: all."""
-        return None
-
-    def close(self) -> None:
-        """Release the game's resources."""
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +80,9 @@ class BattleEnvManager(Closing, EpisodeGoal):
     resets them. A game that ends is reset at once. A game that raises is made again, and its
     unfinished episode is lost.
 
-    Observations are passed on as the games give them. Where a game has an :meth:`action mask
-    <BattleEnv.action_mask>` that is not in its observations yet, an observation becomes
-    ``{"observation": obs, "action_mask": mask}``, as in PettingZoo.
+    Observations are passed on as the games give them. Where a game has an action mask that is not
+    in its observations yet, an observation becomes ``{"observation": obs, "action_mask": mask}``,
+    as in PettingZoo.
 
     Args:
         env_fns: one function per game that makes it.
@@ -238,7 +194,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
             return _space(env, "action_space")
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
-        """Seed each game at its next reset; see :meth:`BaseEnvManager.seed`."""
+        """Seed each game at its next reset, as other env managers seed their envs."""
         self._seeds = env_seeds(seed, self.env_num)
         self._fixes_seeds = not dynamic_seed
         self._pending_seeds = dict(enumerate(self._seeds))
@@ -249,7 +205,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         Raises:
             EnvStateError: if they are launched already.
             EnvCrashed: if a game cannot be made or reset.
-            EnvProtocolError: if a game does not follow :class:`BattleEnv`.
+            EnvProtocolError: if a game does not follow :class:`~dmiddleware.env.BattleEnv`.
         """
         if not self.closed:
             raise EnvStateError("BattleEnvManager is launched already; close() it first")

@@ -7,14 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dmiddleware.classic.battle_manager import BattleEnvManager, BattleTimestep
 from dmiddleware.data import as_tree, from_numpy, to_dict, to_numpy
 from dmiddleware.data.batch import Batch, Value
-from dmiddleware.env import BattleEnvManager, BattleTimestep, EnvTimestep
+from dmiddleware.env import EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
+from dmiddleware.rollout.opponents import check_sees_games
 from dmiddleware.rollout.stepper import first_episode_id
 
-__all__ = ["BattleStep", "BattleStepper", "PlayerTurn", "TurnTracker", "check_sees_games"]
+__all__ = ["BattleStep", "BattleStepper", "PlayerTurn", "TurnTracker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class BattleStep:
 class BattleStepper:
     """Lets one policy per player act in games, and counts steps and episodes.
 
-    Every episode has an id that no other episode has, as in :class:`Stepper`.
+    Every episode has an id that no other episode has, as in a collector.
 
     Args:
         modes: the players' collect or eval modes.
@@ -263,28 +265,6 @@ class BattleStepper:
             self._episode_id = list(state["episode_id"])
             self._tracker.load_state_dict(state["turns"])
         return continues
-
-
-def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> None:
-    """Reject policies that need more than a game's observations, which include action masks.
-
-    Args:
-        modes: the players' modes.
-        user: the caller's name, for the message.
-
-    Raises:
-        ConfigError: for a recurrent policy, and for inputs other than ``action_mask``.
-    """
-    for player, mode in enumerate(modes):
-        needed = [name for name in mode.spec.act_inputs if name != "action_mask"]
-        if mode.spec.initial_state(1) is not None:
-            needed.append("a recurrent state")
-        if needed:
-            raise ConfigError(
-                f"the policy of player {player} needs {', '.join(needed)} to act, but {user} gives "
-                "policies the observations of a game and their action masks only; use a policy "
-                "without memory, or put what it needs into the observations"
-            )
 
 
 def _closed(

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data.buffer_middleware import ActionMiddleware, Chain
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.classic.buffer_middleware import ActionMiddleware, Chain
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 
 __all__ = ["TrackedData", "data_id_of"]
 

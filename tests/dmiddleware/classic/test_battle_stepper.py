@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmiddleware.env import BattleTimestep
+from dmiddleware.classic import BattleTimestep
+from dmiddleware.classic.battle_stepper import TurnTracker
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import Policy
-from dmiddleware.rollout.battle import TurnTracker, check_sees_games
+from dmiddleware.rollout.opponents import check_sees_games
 
 N_PLAYER = 3
 

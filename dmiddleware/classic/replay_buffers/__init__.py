@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.data.classic.advanced_buffer import AdvancedReplayBuffer
-from dmiddleware.data.classic.deque_buffer_wrapper import DequeBufferWrapper
-from dmiddleware.data.classic.episode_buffer import EpisodeReplayBuffer
-from dmiddleware.data.classic.naive_buffer import ElasticReplayBuffer, NaiveReplayBuffer
-from dmiddleware.data.classic.replay_buffer import IBuffer
-from dmiddleware.data.classic.sequence_buffer import SequenceReplayBuffer
+from dmiddleware.classic.replay_buffers.advanced_buffer import AdvancedReplayBuffer
+from dmiddleware.classic.replay_buffers.deque_buffer_wrapper import DequeBufferWrapper
+from dmiddleware.classic.replay_buffers.episode_buffer import EpisodeReplayBuffer
+from dmiddleware.classic.replay_buffers.naive_buffer import ElasticReplayBuffer, NaiveReplayBuffer
+from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
+from dmiddleware.classic.replay_buffers.sequence_buffer import SequenceReplayBuffer
 from dmiddleware.registry import Registry, import_modules
 
 __all__ = [

@@ -11,6 +11,15 @@ import numpy.typing as npt
 import torch
 from easydict import EasyDict
 
+from dmiddleware.classic.buffer_middleware import (
+    PriorityExperienceReplay,
+    check_priority,
+    staleness_check,
+    use_time_check,
+)
+from dmiddleware.classic.deque_buffer import BufferedData
+from dmiddleware.classic.replay_buffers.rate_limit import RateLimit
+from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
 from dmiddleware.config import (
     Option,
     Range,
@@ -20,15 +29,6 @@ from dmiddleware.config import (
     fraction,
     positive,
 )
-from dmiddleware.data.arguments import check_priority
-from dmiddleware.data.buffer_middleware import (
-    PriorityExperienceReplay,
-    staleness_check,
-    use_time_check,
-)
-from dmiddleware.data.classic.rate_limit import RateLimit
-from dmiddleware.data.classic.replay_buffer import IBuffer
-from dmiddleware.data.deque_buffer import BufferedData
 from dmiddleware.errors import NotEnoughData
 
 __all__ = ["AdvancedReplayBuffer"]

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import BufferedData, DequeBuffer, load_checkpoint, save_checkpoint
-from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, use_time_check
+from dmiddleware.classic import BufferedData, DequeBuffer
+from dmiddleware.classic.buffer_middleware import PriorityExperienceReplay, use_time_check
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, NotEnoughData
 
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import SequenceReplayBuffer
-from tests.dmiddleware.data.classic.clock import Clock
+from dmiddleware.classic import SequenceReplayBuffer
+from tests.dmiddleware.classic.replay_buffers.clock import Clock
 
 
 def sequences(size=10, **cfg):

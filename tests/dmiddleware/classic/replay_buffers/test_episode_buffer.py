@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import EpisodeReplayBuffer
-from tests.dmiddleware.data.classic.clock import Clock
+from dmiddleware.classic import EpisodeReplayBuffer
+from tests.dmiddleware.classic.replay_buffers.clock import Clock
 
 
 def episodes(size=4, **cfg):

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from dmiddleware.classic.buffer_middleware import clone_object
+from dmiddleware.classic.deque_buffer import DequeBuffer
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
+from dmiddleware.classic.replay_buffers.tracked_data import TrackedData, data_id_of
 from dmiddleware.closing import Closing
 from dmiddleware.config import Configurable, Option, at_least, count, optional, switch
-from dmiddleware.data.buffer_middleware import clone_object
 from dmiddleware.data.buffer_state import check_state
-from dmiddleware.data.classic.tracked_data import TrackedData, data_id_of
-from dmiddleware.data.deque_buffer import DequeBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
-from dmiddleware.keywords import also_named
-from dmiddleware.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 
 __all__ = ["IBuffer"]
 
@@ -29,7 +29,7 @@ _PERIOD_S = 60.0
 
 
 class IBuffer(Closing, Configurable, ABC):
-    """Base class of the classic replay buffers: a :class:`~dmiddleware.data.DequeBuffer` and logs.
+    """Base class of the classic replay buffers: a :class:`DequeBuffer` and logs.
 
     Methods hold a lock, so several threads may share a buffer. The buffer starts no thread: the
     first push or sample after each period logs how many items came and went.

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dmiddleware.classic.buffer_middleware import PriorityExperienceReplay, use_time_check
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.replay_buffers.naive_buffer import PeriodicBuffer
 from dmiddleware.config import Option, Range, at_least, count, fraction, positive, switch
-from dmiddleware.data.buffer_middleware import PriorityExperienceReplay, use_time_check
-from dmiddleware.data.classic.naive_buffer import PeriodicBuffer
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.keywords import also_named
 
 __all__ = ["DequeBufferWrapper"]
 
@@ -20,7 +20,7 @@ _uses = Range("a number ≥ 1, or infinity", lambda value: value == math.inf or 
 
 
 class DequeBufferWrapper(PeriodicBuffer):
-    """A first-in, first-out buffer around a :class:`~dmiddleware.data.DequeBuffer`.
+    """A first-in, first-out buffer around a :class:`~dmiddleware.classic.DequeBuffer`.
 
     It draws uniformly or, with ``priority``, in proportion to priorities. Then each sample has
     ``replay_buffer_idx`` and, with ``priority_IS_weight``, its importance weight ``IS``.

@@ -15,15 +15,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from dmiddleware.data.arguments import check_count, check_flag, check_number, check_priority
+from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
+from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.batch import Batch, map_leaves
-from dmiddleware.data.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.schedule import Schedule
 
 __all__ = [
     "ActionMiddleware",
     "PriorityExperienceReplay",
+    "check_priority",
     "clone_object",
     "staleness_check",
     "use_time_check",
@@ -85,7 +86,7 @@ class PriorityExperienceReplay(ActionMiddleware):
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016.
 
     Args:
-        buffer: the buffer, a :class:`~dmiddleware.data.DequeBuffer`.
+        buffer: the buffer, a :class:`~dmiddleware.classic.DequeBuffer`.
         IS_weight: whether to add importance weights.
         priority_power_factor: how strongly priorities count (α in the paper).
         IS_weight_power_factor: how much of the bias the weights correct at first (β in the paper).
@@ -503,3 +504,20 @@ def _items(result: Any) -> list[BufferedData]:
     """Return the items of a sample of a DequeBuffer, also of one in groups, without padding."""
     items = [x for part in result for x in (part if isinstance(part, list) else [part])]
     return [item for item in items if item.index is not None]
+
+
+def check_priority(priority: object) -> float:
+    """Return a priority as a float, checked; it may be a tensor or an array of no dimensions.
+
+    Raises:
+        TypeError: if it is not a number.
+        ValueError: if it is negative, infinite or NaN.
+    """
+    if type(priority) is float and 0.0 <= priority < np.inf:
+        return priority  # the usual case; buffers check every item
+    if isinstance(priority, torch.Tensor | np.ndarray) and priority.ndim == 0:
+        priority = priority.item()
+    checked = check_number("priority", priority)
+    if not np.isfinite(checked):
+        raise ValueError(f"priority must be finite, got {checked}; look for NaN in the loss")
+    return checked

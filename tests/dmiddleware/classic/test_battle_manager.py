@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dmiddleware.env import BattleEnv, BattleEnvManager, game_result
+from dmiddleware.classic import BattleEnvManager, game_result
+from dmiddleware.env import BattleEnv
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,

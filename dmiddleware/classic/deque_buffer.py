@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from dmiddleware.classic.buffer import Buffer
+from dmiddleware.classic.keywords import also_named
 from dmiddleware.data.arguments import check_count
-from dmiddleware.data.buffer import Buffer
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
-from dmiddleware.data.ring.episode_index import DeletedRows
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.keywords import also_named
 
 __all__ = ["BufferedData", "DequeBuffer"]
 
@@ -70,7 +70,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
     def __init__(self, size: int, *, seed: int | None = None) -> None:
         super().__init__(size, seed)
         self._slots: list[BufferedData | None] = [None] * size
-        self._deleted = DeletedRows(size)
+        self._deleted = _DeletedItems(size)
         self._groups = _Groups()
         self._span = _Span()
 
@@ -482,6 +482,73 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         item = self._slots[index % self._size]
         assert item is not None  # callers look up what is held
         return BufferedData(item.data, item.index, item.meta.copy())
+
+
+class _DeletedItems:
+    """The slots of a ring whose item was deleted before it was overwritten.
+
+    Args:
+        size: number of slots.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._is_deleted = np.zeros(size, np.bool_)
+        self._count = 0
+        self._present: Ints | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, index: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of these items (any shape) were deleted."""
+        return self._is_deleted.take(index % self._size)
+
+    def delete(self, index: Ints) -> None:
+        """Mark items as deleted; all of them are held, and none occurs twice."""
+        self._is_deleted[index % self._size] = True
+        self._count += len(index)
+        self._present = None
+
+    def write(self, first: int, n: int) -> None:
+        """Mark items ``first … first + n - 1`` as written."""
+        self._present = None
+        if not self._count:
+            return
+        self.drop(first, first + n)
+
+    def drop(self, first: int, last: int) -> None:
+        """Remove the marks of items ``first … last - 1``, which have left the ring."""
+        slots = np.arange(first, last) % self._size
+        self._count -= int(np.count_nonzero(self._is_deleted[slots]))
+        self._is_deleted[slots] = False
+        self._present = None
+
+    def clear(self) -> None:
+        """Remove all marks."""
+        self._is_deleted[:] = False
+        self._count = 0
+        self._present = None
+
+    def oldest_present(self, first: int, total: int) -> int:
+        """Return the first item of ``first … total - 1`` that was not deleted; ``total`` if none.
+
+        Takes time in proportion to the items before it.
+        """
+        n = 64
+        while first < total:
+            marks = self.at(np.arange(first, min(first + n, total)))
+            if not marks.all():
+                return first + int(marks.argmin())
+            first, n = first + len(marks), 2 * n
+        return total
+
+    def present(self, first: int, total: int) -> Ints:
+        """Return the items of ``first … total - 1`` that were not deleted, ascending."""
+        if self._present is None:
+            index = np.arange(first, total)
+            self._present = index[~self.at(index)]
+        return self._present
 
 
 class _Groups:

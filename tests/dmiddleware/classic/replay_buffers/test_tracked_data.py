@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data import AdvancedReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
+from dmiddleware.classic import AdvancedReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
 
 
 def item(n):
