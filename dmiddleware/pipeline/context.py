@@ -223,9 +223,14 @@ class Context:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Fields that this context does not declare are kept too: a task whose first middleware brings
+        another context takes them over.
+        """
         self.__dict__.update(state["values"])
-        self.keep(*state["also_kept"])
+        own = {field.name for field in dataclasses.fields(self)}
+        self.keep(*state["also_kept"], *(state["values"].keys() - own))
 
     def __getstate__(self) -> dict[str, Any]:
         # A task has threads and cannot be pickled; the fields can.
