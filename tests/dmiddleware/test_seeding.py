@@ -65,7 +65,7 @@ def test_the_libraries_draw_the_same_numbers_after_the_same_seed():
 def test_torch_is_seeded_if_it_is_imported_and_never_imported_for_it():
     program = """
 import sys
-from middleware import Role
+import dmiddleware.pipeline
 from dmiddleware.seeding import seed_libraries
 seed_libraries(7)
 assert "torch" not in sys.modules

@@ -29,8 +29,6 @@ def test_the_public_names_are_these():
         "StepInfo",
         "check_env_manager",
         "BattleEnv",
-        "BattleEnvManager",
-        "BattleTimestep",
         "PettingZooAdapter",
         "ParallelEnvAdapter",
         "OpponentEnv",
@@ -40,8 +38,6 @@ def test_the_public_names_are_these():
         "team_spaces",
         "agent_spaces",
         "n_agent_of",
-        "GameResult",
-        "game_result",
     ]
 
 

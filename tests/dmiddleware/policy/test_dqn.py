@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dmiddleware.classic import as_command_mode
 from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import DQNPolicy, Policy
@@ -196,7 +197,8 @@ def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
 
 def test_the_commander_lowers_epsilon_with_the_env_steps(small):
     eps = {"type": "linear", "start": 1.0, "end": 0.1, "decay": 100}
-    mode = DQNPolicy({"model": small, "other": {"eps": eps}}).command_mode
+    policy = DQNPolicy({"model": small, "other": {"eps": eps}})
+    mode = as_command_mode(policy, user="the test")
     got = [mode.get_setting_collect({"envstep": n})["eps"] for n in (0, 50, 1000)]
     assert got == pytest.approx([1.0, 0.55, 0.1])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.classic import as_eval_mode
+from dmiddleware.classic import as_eval_mode, as_learn_mode
 from dmiddleware.data import TensorBuffer, as_tree, to_dict
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
@@ -94,9 +94,10 @@ def test_samples_and_plain_dictionaries_of_numpy_are_learned_from(cls: Any) -> N
     by_hand = mapped(arrays, batch)
     samples = [mapped(lambda _, leaf, i=i: leaf[i], by_hand) for i in range(len(batch["reward"]))]
     lists = mapped(lambda _, leaf: leaf.tolist(), batch)
+    modes = [as_learn_mode(policy, user="the test") for policy in policies]  # take lists, too
     losses = [
-        policy.learn_mode.forward(data)["total_loss"]
-        for policy, data in zip(policies, (by_hand, samples, as_tree(lists)), strict=True)
+        mode.forward(data)["total_loss"]
+        for mode, data in zip(modes, (by_hand, samples, as_tree(lists)), strict=True)
     ]
     assert losses[0] == losses[1] == losses[2]
 

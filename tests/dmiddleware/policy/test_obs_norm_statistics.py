@@ -102,5 +102,5 @@ def test_a_restored_normaliser_continues_identically(moment):
 
 
 def test_a_state_of_other_observations_is_rejected():
-    with pytest.raises(CheckpointMismatch, match="normalises the observations"):
+    with pytest.raises(CheckpointMismatch, match="normalizes the observations"):
         ObsNorm({"a": 2}).load_state_dict(ObsNorm({"b": 2}).state_dict())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from dmiddleware.classic import as_command_mode
 from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import C51Policy, DQNPolicy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, taken_rows
@@ -102,7 +103,8 @@ def test_rainbow_has_all_extensions_by_default() -> None:
     assert model.value_head is not None
     assert (policy.nstep, policy.cfg.learn.double) == (3, True)
     assert policy.learn_mode.forward(batch())["priority"].shape == (8,)
-    setting = policy.command_mode.get_setting_collect({"envstep": 0})
+    mode = as_command_mode(policy, user="the test")
+    setting = mode.get_setting_collect({"envstep": 0})
     assert setting == {"eps": 0.0}
 
 

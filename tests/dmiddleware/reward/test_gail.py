@@ -39,7 +39,7 @@ def made(expert: Batch, **options: Any) -> GAIL:
 def test_reward_and_loss_are_those_of_the_paper() -> None:
     expert = as_tree({"obs": torch.ones(1, 4), "action": torch.ones(1, dtype=torch.int64)})
     gail, batch = made(expert), rows(64, 0, follows=0.5)
-    network = gail._parts["discriminator"].module
+    network = gail.components["discriminator"].module
     with torch.no_grad():
         policy = network(batch["obs"], batch["action"]).sigmoid()
         of_expert = network(expert["obs"], expert["action"]).sigmoid()

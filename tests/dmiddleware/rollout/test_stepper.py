@@ -49,4 +49,4 @@ def test_the_episode_that_ends_is_that_of_its_env_though_the_rows_are_not_sorted
         assert list(step.ended) == [2]
         assert list(step.begun) == [1, 0, 2]
         assert (stepper.episode_id != before).tolist() == [True, True, True, False]
-        assert batched_policy.collect_mode.spec.resets[-2:] == [[1, 0], [2]]
+        assert batched_policy.resets[-2:] == [[1, 0], [2]]

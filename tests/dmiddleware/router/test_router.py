@@ -248,6 +248,7 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
         with leaving:
             hanging = Received(leaving, "e")
             learner.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
+            hanging.of("node.joined", 1)
             hanging.hold = True
             learner.emit(Event("e"), (0, bytes(1000)), {})
             assert comes_true(lambda: hanging.holding)

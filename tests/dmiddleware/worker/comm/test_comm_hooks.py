@@ -23,7 +23,7 @@ def learner():
             "priority": True,
             "learn": {"batch_size": 2},
         },
-        enable_field=["learn"],
+        modes=["learn"],
     )
     with BaseLearner({"hook": {"save_ckpt_after_run": False}}, policy) as learner:
         learner.policies, learner.infos = [], []
