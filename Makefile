@@ -49,7 +49,7 @@ format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure the speed bars and write docs/benchmarks.md
+bench: setup ## Measure the speed bars and write docs/benchmarks.md (about 35 minutes)
 	$(INSTALL) '.[bench]'
 	$(BIN)/python -m tests.benchmarks
 

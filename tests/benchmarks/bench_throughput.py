@@ -21,8 +21,9 @@ Not equal, because the libraries differ:
 - While a batch is learned from, our collectors and those of Sample Factory (`async_rl`) collect the
   next one. RLlib's PPO collects and learns alternately. In Sample Factory's serial mode and in our
   one process, this is so too.
-- Sample Factory does not shuffle minibatches, which it calls slow; the others do. Its serial mode
-  uses `batched_sampling`, and otherwise it samples double-buffered, as it comes.
+- Sample Factory does not shuffle minibatches, which it calls slow; the others do. It uses
+  `batched_sampling=True` and `worker_num_splits=1`, which are faster here than its defaults, and
+  scales rewards by 0.1 as its own example for CartPole does.
 - RLlib compiles its results after every ten batches, not after each one.
 - Our optimizer is fused Adam. The others have no option for it.
 - Sample Factory needs Gymnasium 0.29 and NumPy 1, RLlib Gymnasium 1.2. Each has an environment of
@@ -60,8 +61,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _SMALL = bool(os.environ.get("BENCH_SMALL"))
 COUNTS = (0, 1, 2, 4, 8)
 TURNS = 1 if _SMALL else 3
-WARMUP_S = 1.0 if _SMALL else 4.0
-SECONDS = 2.0 if _SMALL else 8.0
+WARMUP_S = 1.0 if _SMALL else 3.0
+SECONDS = 2.0 if _SMALL else 6.0
 DEADLINE_S = 180.0
 UNIT = "env steps/s"
 PROGRAM = "tests.benchmarks.throughput_program"
@@ -89,7 +90,13 @@ class Side:
     def run(self, count: int) -> None:
         """Take a turn."""
         if not self.missing and count in self.counts:
-            self.rates.setdefault(count, []).append(self.measure(count))
+            try:
+                rate = self.measure(count)
+            except RuntimeError as error:  # do not lose the turns before
+                print(f"{error}\n{self.name}, {named(count)}: once more", flush=True)
+                rate = self.measure(count)
+            print(f"{self.name}, {named(count)}: {rate:,.0f} {UNIT}", flush=True)
+            self.rates.setdefault(count, []).append(rate)
 
     def cell(self, count: int) -> str:
         """Return the figure as text."""
@@ -107,8 +114,8 @@ class Side:
 def rows() -> tuple[list[Row], Grid]:
     """Measure all sides."""
     no_ray = why_no_ray()
-    local = Side("ditask", run_locally)
-    ray = Side("ditask on Ray", run_on_ray, counts=COUNTS[1:], missing=no_ray)
+    local = Side("dmiddleware", run_locally)
+    ray = Side("dmiddleware on Ray", run_on_ray, counts=COUNTS[1:], missing=no_ray)
     rllib = Side(f"RLlib {version_of('ray[rllib]', 'rllib')}", run_rllib, missing=no_ray)
     sample_factory = Side(
         f"Sample Factory {version_of('sample-factory', 'sample-factory')}", run_sample_factory
@@ -125,7 +132,7 @@ def rows() -> tuple[list[Row], Grid]:
             for side in sides[turn % 4 :] + sides[: turn % 4]:
                 side.run(count)
     grid = Grid(
-        ("collecting processes", *(f"{side.name}, {UNIT}" for side in sides)),
+        ("", *(side.name for side in sides)),
         [(named(count), *(side.cell(count) for side in sides)) for count in COUNTS],
     )
     best = local.fastest(COUNTS[1:])
