@@ -423,7 +423,7 @@ def _plural(words: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SettingInfo:
-    """What is declared about a setting.
+    """The declaration of a setting.
 
     Attributes:
         name: its name.
@@ -557,7 +557,7 @@ def _defaults(cls: type[Settings]) -> dict[str, Any]:
 
 def _fields(cls: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    for field in fields.values():  # cloudpickle copies MISSING, which is told by its identity
+    for field in fields.values():  # cloudpickle copies MISSING, which is compared by identity
         for name in ("default", "default_factory"):
             if isinstance(getattr(field, name), type(MISSING)):
                 setattr(field, name, MISSING)

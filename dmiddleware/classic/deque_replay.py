@@ -21,7 +21,7 @@ class DequeReplay:
     """A :class:`DequeBuffer` as the :class:`~dmiddleware.data.ReplayBuffer` of a chain.
 
     The deque buffer stores each row as a dictionary. Its metadata has the column ``collect_iter``,
-    if there is one, as ``train_iter_data_collected``. What is sampled is stacked into a batch, with
+    if there is one, as ``train_iter_data_collected``. Sampled items are stacked into a batch, with
     the index of each item as ``index``, and with ``weight`` if :class:`PriorityExperienceReplay`
     computes importance weights::
 

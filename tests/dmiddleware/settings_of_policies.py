@@ -57,21 +57,21 @@ class PolicySettings(Settings):
 
 
 class DiscountedSettings(PolicySettings):
-    """What policies have that learn returns."""
+    """Settings of policies that learn returns."""
 
     discount: Annotated[Fraction, At("discount_factor")] = 0.99
     """γ, the discount of future rewards."""
 
 
 class OffPolicySettings(PolicySettings):
-    """What policies have that learn from stored rows, update by update."""
+    """Settings of policies that learn from stored rows, update by update."""
 
     update_per_collect: Annotated[Count, At("learn.update_per_collect")] = 1
     """Updates after each collection."""
 
 
 class OnPolicySettings(DiscountedSettings, section="learn"):
-    """What policies have that learn from each collected batch once."""
+    """Settings of policies that learn from each collected batch once."""
 
     epoch_per_collect: Count = 1
     """Passes over each collected batch."""
@@ -84,7 +84,7 @@ class OnPolicySettings(DiscountedSettings, section="learn"):
 
 
 class ActorSettings(PolicySettings):
-    """What policies have whose actors return a distribution, or a bounded action."""
+    """Settings of policies whose actors return a distribution, or a bounded action."""
 
     action_low: Numbers | None = None
     """Lower bounds of a Box of actions; None uses the environment's."""
@@ -96,7 +96,7 @@ class ActorSettings(PolicySettings):
 
 
 class ObsNormSettings(PolicySettings):
-    """What policies have that can normalize observations."""
+    """Settings of policies that can normalize observations."""
 
     obs_norm: bool = False
     """Whether to normalize observations by running statistics."""
@@ -105,7 +105,7 @@ class ObsNormSettings(PolicySettings):
 
 
 class DatasetNormSettings(ObsNormSettings):
-    """What policies have that normalize observations by the statistics of a dataset."""
+    """Settings of policies that normalize observations by the statistics of a dataset."""
 
     obs_norm = True
     """Whether to normalize observations with the mean and standard deviation of the dataset, which
@@ -114,7 +114,7 @@ class DatasetNormSettings(ObsNormSettings):
 
 
 class TDSettings(ObsNormSettings, DiscountedSettings, OffPolicySettings):
-    """What policies have that learn from temporal differences."""
+    """Settings of policies that learn from temporal differences."""
 
     priority: bool = False
     """Whether to return the TD errors as priorities."""
@@ -370,7 +370,7 @@ class DecisionTransformerSettings(
 
 
 class AdvantageSettings(ObsNormSettings, ActorSettings, OnPolicySettings):
-    """What policies have that learn from advantages."""
+    """Settings of policies that learn from advantages."""
 
     norm_clip = 10.0
     """Largest absolute value of normalized observations and rewards; None does not clip."""

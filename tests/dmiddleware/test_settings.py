@@ -43,7 +43,7 @@ from dmiddleware.settings import (
 
 
 class Base(Settings, section="learn"):
-    """What all have."""
+    """Common to all."""
 
     discount: Annotated[Fraction, At("discount_factor")] = 0.99
     """γ, the discount
@@ -55,7 +55,7 @@ class Base(Settings, section="learn"):
 
 
 class Actor(Settings):
-    """What actors have."""
+    """Of actors."""
 
     bounding: Literal["rescale", "tanh"] = "rescale"
     """How actions keep within the bounds."""

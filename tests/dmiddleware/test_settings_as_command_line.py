@@ -87,6 +87,6 @@ def test_the_help_has_the_sentences_and_the_defaults(capsys: pytest.CaptureFixtu
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed, without the boxes around it."""
+    """Return the printed text, without the boxes around it."""
     captured = capsys.readouterr()
     return " ".join((captured.out + captured.err).replace("│", " ").split())
