@@ -9,7 +9,6 @@ import torch
 
 from dmiddleware.data import (
     Batch,
-    Minibatches,
     MinibatchUnit,
     OfflineDataset,
     ReplayBuffer,
@@ -32,12 +31,12 @@ from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.checks import (
-    check_instance,
     check_positive,
     policy_setting,
     value_or_setting,
 )
 from middleware.support.counters import RunCounters
+from middleware.support.dataset_reader import DatasetReader, check_dataset
 from middleware.support.replay import (
     SkippedDraws,
     bind_to_policy,
@@ -446,42 +445,37 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     ) -> None:
         super().__init__(policy)
         user = "OfflineLearner"
-        hint = "open one with OfflineDataset(path)"
-        self._dataset = check_instance(dataset, OfflineDataset, user=user, hint=hint)
-        self._batch_size = value_or_setting(
+        check_dataset(dataset, user=user)
+        n_rows = value_or_setting(
             batch_size, self._mode, "learn.batch_size", user=user, name="batch_size"
         )
-        self._minibatches = self._make_minibatches(seed=0)
-        self.policy_settings["learn.batch_size"] = self._batch_size
-        self.settings = {"dataset": str(dataset.path), "batch_size": self._batch_size}
+        self._reader = DatasetReader(dataset, batch_size=n_rows)
+        self.policy_settings["learn.batch_size"] = n_rows
+        self.settings = self._reader.settings
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
         super().setup(task)
-        self._minibatches = self._make_minibatches(seed=task.seed_for("learner", "dataset"))
+        self._reader.setup(task)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a dataset without the n-step returns that the policy learns from."""
         yield from super().preflight(chain)
-        if "discount" not in self._dataset.leaves:  # the column of nstep_reward_enhancer
+        if not self._reader.has_n_step:
             yield from n_step_problems(None, self._mode, chain)
 
     def __call__(self, ctx: OfflineRLContext) -> None:
         """Learn."""
-        ctx.train_output = self._update(ctx, next(self._minibatches))
-        ctx.train_epoch = self._minibatches.epoch
-        ctx.trained_env_step += self._batch_size
+        ctx.train_output = self._update(ctx, self._reader.read())
+        self._reader.count(ctx)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset."""
-        return self._minibatches.state_dict()
+        return self._reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._minibatches.load_state_dict(state)
-
-    def _make_minibatches(self, *, seed: int) -> Minibatches:
-        return self._dataset.batches(self._batch_size, epochs=None, drop_last=True, seed=seed)
+        self._reader.load_state_dict(state)
 
 
 def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:

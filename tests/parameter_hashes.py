@@ -16,13 +16,18 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch, flatten_lead
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DecisionTransformerPolicy
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
-from middleware.advantage import AdvantageEstimator
-from tests.dmiddleware.policy.every_policy import EVERY, N_ENVS, buffer_of, env_for, made
+from tests.dmiddleware.policy.every_policy import (
+    EVERY,
+    N_ENVS,
+    buffer_of,
+    env_for,
+    made,
+    on_policy_batch,
+)
 
 N_ROUNDS = 4
 N_UPDATES = 200
@@ -63,7 +68,7 @@ def hash_of(cls: Any, **options: Any) -> str:
         for _ in range(N_ROUNDS):
             rows = collector.collect(N_ENVS * 24)
             if policy.on_policy:
-                data = learnable(policy, rows)
+                data = on_policy_batch(policy, rows)
             elif buffer is None:
                 buffer = buffer_of(policy, rows)
             else:
@@ -77,13 +82,6 @@ def hash_of(cls: Any, **options: Any) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def learnable(policy: Any, rows: Batch) -> Batch:
-    """Return collected rows as an on-policy algorithm learns from them."""
-    if not policy.learns_from_trajectories:
-        rows = AdvantageEstimator(policy.learn_mode, user="the recorder")(rows)
-    return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 
 
 if __name__ == "__main__":

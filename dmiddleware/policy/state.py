@@ -14,8 +14,11 @@ from dmiddleware.policy.component import Component, optimizer_state
 __all__ = [
     "PolicyState",
     "check_model_state",
+    "component_state",
+    "load_component_state",
     "load_model_state",
     "model_state",
+    "optimizer_states",
     "entry_of",
     "plain_name",
 ]
@@ -77,11 +80,7 @@ class PolicyState:
                 for name, one in self._components.items()
                 if one.target is not None
             },
-            "optimizer": {
-                name: optimizer_state(one.optimizer)
-                for name, one in self._components.items()
-                if one.optimizer is not None
-            },
+            "optimizer": optimizer_states(self._components),
         }
 
     def load_learning(self, state: Mapping[str, Any]) -> None:
@@ -112,18 +111,14 @@ class PolicyState:
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the components that do not belong to the model."""
         return {
-            name: model_state(one.module) if one.is_module else one.module.state_dict()
+            name: component_state(one)
             for name, one in self._components.items()
             if name not in self.paths and one.acts is acting
         }
 
     def _load_others(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
-            module = self._components[name].module
-            if isinstance(module, nn.Module):
-                load_model_state(module, state, name)
-            else:
-                module.load_state_dict(state)
+            load_component_state(self._components[name], state, name)
 
     def _check_acting(self, state: Mapping[str, Any]) -> None:
         model = entry_of(state, "model")
@@ -150,6 +145,34 @@ class PolicyState:
         for name, one in own.items():
             if one.is_module and name in states:
                 check_model_state(one.module, states[name], name)
+
+
+def component_state(component: Component) -> Any:
+    """Return a copy of the state of a component's module, or of its other object."""
+    if component.is_module:
+        return model_state(component.module)
+    return component.module.state_dict()
+
+
+def load_component_state(component: Component, state: Mapping[str, Any], name: str) -> None:
+    """Restore what :func:`component_state` returned.
+
+    Raises:
+        CheckpointMismatch: if it belongs to another model.
+    """
+    if component.is_module:
+        load_model_state(component.module, state, name)
+    else:
+        component.module.load_state_dict(state)
+
+
+def optimizer_states(components: Mapping[str, Component]) -> dict[str, Any]:
+    """Return a copy of the states of the optimizers, by the names of their components."""
+    return {
+        name: optimizer_state(one.optimizer)
+        for name, one in components.items()
+        if one.optimizer is not None
+    }
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from dmiddleware.data import (
 )
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
 from dmiddleware.policy import Component
-from dmiddleware.policy.component import broken_weights, optimizer_state, take_flag
+from dmiddleware.policy.component import broken_weights, take_flag
 from dmiddleware.policy.state import (
     check_model_state,
-    load_model_state,
-    model_state,
+    component_state,
+    load_component_state,
+    optimizer_states,
 )
 
 __all__ = ["RowLearner"]
@@ -115,16 +116,9 @@ class RowLearner(ABC):
         """Return what a resumed run needs."""
         return {
             "components": {
-                name: model_state(component.module)
-                if component.is_module
-                else component.module.state_dict()
-                for name, component in self.components.items()
+                name: component_state(component) for name, component in self.components.items()
             },
-            "optimizer": {
-                name: optimizer_state(component.optimizer)
-                for name, component in self.components.items()
-                if component.optimizer is not None
-            },
+            "optimizer": optimizer_states(self.components),
             "generator": self.generator.get_state(),
         }
 
@@ -144,10 +138,7 @@ class RowLearner(ABC):
             if component.is_module:
                 check_model_state(component.module, saved[name], name)
         for name, component in self.components.items():
-            if component.is_module:
-                load_model_state(component.module, saved[name], name)
-            else:
-                component.module.load_state_dict(saved[name])
+            load_component_state(component, saved[name], name)
             if component.optimizer is not None:
                 component.load_optimizer(state["optimizer"][name])
         self.generator.set_state(state["generator"].cpu())

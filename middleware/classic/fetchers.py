@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dmiddleware.data import Minibatches, OfflineDataset, ReplayBuffer
+from dmiddleware.data import OfflineDataset, ReplayBuffer
 from dmiddleware.errors import NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
 from middleware.base import BaseMiddleware
 from middleware.context import OfflineRLContext, RLContext
 from middleware.roles import Role
-from middleware.support.checks import check_instance, check_positive
+from middleware.support.checks import check_positive
+from middleware.support.dataset_reader import DatasetReader, check_dataset
 from middleware.support.replay import (
     SkippedDraws,
     check_buffer,
@@ -124,38 +125,29 @@ class OfflineDataFetcher(BaseMiddleware[OfflineRLContext]):
     writes = ("train_data", "train_epoch", "trained_env_step")
 
     def __init__(self, dataset: OfflineDataset, *, batch_size: int) -> None:
-        hint = "open one with OfflineDataset(path)"
-        self._dataset = check_instance(
-            dataset, OfflineDataset, user="offline_data_fetcher", hint=hint
-        )
+        check_dataset(dataset, user="offline_data_fetcher")
         check_positive(batch_size=batch_size)
-        self._batch_size = batch_size
-        self._minibatches = self._make_minibatches(seed=0)
-        if "discount" in dataset.leaves:  # saved after nstep_reward_enhancer
-            self.computes_n_step = True
+        self._reader = DatasetReader(dataset, batch_size=batch_size)
+        self.computes_n_step = self._reader.has_n_step
         self.policy_settings = {"learn.batch_size": batch_size}
-        self.settings = {"dataset": str(dataset.path), "batch_size": batch_size}
+        self.settings = self._reader.settings
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
-        self._minibatches = self._make_minibatches(seed=task.seed_for("learner", "dataset"))
+        self._reader.setup(task)
 
     def __call__(self, ctx: OfflineRLContext) -> None:
         """Read a minibatch."""
-        ctx.train_data = next(self._minibatches)
-        ctx.train_epoch = self._minibatches.epoch
-        ctx.trained_env_step += self._batch_size
+        ctx.train_data = self._reader.read()
+        self._reader.count(ctx)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the dataset."""
-        return self._minibatches.state_dict()
+        return self._reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._minibatches.load_state_dict(state)
-
-    def _make_minibatches(self, *, seed: int) -> Minibatches:
-        return self._dataset.batches(self._batch_size, epochs=None, drop_last=True, seed=seed)
+        self._reader.load_state_dict(state)
 
 
 offline_data_fetcher = OfflineDataFetcher

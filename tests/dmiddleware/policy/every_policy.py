@@ -113,12 +113,16 @@ def collected(policy: Any, n_step: int = 24) -> Batch:
 def batch_for(policy: Any, n_rows: int = 16) -> Batch:
     """Return what the policy learns from, made of what it collects."""
     rows = collected(policy)
-    if policy.cfg.on_policy:
-        if not policy.learns_from_trajectories:
-            estimate = AdvantageEstimator(policy.learn_mode, user="the test")
-            rows = estimate(rows)
-        return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
+    if policy.on_policy:
+        return on_policy_batch(policy, rows)
     return buffer_of(policy, rows).sample(n_rows)
+
+
+def on_policy_batch(policy: Any, rows: Batch) -> Batch:
+    """Return collected rows ``[T, E, …]`` as an on-policy algorithm learns from them."""
+    if not policy.learns_from_trajectories:
+        rows = AdvantageEstimator(policy.learn_mode, user="the test")(rows)
+    return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows, 2)
 
 
 def buffer_of(policy: Any, rows: Batch) -> TensorBuffer:

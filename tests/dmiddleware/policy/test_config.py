@@ -48,6 +48,7 @@ from dmiddleware.policy.r2d2 import R2D2Options
 from dmiddleware.policy.sac import SACOptions
 from dmiddleware.policy.td3_bc import TD3BCOptions
 from dmiddleware.policy.tqc import TQCOptions
+from tests.dmiddleware.policy.every_policy import EVERY
 
 IMPOSSIBLE = [
     (DQNPolicy, "on_policy", True),
@@ -129,40 +130,12 @@ def test_an_invalid_value_is_rejected_with_its_path(policy, path, value):
         policy(nested(path, value))
 
 
-STOCK = [
-    DQNPolicy,
-    C51Policy,
-    QRDQNPolicy,
-    IQNPolicy,
-    RainbowPolicy,
-    DiscreteSACPolicy,
-    R2D2Policy,
-    PPOPolicy,
-    RecurrentPPOPolicy,
-    A2CPolicy,
-    IMPALAPolicy,
-    VDNPolicy,
-    QMIXPolicy,
-    IPPOPolicy,
-    MAPPOPolicy,
-    BCPolicy,
-    SACPolicy,
-    DDPGPolicy,
-    TD3Policy,
-    TQCPolicy,
-    TD3BCPolicy,
-    CQLPolicy,
-    IQLPolicy,
-    DecisionTransformerPolicy,
-]
-
-
-@pytest.mark.parametrize("policy", STOCK)
+@pytest.mark.parametrize("policy", EVERY)
 def test_the_defaults_are_possible(policy):
     policy.merged_config({})
 
 
-@pytest.mark.parametrize("policy", STOCK)
+@pytest.mark.parametrize("policy", EVERY)
 def test_the_schedule_of_every_learning_rate_may_fall_to_zero(policy):
     paths = [path for path in policy.options() if "learning_rate" in path]
     assert paths
