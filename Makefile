@@ -8,6 +8,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 TEST = $(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
 	--no-loadscope-reorder --durations 30
 export PYTHONHASHSEED ?= 0
+# The tests start hundreds of processes, which need not compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train train-distributed test coverage test-slow check format bench results compare faults docs clean

@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import logging
 import signal
 import sys
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 from dmiddleware.torch_private import plain_torch
+
+# The collector need not look at the modules and tests that stay until the end.
+gc.disable()
 
 # filelock, which torch's compiler and the examples import, adds an audit hook for good. With any
 # such hook, CPython 3.11 sometimes fails to start a thread while coverage is measured: two threads
@@ -43,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("compiled") is not None and not COMPILES:
             item.add_marker(pytest.mark.skip(f"torch {torch.__version__} compiles no updates"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector work again, on what the tests create."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

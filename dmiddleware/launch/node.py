@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dmiddleware.errors import ChainError, ConfigError, LaunchError
+from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main
 from dmiddleware.launch.plan import RunPlan
@@ -421,7 +422,7 @@ def _node_variable(node_id: int) -> Iterator[None]:
 def _load(program: Program, package: str) -> Callable[[], Any]:
     if not isinstance(program, str):
         return program
-    with refusing_at_import("runs a task"):
+    with kept_for_good(), refusing_at_import("runs a task"):
         return import_main(program, package)
 
 

@@ -24,6 +24,7 @@ import cloudpickle
 import msgspec
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.garbage import kept_for_good
 from dmiddleware.launch.leftovers import end_processes
 from dmiddleware.launch.node import NO_TERMINAL, JoinedNode, Program
 from dmiddleware.launch.plan import NodeConfig
@@ -97,7 +98,8 @@ def program_of(config: NodeConfig) -> Program:
     """Return the program of a node: itself, or its name."""
     if not config.pickled_program:
         return config.main
-    return cloudpickle.loads(config.pickled_program)  # type: ignore[no-any-return]
+    with kept_for_good():
+        return cloudpickle.loads(config.pickled_program)  # type: ignore[no-any-return]
 
 
 def pickled_result(result: Any) -> bytes:

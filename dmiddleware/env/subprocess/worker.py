@@ -33,6 +33,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
+from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.terminal import needs_terminal
 
@@ -135,7 +137,8 @@ class _Worker:
             if kind == b"c":
                 return
             try:
-                answer = self._requests[kind](pickle.loads(content) if content else None)
+                with kept_for_good() if kind == b"i" else nullcontext():
+                    answer = self._requests[kind](pickle.loads(content) if content else None)
                 # cloudpickle: the class of a space or an info may be defined in the main module.
                 self._pipe.send(b"k" + (b"" if answer is None else cloudpickle.dumps(answer)))
             except PipeClosed:
