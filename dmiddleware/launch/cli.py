@@ -24,7 +24,9 @@ from dmiddleware.settings import SettingInfo
 __all__ = ["ditask"]
 
 
-_COMMANDS: Final[Mapping[str, str]] = {"compare": "dmiddleware.runs.commands.compare_command"}
+_COMMANDS: Final[Mapping[str, str]] = {
+    name: f"dmiddleware.runs.commands.{name}_command" for name in ("compare", "report")
+}
 """The commands beside that which starts a run, by their names."""
 
 
@@ -130,6 +132,7 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     \b
     Other commands; each has its own --help:
       ditask compare RUNS...    which settings learn better, and how sure that is
+      ditask report RUNS...     an HTML page with curves, settings and videos
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     _open_standard_streams()
     try:
