@@ -18,6 +18,7 @@ from dmiddleware.config import plain_values
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
+from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.roles import Role
 from middleware.support.checks import check_instance
@@ -43,11 +44,12 @@ class RunFolder:
     Make one with :meth:`create`, which returns a folder that exists only to resume its run::
 
         runs/cartpole/
-        ├── ckpt/         checkpoints (CkptSaver)
-        ├── tb/           tensorboard events (online_logger)
-        ├── config.yaml   the settings that the run used (save_config)
-        ├── curve.png     the learning curve (learning_curve)
-        └── result.json   returns and counters at the end (Experiment)
+        ├── ckpt/           checkpoints (CkptSaver)
+        ├── tb/             tensorboard events (OnlineLogger)
+        ├── config.yaml     the settings that the run used (save_config)
+        ├── curve.png       the learning curve (LearningCurve)
+        ├── metrics.jsonl   what the run measured (OnlineLogger)
+        └── result.json     returns and counters at the end (Experiment)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -66,6 +68,7 @@ class RunFolder:
         self._process = f"rank-{rank}" if node is None else f"node-{node.node_id}"
         self._made_at = time.perf_counter()
         self._tb_logger: TensorboardWriter | None = None
+        self._metrics: MetricsFile | None = None
 
     @classmethod
     def create(cls, exp_name: str, *, root: str | Path = "runs", resume: bool = False) -> Self:
@@ -157,6 +160,15 @@ class RunFolder:
             self._refuse_others()
             self._tb_logger = TensorboardWriter(path, must_write=False)
         return self._tb_logger
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """This process's metrics file; made on first access."""
+        if self._metrics is None:
+            name = METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl"
+            self._refuse_others()
+            self._metrics = MetricsFile(self.path / name)
+        return self._metrics
 
     @property
     def log_path(self) -> Path:
