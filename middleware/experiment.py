@@ -366,6 +366,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
 
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="final_ctx_saver")
+        self._path = run.path / "final_ctx.json"
         self._task: Task[Any] | None = None
 
     def setup(self, task: Task[Any]) -> None:
@@ -376,6 +377,8 @@ class FinalCtxSaver(BaseMiddleware[Context]):
         """
         self._run.lock(task)
         self._task = task
+        with BestEffort(f"remove {self._path}"):
+            self._path.unlink(missing_ok=True)  # a run that continues has no end yet
 
     def __call__(self, ctx: Context) -> None:
         """Do nothing: the file is written at the end."""
@@ -390,9 +393,8 @@ class FinalCtxSaver(BaseMiddleware[Context]):
             for name, value in task.ctx.state_dict()["values"].items()
             if isinstance(value, bool | int | float | str | None)
         }
-        path = self._run.path / "final_ctx.json"
-        with BestEffort(f"write {path}"):
-            _write_json(path, {**fields, "stop_reason": task.stop_reason})
+        with BestEffort(f"write {self._path}"):
+            _write_json(self._path, {**fields, "stop_reason": task.stop_reason})
 
 
 def _named(cls: type[Policy]) -> dict[str, Any]:

@@ -51,6 +51,9 @@ class _Logger(BaseMiddleware[RLContext]):
         self._time = 0.0
         self._next = every
         self._last = 0
+        self._at: dict[str, int] = {}
+        self._started: float | None = None
+        self._earlier_s = 0.0
 
     def setup(self, task: Task[Any]) -> None:
         """Start to measure throughput.
@@ -60,6 +63,7 @@ class _Logger(BaseMiddleware[RLContext]):
         """
         self._run.lock(task)
         self._clock = task.clock
+        self._started = task.clock.now()
         self._start_interval(task.ctx)
         self._next = getattr(task.ctx, self.axis) + self._every
 
@@ -76,7 +80,8 @@ class _Logger(BaseMiddleware[RLContext]):
                     self._unread.append(one)
                 else:
                     self._add_output(one)
-        self._last = getattr(ctx, self.axis)
+        self._at = {name: getattr(ctx, name) for name in self.counters}
+        self._last = self._at[self.axis]
         if ctx.eval_value is not None:
             self._write_evaluation(ctx)
         if self._last >= self._next:
@@ -88,6 +93,24 @@ class _Logger(BaseMiddleware[RLContext]):
         """Write the metrics since the last write."""
         if self._sums or self._unread:
             self._flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how long the run has taken, and the position in the metrics file."""
+        return {"time_s": self._time_s, "metrics": self._run.metrics.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; metrics behind the position are dropped."""
+        self._earlier_s = state["time_s"]
+        self._run.metrics.load_state_dict(state["metrics"])
+
+    @property
+    def _time_s(self) -> float:
+        now = self._clock.now()
+        return self._earlier_s + now - (now if self._started is None else self._started)
+
+    def _write_row(self, metrics: Mapping[str, float]) -> None:
+        time_s = round(self._time_s, 3)
+        self._run.metrics.append({**self._at, "time_s": time_s, **metrics})
 
     def _add(self, name: str, value: float) -> None:
         entry = self._sums.get(name)
@@ -107,11 +130,14 @@ class _Logger(BaseMiddleware[RLContext]):
 
     def _write_evaluation(self, ctx: RLContext) -> None:
         writer = self._run.tb_logger
-        writer.add_scalar("eval/return_mean", ctx.eval_value, self._last)
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
+        found = {"eval/return_mean": as_float(ctx.eval_value)}
         for name in ("return_std", "return_min", "return_max"):
             if name in output:
-                writer.add_scalar(f"eval/{name}", output[name], self._last)
+                found[f"eval/{name}"] = as_float(output[name])
+        for name, value in found.items():
+            writer.add_scalar(name, value, self._last)
+        self._write_row(found)
         if "video" in output:
             add_video(writer, "eval/video", output["video"], self._last, fps=_FPS)
         _log.info(
@@ -143,6 +169,7 @@ class _Logger(BaseMiddleware[RLContext]):
             self._add_output(output)
         writer = self._run.tb_logger
         means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
+        self._write_row(means)
         for name, mean in means.items():
             writer.add_scalar(name, mean, self._last)
         for key, value in self._others.items():
@@ -161,20 +188,23 @@ class _Logger(BaseMiddleware[RLContext]):
 
 
 class OnlineLogger(_Logger):
-    """Write metrics to tensorboard and the text log, over environment steps.
+    """Write metrics to TensorBoard, the metrics file and the text log, over environment steps.
 
     These are everything that a middleware logged with ``ctx.log``, the scalars that learning
     reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
     such), evaluations (``eval/return_mean`` and so on, and films), and throughput (``speed/…``).
-    Each value is a mean since the last write; evaluations are written at once. In a run of several
-    processes, the router's totals by event (``router/event/…``) and by peer (``router/node…``) are
-    written as well.
+    Each value is a mean since the last write; evaluations are written at once.
+
+    Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
+    of the run (``time_s``). The lines survive if the process is killed, and a resumed run continues
+    the file. In a run of several processes, TensorBoard also gets the router's totals by event
+    (``router/event/…``) and by peer (``router/node…``).
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes each one writes its metrics to a separate folder.
 
     Args:
-        run: the folder whose tensorboard writer is used.
+        run: the folder to write to.
         every_env_step: environment steps from one write to the next.
 
     Reads:
@@ -197,10 +227,10 @@ class OnlineLogger(_Logger):
 
 
 class OfflineLogger(_Logger):
-    """Write metrics to tensorboard and the text log, over updates; see :class:`OnlineLogger`.
+    """Write metrics to TensorBoard and files, over updates; see :class:`OnlineLogger`.
 
     Args:
-        run: the folder whose tensorboard writer is used.
+        run: the folder to write to.
         every_train_iter: updates from one write to the next.
 
     Reads:

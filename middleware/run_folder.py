@@ -15,9 +15,10 @@ from typing import Any, Final, Self
 import yaml
 
 from dmiddleware.config import plain_values
-from dmiddleware.distributed import gather_from_ranks, next_run_stamp, rank_and_world_size
+from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
+from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.roles import Role
 from middleware.support.checks import check_instance
@@ -33,7 +34,7 @@ from middleware.support.folder_lock import (
 
 __all__ = ["RunFolder", "check_run_folder"]
 
-STAMP_FILE: Final = ".run"
+TOKEN_FILE: Final = ".run"
 _RESERVED: Final = 0o777 | stat.S_ISVTX
 
 
@@ -43,11 +44,12 @@ class RunFolder:
     Make one with :meth:`create`, which returns a folder that exists only to resume its run::
 
         runs/cartpole/
-        ├── ckpt/         checkpoints (CkptSaver)
-        ├── tb/           tensorboard events (online_logger)
-        ├── config.yaml   the settings that the run used (save_config)
-        ├── curve.png     the learning curve (learning_curve)
-        └── result.json   returns and counters at the end (Experiment)
+        ├── ckpt/           checkpoints (CkptSaver)
+        ├── tb/             tensorboard events (OnlineLogger)
+        ├── config.yaml     the settings that the run used (save_config)
+        ├── curve.png       the learning curve (LearningCurve)
+        ├── metrics.jsonl   what the run measured (OnlineLogger)
+        └── result.json     returns and counters at the end (Experiment)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -66,6 +68,7 @@ class RunFolder:
         self._process = f"rank-{rank}" if node is None else f"node-{node.node_id}"
         self._made_at = time.perf_counter()
         self._tb_logger: TensorboardWriter | None = None
+        self._metrics: MetricsFile | None = None
 
     @classmethod
     def create(cls, exp_name: str, *, root: str | Path = "runs", resume: bool = False) -> Self:
@@ -93,9 +96,9 @@ class RunFolder:
         wanted = Path(root) / name
         node = current_node()
         if node is not None:
-            run = cls(_find_or_make(wanted, node.next_stamp(), resume=resume))
+            run = cls(_find_or_make(wanted, node.next_shared_name(), resume=resume))
         elif rank_and_world_size()[0] == 0:
-            run = cls(_find_or_make(wanted, next_run_stamp(), resume=resume))
+            run = cls(_find_or_make(wanted, next_shared_name(), resume=resume))
             gather_from_ranks(str(run.path))
         else:
             run = cls(gather_from_ranks(None)[0])
@@ -157,6 +160,15 @@ class RunFolder:
             self._refuse_others()
             self._tb_logger = TensorboardWriter(path, must_write=False)
         return self._tb_logger
+
+    @property
+    def metrics(self) -> MetricsFile:
+        """This process's metrics file; made on first access."""
+        if self._metrics is None:
+            name = METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl"
+            self._refuse_others()
+            self._metrics = MetricsFile(self.path / name)
+        return self._metrics
 
     @property
     def log_path(self) -> Path:
@@ -236,28 +248,28 @@ def check_run_folder(run: object, *, user: str) -> RunFolder:
     return check_instance(run, RunFolder, user=user, hint=hint)
 
 
-def _find_or_make(wanted: Path, stamp: str, *, resume: bool) -> Path:
+def _find_or_make(wanted: Path, run_token: str, *, resume: bool) -> Path:
     """Return the folder of a run; `_take_first` describes the arguments."""
     if resume and wanted.is_dir():
         check_writable(wanted)
         return wanted
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        return _take_first(wanted, stamp, resume=resume)
+        return _take_first(wanted, run_token, resume=resume)
     except OSError as error:
         raise unwritable(wanted.parent, error) from error
 
 
-def _take_first(wanted: Path, stamp: str, *, resume: bool) -> Path:
+def _take_first(wanted: Path, run_token: str, *, resume: bool) -> Path:
     """Return the first folder of the name that is free for this run, or belongs to it already.
 
     Args:
         wanted: the first folder to try.
-        stamp: identifies a run of several processes; empty: a run of one process.
+        run_token: identifies a run of several processes; empty: a run of one process.
         resume: whether the first folder will do even if another process has just made it.
     """
     path, number = wanted, 1
-    while not _take(path, stamp):
+    while not _take(path, run_token):
         if resume:
             return path
         number += 1
@@ -265,35 +277,35 @@ def _take_first(wanted: Path, stamp: str, *, resume: bool) -> Path:
     return path
 
 
-def _take(path: Path, stamp: str) -> bool:
+def _take(path: Path, run_token: str) -> bool:
     """Return whether a folder is free for this run, or belongs to it already.
 
     Making the folder reserves its name: of two runs only one can succeed. That of a run with a
-    stamp is replaced at once by one with the stamp inside, by which the other processes of the run
-    recognize it. Until then its mode shows that any process with a stamp may do so.
+    token is replaced at once by one with the token inside, by which the other processes of the run
+    recognize it. Until then its mode shows that any process of such a run may do so.
     """
     try:
-        path.mkdir(_RESERVED if stamp else 0o777)
+        path.mkdir(_RESERVED if run_token else 0o777)
     except FileExistsError:
-        if not stamp:
+        if not run_token:
             return False
     else:
-        if not stamp:
+        if not run_token:
             return True
     with suppress(OSError):
         if path.stat().st_mode & stat.S_ISVTX:
-            _put(path, stamp)
+            _put(path, run_token)
     try:
-        return (path / STAMP_FILE).read_text(encoding="utf-8") == stamp
+        return (path / TOKEN_FILE).read_text(encoding="utf-8") == run_token
     except OSError:
         return False
 
 
-def _put(path: Path, stamp: str) -> None:
-    """Replace an empty folder by one with the stamp, unless another process is faster."""
+def _put(path: Path, run_token: str) -> None:
+    """Replace an empty folder by one with the token, unless another process is faster."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     made.mkdir()
-    (made / STAMP_FILE).write_text(stamp, encoding="utf-8")
+    (made / TOKEN_FILE).write_text(run_token, encoding="utf-8")
     try:
         made.rename(path)
     except OSError:

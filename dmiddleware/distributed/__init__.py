@@ -1,6 +1,6 @@
 """Learning in several processes: ranks with the same parameters and averaged gradients."""
 
-from dmiddleware.distributed.agent_store import next_run_stamp
+from dmiddleware.distributed.agent_store import next_shared_name
 from dmiddleware.distributed.ranks import (
     GradientReducer,
     all_agree,
@@ -24,7 +24,7 @@ __all__ = [
     "data_parallel",
     "gather_from_ranks",
     "largest_over_ranks",
-    "next_run_stamp",
+    "next_shared_name",
     "rank_and_world_size",
     "require_process_group",
     "sum_over_ranks",

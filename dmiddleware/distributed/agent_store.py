@@ -14,7 +14,7 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stubs lack it
 from torch.distributed.distributed_c10d import Store
 
-__all__ = ["agree_on_start", "connect", "has_agent_store", "named_run", "next_run_stamp"]
+__all__ = ["agree_on_start", "connect", "has_agent_store", "named_run", "next_shared_name"]
 
 _POLL_S: Final = 0.02
 
@@ -24,7 +24,7 @@ class _Run:
     """The run that torchrun has started this process for."""
 
     name: str = ""
-    n_stamps: int = 0
+    n_names: int = 0
 
 
 _RUN: Final = _Run()
@@ -92,10 +92,10 @@ def named_run(store: Store) -> Iterator[None]:
         _RUN.name = ""
 
 
-def next_run_stamp() -> str:
+def next_shared_name() -> str:
     """Return a name for something that a run has one of, such as its folder; empty: none.
 
     After a restart by torchrun, the n-th call returns the same name as before it.
     """
-    _RUN.n_stamps += 1
-    return f"{_RUN.name}/{_RUN.n_stamps}" if _RUN.name else ""
+    _RUN.n_names += 1
+    return f"{_RUN.name}/{_RUN.n_names}" if _RUN.name else ""

@@ -94,7 +94,7 @@ class VectorEnvManager(BaseEnvManager):
     # Indices of the envs that the next step resets (NEXT_STEP), and a mask of the envs whose
     # episodes were given up.
     _ended: IdArray
-    _adrift: BoolArray | None
+    _abandoned: BoolArray | None
 
     def __init__(
         self,
@@ -164,9 +164,13 @@ class VectorEnvManager(BaseEnvManager):
                 self._install_reset(ids, *self._reset_some(ids))
             else:
                 self._revision += 1
-                adrift = np.zeros(self._env_num, np.bool_) if self._adrift is None else self._adrift
-                adrift[ids] = True
-                self._adrift = adrift
+                abandoned = (
+                    np.zeros(self._env_num, np.bool_)
+                    if self._abandoned is None
+                    else self._abandoned
+                )
+                abandoned[ids] = True
+                self._abandoned = abandoned
                 self._totals.clear(ids)
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
@@ -202,8 +206,8 @@ class VectorEnvManager(BaseEnvManager):
     def _take_step(self, result: Any) -> BatchedTimestep:
         obs, reward, terminated, truncated, infos = self._checked(result)
         left_out, ended = self._ended, None
-        if self._adrift is not None:
-            left_out, ended = self._leave_out_adrift(self._adrift, terminated | truncated)
+        if self._abandoned is not None:
+            left_out, ended = self._leave_out_abandoned(self._abandoned, terminated | truncated)
         if len(left_out):
             # Some envs leave rewards and flags in rows that are not transitions.
             reward[left_out] = 0.0
@@ -234,11 +238,13 @@ class VectorEnvManager(BaseEnvManager):
         self._ready_infos = infos
         return step
 
-    def _leave_out_adrift(self, adrift: BoolArray, done: BoolArray) -> tuple[IdArray, IdArray]:
+    def _leave_out_abandoned(
+        self, abandoned: BoolArray, done: BoolArray
+    ) -> tuple[IdArray, IdArray]:
         """Return the envs without a transition in this step, and those whose episode ended.
 
         Args:
-            adrift: the envs whose episodes were given up and have not ended yet.
+            abandoned: the envs whose episodes were given up and have not ended yet.
             done: the envs whose episode ended, according to the vector env.
         """
         is_reset = np.zeros(self._env_num, np.bool_)
@@ -246,9 +252,9 @@ class VectorEnvManager(BaseEnvManager):
         ended = done & ~is_reset
         # An episode that was given up is followed by the next one in this step, or after it.
         begun = is_reset if self._resets_later else ended
-        remaining = adrift & ~begun
-        self._adrift = remaining if remaining.any() else None
-        return (adrift | is_reset).nonzero()[0], ended.nonzero()[0]
+        remaining = abandoned & ~begun
+        self._abandoned = remaining if remaining.any() else None
+        return (abandoned | is_reset).nonzero()[0], ended.nonzero()[0]
 
     def _checked(self, result: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         is_plain = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
@@ -407,7 +413,7 @@ class VectorEnvManager(BaseEnvManager):
         return self._vector
 
     def _clear_marks(self) -> None:
-        self._ended, self._adrift = self._all_ids[:0], None
+        self._ended, self._abandoned = self._all_ids[:0], None
 
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         vector = self._vector_fn()
@@ -465,8 +471,8 @@ class VectorEnvManager(BaseEnvManager):
             ]
         obs, infos = _checked_first(self._env.reset(seed=seeds, options={"reset_mask": mask}))
         self._ended = np.setdiff1d(self._ended, ids)
-        if self._adrift is not None:
-            self._adrift[ids] = False
+        if self._abandoned is not None:
+            self._abandoned[ids] = False
         info = StepInfo.from_columns(infos, self._env_num)
         return take_rows(self._own(obs), ids), [info.row(env_id) for env_id in ids]
 
@@ -494,8 +500,8 @@ class VectorEnvManager(BaseEnvManager):
         state = get_state(self._env)
         if state is None:
             return [None]
-        adrift = [] if self._adrift is None else self._adrift.nonzero()[0].tolist()
-        return [{**state, "ended": self._ended.tolist(), "adrift": adrift}]
+        abandoned = [] if self._abandoned is None else self._abandoned.nonzero()[0].tolist()
+        return [{**state, "ended": self._ended.tolist(), "abandoned": abandoned}]
 
     def _restored(self, array: npt.NDArray[Any]) -> Any:
         return self._to_device(super()._restored(array))
@@ -503,9 +509,9 @@ class VectorEnvManager(BaseEnvManager):
     def _set_env_states(self, states: Sequence[Any]) -> None:
         set_state(self._env, states[0])
         self._ended = np.array(states[0]["ended"], np.int64)
-        self._adrift = None
-        if states[0]["adrift"]:
-            self._adrift = np.isin(self._all_ids, states[0]["adrift"])
+        self._abandoned = None
+        if states[0]["abandoned"]:
+            self._abandoned = np.isin(self._all_ids, states[0]["abandoned"])
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         with self._some_vector() as vector:

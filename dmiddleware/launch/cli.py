@@ -5,12 +5,14 @@ Slow imports happen inside the command, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import click
 from annotated_types import Ge, Gt
@@ -22,8 +24,30 @@ from dmiddleware.settings import SettingInfo
 __all__ = ["ditask"]
 
 
+_COMMANDS: Final[Mapping[str, str]] = {
+    name: f"dmiddleware.runs.commands.{name}_command" for name in ("compare", "report", "watch")
+}
+"""The commands beside that which starts a run, by their names."""
+
+
 class _Command(click.Command):
-    """A command whose program gets the arguments that follow ``--``."""
+    """Starts a run; its program gets the arguments that follow ``--``. Or calls another command."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if not args or args[0] not in _COMMANDS:
+            return super().make_context(info_name, args, parent, **extra)
+        module, _, name = _COMMANDS[args[0]].rpartition(".")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -104,6 +128,12 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     Add two collectors from another terminal while it runs:
       ditask --main examples.cartpole_dqn.main --roles collector=2
              --attach-to tcp://127.0.0.1:25515 --key-file run.key
+
+    \b
+    Other commands; each has its own --help:
+      ditask compare RUNS...    which settings learn better, and how sure that is
+      ditask report RUNS...     an HTML page with curves, settings and videos
+      ditask watch RUN          a running or finished run in the terminal
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     _open_standard_streams()
     try:

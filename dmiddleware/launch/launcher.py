@@ -222,7 +222,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     with owned_folder(_shared(options, plans), mark=start.mark) as shared:
         run = start.run_plan(
             key,
-            stamp=_stamp(placement, env),
+            run_token=_run_token(placement, env),
             attached=request.joins,
             # Kubernetes stops single pods and replaces them.
             replaced=options.platform == "k8s" and placement.count > 1,
@@ -279,7 +279,7 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
         plans = plan_at(
             assigned, {index: addresses[index] for index in listening}, labels=options.labels
         )
-        run = start.run_plan(key, stamp=secrets.token_hex(16), mq_type="socket")
+        run = start.run_plan(key, run_token=secrets.token_hex(16), mq_type="socket")
         configs = [
             start.node_config(run, plan, own, package=".", directory=str(Path.cwd()))
             for plan, own in zip(plans, variables, strict=True)
@@ -433,7 +433,7 @@ def _block(placement: Placement, *, joins: bool) -> int:
     return _FIRST_JOINED_BLOCK + secrets.randbelow(_JOINED_BLOCKS)
 
 
-def _stamp(placement: Placement, env: Mapping[str, str]) -> str:
+def _run_token(placement: Placement, env: Mapping[str, str]) -> str:
     """Return a name that all nodes of this run share, and no other run has."""
     job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
     if placement.count > 1 and job:

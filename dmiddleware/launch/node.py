@@ -154,7 +154,7 @@ class JoinedNode:
             roles=part.roles,
             labels=part.labels,
             clock=self._clock,
-            stamp=plan.stamp,
+            run_token=plan.run_token,
             run_roles=part.run_roles,
             may_grow=plan.may_grow,
             role_index=part.role_index,

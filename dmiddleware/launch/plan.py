@@ -183,7 +183,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         nodes: the part of each node.
         run_id: names the run.
-        stamp: shared by all nodes of one run, and different in every run.
+        run_token: shared by all nodes of one run, and different in every run.
         key_hex: the run's key; empty: none.
         start_timeout_s: how long to wait for peers.
         mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
@@ -202,7 +202,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
 
     nodes: tuple[NodePlan, ...]
     run_id: str = "run"
-    stamp: str = ""
+    run_token: str = ""
     key_hex: str = ""
     start_timeout_s: float = 60.0
     mq_type: MqType = "socket"
@@ -421,7 +421,7 @@ def plan_run(
     return RunPlan(
         nodes=tuple(nodes),
         run_id=run_id,
-        stamp=secrets.token_hex(16),
+        run_token=secrets.token_hex(16),
         key_hex=(check_key(key, source="plan_run(key=…)") if key else make_key()).hex(),
         **settings,
     )

@@ -85,7 +85,7 @@ class CurrentNode:
         roles: the roles of this process; none means all.
         labels: names by which the process can be selected.
         clock: measures time for its tasks; None: the clock of the machine.
-        stamp: identifies the run: all its processes have the same one; empty: none.
+        run_token: identifies the run: all its processes have the same one; empty: none.
         run_roles: the roles of all processes of the run; None: unknown.
         may_grow: whether processes with further roles may join the run.
         role_index: its number among the processes with the same roles that its launcher has
@@ -103,7 +103,7 @@ class CurrentNode:
         roles: tuple[str, ...] = (),
         labels: tuple[str, ...] = (),
         clock: Clock | None = None,
-        stamp: str = "",
+        run_token: str = "",
         run_roles: tuple[str, ...] | None = None,
         may_grow: bool = False,
         role_index: int | None = None,
@@ -122,8 +122,8 @@ class CurrentNode:
         self.n_ranks = n_ranks
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._pid = os.getpid()
-        self._stamp = stamp
-        self._n_stamps = 0
+        self._run_token = run_token
+        self._n_names = 0
         self._blocked_s = 0.0
         self._waits, self._waited_at = False, 0.0
         # A signal handler may stop the node while this same thread registers a task.
@@ -169,14 +169,14 @@ class CurrentNode:
         """Return whether this process has the role; without any roles, it has them all."""
         return not self.roles or role in self.roles
 
-    def next_stamp(self) -> str:
+    def next_shared_name(self) -> str:
         """Return a name for something that a run has one of, such as its folder; empty: none.
 
         The n-th call returns the same name in all processes of the run.
         """
         with self._lock:
-            self._n_stamps += 1
-            return f"{self._stamp}/{self._n_stamps}" if self._stamp else ""
+            self._n_names += 1
+            return f"{self._run_token}/{self._n_names}" if self._run_token else ""
 
     def note_blocked(self, seconds: float) -> None:
         """Add the seconds that a middleware waited for another process."""

@@ -98,7 +98,7 @@ class Cluster:
         seed: determines the order of the threads, the delays, and the routers' random values.
         delay_s: minimum and maximum delay of a message; each message's delay is drawn uniformly.
         options: limits and timeouts of the routers.
-        stamp: identifies the run to its nodes; see :class:`~dmiddleware.pipeline.CurrentNode`.
+        run_token: identifies the run to its nodes; see :class:`~dmiddleware.pipeline.CurrentNode`.
             Empty: a random one.
         start_timeout_s: how long a task waits for its peers before its first step.
         patience_s: real seconds after which a thread that computes counts as stuck.
@@ -132,7 +132,7 @@ class Cluster:
         seed: int = 0,
         delay_s: tuple[float, float] = (0.0002, 0.002),
         options: NodeOptions | None = None,
-        stamp: str = "",
+        run_token: str = "",
         start_timeout_s: float = 60.0,
         patience_s: float = 60.0,
         find_missed: bool = False,
@@ -148,7 +148,7 @@ class Cluster:
         self._n_ended = 0
         self._seed = seed
         self._options = options
-        self._stamp = stamp or secrets.token_hex(8)
+        self._run_token = run_token or secrets.token_hex(8)
         self._start_timeout_s = start_timeout_s
         delays = random.Random(derive_seed(seed, "cluster", "delays"))
         self.network = MemoryNetwork(
@@ -301,7 +301,7 @@ class Cluster:
             roles=plan.roles,
             labels=plan.labels,
             clock=self.simulation,
-            stamp=self._stamp,
+            run_token=self._run_token,
             run_roles=plan.run_roles,
             role_index=plan.role_index,
             n_ranks=1 if plan.ranks is None else plan.ranks.size,

@@ -111,7 +111,7 @@ def test_one_line_records_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFi
     result = experiment.result
     found = {path.name for path in result.path.iterdir()}
     written = {"config.yaml", "curve.png", "final_ctx.json", "log.txt", "result.json"}
-    assert found == written | {"ckpt", "tb"}
+    assert found == written | {"ckpt", "tb", "metrics.jsonl"}
     assert {path.stem for path in (result.path / "ckpt").iterdir()} == {"best", "final"}
     assert result.env_step == 200
     assert result.n_episode == 4

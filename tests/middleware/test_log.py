@@ -10,7 +10,9 @@ import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
 
+from dmiddleware.pipeline import Task
 from dmiddleware.policy import UpdateOutput
+from dmiddleware.runs.metrics_file import read_metrics
 from middleware import OfflineRLContext, OnlineRLContext
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
@@ -253,3 +255,62 @@ def test_scalars_of_other_libraries_are_logged(run: RunFolder, run_steps: Any, v
     assert scalars["learn/loss"] == [(8, 2.5)]
     assert scalars["learn/rows"] == [(8, 3.0)]
     assert "learn/name" not in scalars
+
+
+def test_the_metrics_file_has_a_line_for_each_write_with_counters_and_time(
+    run: RunFolder, run_steps: Any, clock: Any
+) -> None:
+    def work(ctx: OnlineRLContext) -> None:
+        clock.advance(0.5)
+        if ctx.env_step == 16:
+            ctx.eval_value = torch.tensor(7.0)
+            ctx.eval_output = {"return_std": 2.0}
+
+    run_steps(online_logger(run, every_env_step=16), collect, learn, work, n_steps=3)
+    evaluation, first, last = read_metrics(run.path)
+    counters = {"env_step": 16, "train_iter": 4, "time_s": 1.0}
+    assert evaluation == counters | {"eval/return_mean": 7.0, "eval/return_std": 2.0}
+    assert first == counters | {
+        "collect/return_mean": 12.0,
+        "learn/cur_lr": 0.5,
+        "learn/total_loss": 1.5,
+        "speed/env_step_per_s": 16.0,
+        "speed/train_iter_per_s": 4.0,
+    }
+    assert last["env_step"] == 24 and last["time_s"] == 1.5
+
+
+@pytest.mark.parametrize("n_after", [0, 3])
+def test_a_resumed_run_continues_its_metrics(run: RunFolder, clock: Any, n_after: int) -> None:
+    """Lines that were written after the snapshot, by a run that was then killed, do not count."""
+
+    def work(ctx: OnlineRLContext) -> None:
+        clock.advance(1.0)
+
+    def task_with(logger: Any) -> Task[OnlineRLContext]:
+        task = Task(OnlineRLContext(), clock=clock)
+        return task.use(logger).use(collect).use(work)
+
+    with task_with(online_logger(run, every_env_step=16)) as killed:
+        killed.run(max_step=4)
+        state = killed.state_dict()
+        killed.run(max_step=n_after)
+    clock.advance(100.0)
+    with (
+        RunFolder(run.path) as again,
+        task_with(online_logger(again, every_env_step=16)) as resumed,
+    ):
+        resumed.load_state_dict(state)
+        resumed.run(max_step=4)
+    rows = read_metrics(run.path)
+    assert [row["env_step"] for row in rows] == [16, 32, 48, 64]
+    assert [row["time_s"] for row in rows] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_full_disk_costs_only_lines_of_metrics(
+    run: RunFolder, run_steps: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with no_room(800):
+        run_steps(online_logger(run, every_env_step=8), collect, n_steps=30)
+    assert 0 < len(read_metrics(run.path)) < 30
+    assert caplog.text.count(f"cannot write metrics to {run.path / 'metrics.jsonl'}") == 1

@@ -90,9 +90,9 @@ def test_writer_is_opened_on_demand_and_closed_twice(tmp_path: Path) -> None:
     assert events[0].stat().st_size > 0
 
 
-def create_as(root: Path, *, role: str, stamp: str = "run 1") -> RunFolder:
+def create_as(root: Path, *, role: str, run_token: str = "run 1") -> RunFolder:
     """Make the folder as a process of a run would."""
-    node = CurrentNode(roles=(role,), stamp=stamp)
+    node = CurrentNode(roles=(role,), run_token=run_token)
     with running_as(node):
         return RunFolder.create("a", root=root)
 
@@ -118,14 +118,14 @@ def test_processes_that_start_at_once_share_one_folder(tmp_path: Path) -> None:
 
 def test_processes_of_another_run_get_another_folder(tmp_path: Path) -> None:
     RunFolder.create("a", root=tmp_path)
-    first = [create_as(tmp_path, role="learner", stamp="1").name for _ in range(2)]
-    second = [create_as(tmp_path, role="learner", stamp="2").name for _ in range(2)]
+    first = [create_as(tmp_path, role="learner", run_token="1").name for _ in range(2)]
+    second = [create_as(tmp_path, role="learner", run_token="2").name for _ in range(2)]
     assert (first, second) == (["a-2", "a-2"], ["a-3", "a-3"])
 
 
 def test_a_program_that_trains_twice_gets_two_folders(tmp_path: Path) -> None:
     for _ in range(2):
-        with running_as(CurrentNode(stamp="run 1")):
+        with running_as(CurrentNode(run_token="run 1")):
             names = [RunFolder.create("a", root=tmp_path).name for _ in range(2)]
         assert names == ["a", "a-2"]
 
@@ -157,7 +157,7 @@ def test_runs_that_start_in_the_same_moment_never_share_a_folder(
     others: list[Path] = []
 
     def create_by_other() -> Path:
-        with running_as(CurrentNode(stamp=other)) if other else nullcontext():
+        with running_as(CurrentNode(run_token=other)) if other else nullcontext():
             return RunFolder.create("a", root=tmp_path / "runs").path
 
     original = getattr(Path, moment)
@@ -176,9 +176,9 @@ def test_runs_that_start_in_the_same_moment_never_share_a_folder(
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a", "a-2"]
 
 
-@pytest.mark.parametrize("stamp", ["", "run 1"])
+@pytest.mark.parametrize("run_token", ["", "run 1"])
 def test_resumed_runs_that_start_in_the_same_moment_share_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_token: str
 ) -> None:
     """They then meet at the lock of the folder; neither gets a new one."""
     is_dir = Path.is_dir
@@ -190,7 +190,7 @@ def test_resumed_runs_that_start_in_the_same_moment_share_the_name(
         return found
 
     monkeypatch.setattr(Path, "is_dir", make_it_now)
-    with running_as(CurrentNode(stamp=stamp)) if stamp else nullcontext():
+    with running_as(CurrentNode(run_token=run_token)) if run_token else nullcontext():
         run = RunFolder.create("a", root=tmp_path, resume=True)
     assert run.path == tmp_path / "a"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -205,7 +205,7 @@ def test_threads_of_several_runs_agree(tmp_path: Path) -> None:
             root = tmp_path / str(trial)
             if number >= 4:  # a run of one process
                 return number, RunFolder.create("a", root=root).path
-            return number % 2, create_as(root, role="learner", stamp=f"{number % 2}").path
+            return number % 2, create_as(root, role="learner", run_token=f"{number % 2}").path
 
         # With two nodes in this process, threads without a node of their own run alone.
         others = [running_as(CurrentNode(roles=("learner",))) for _ in range(2)]

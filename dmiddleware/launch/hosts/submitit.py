@@ -104,4 +104,4 @@ class SubmititRun:
             key=read_key(self._key_file, option="key_file"),
             **self._settings,
         )
-        return msgspec.structs.replace(plan, stamp=f"submitit-{job.job_id}")
+        return msgspec.structs.replace(plan, run_token=f"submitit-{job.job_id}")

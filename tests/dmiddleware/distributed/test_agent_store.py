@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from dmiddleware.distributed.agent_store import agree_on_start, named_run, next_run_stamp
+from dmiddleware.distributed.agent_store import agree_on_start, named_run, next_shared_name
 
 WITHIN = datetime.timedelta(seconds=30)
 
@@ -41,12 +41,12 @@ def test_greetings_of_ranks_that_were_killed_do_not_count() -> None:
 def test_a_run_keeps_its_name_for_as_long_as_the_store_lives() -> None:
     store = dist.HashStore()
     with named_run(store):
-        first, second = next_run_stamp(), next_run_stamp()
-    assert next_run_stamp() == ""
+        first, second = next_shared_name(), next_shared_name()
+    assert next_shared_name() == ""
     with named_run(store):
-        third = next_run_stamp()
+        third = next_shared_name()
     with named_run(dist.HashStore()):
-        other = next_run_stamp()
-    runs = [stamp.partition("/")[0] for stamp in (first, second, third, other)]
+        other = next_shared_name()
+    runs = [name.partition("/")[0] for name in (first, second, third, other)]
     assert runs[0] == runs[1] == runs[2] != runs[3]
     assert len({first, second, third}) == 3

@@ -212,7 +212,7 @@ def test_every_node_of_a_plan_reaches_every_hub() -> None:
     assert {node.n_peers for node in mesh.nodes} == {5}
 
 
-def test_each_plan_has_a_key_and_a_stamp_of_its_own() -> None:
+def test_each_plan_has_a_key_and_a_token_of_its_own() -> None:
     first, second = plan_run(), plan_run()
-    assert first.key_hex != second.key_hex and first.stamp != second.stamp
+    assert first.key_hex != second.key_hex and first.run_token != second.run_token
     assert first.key_hex not in repr(first)

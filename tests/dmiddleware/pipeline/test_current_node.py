@@ -45,13 +45,13 @@ def test_a_node_that_waits_for_others_does_not_hang() -> None:
     assert waited >= 0.0
 
 
-def test_stamps_are_the_same_in_all_processes_of_a_run() -> None:
-    one, other = CurrentNode(stamp="run 7"), CurrentNode(stamp="run 7")
-    first = one.next_stamp()
-    assert (first, one.next_stamp()) == (other.next_stamp(), other.next_stamp())
-    assert first != one.next_stamp()
-    assert first != CurrentNode(stamp="run 8").next_stamp()
-    assert CurrentNode().next_stamp() == ""
+def test_shared_names_are_the_same_in_all_processes_of_a_run() -> None:
+    one, other = CurrentNode(run_token="run 7"), CurrentNode(run_token="run 7")
+    first = one.next_shared_name()
+    assert (first, one.next_shared_name()) == (other.next_shared_name(), other.next_shared_name())
+    assert first != one.next_shared_name()
+    assert first != CurrentNode(run_token="run 8").next_shared_name()
+    assert CurrentNode().next_shared_name() == ""
 
 
 def test_seeds_depend_on_the_node_in_a_run_of_several_processes(router: Router) -> None:
