@@ -27,7 +27,7 @@ from tensorboardX.summary import scalar
 
 from dmiddleware.best_effort import BestEffort
 
-__all__ = ["TensorboardWriter", "add_video", "encode_video"]
+__all__ = ["TensorboardWriter", "add_gif", "encode_video"]
 
 _BUFFER = 8192
 _FLUSH_S = 10.0  # older events are visible in TensorBoard, and survive a crash
@@ -190,25 +190,19 @@ def _record(data: bytes) -> bytes:
     return size + next(sums) + data + next(sums)
 
 
-def add_video(writer: Any, tag: str, video: npt.NDArray[np.uint8], step: int, *, fps: int) -> None:
-    """Write videos to TensorBoard, side by side in one animated image.
+def add_gif(writer: Any, tag: str, gif: bytes, step: int) -> None:
+    """Write an animated image, such as that of :func:`encode_video`, to TensorBoard.
 
-    ``SummaryWriter.add_video`` does the same but needs moviepy.
+    ``SummaryWriter.add_video`` does the same for frames but needs moviepy.
 
     Args:
         writer: a tensorboardX ``SummaryWriter``.
         tag: the name in TensorBoard.
-        video: ``[N, T, C, H, W] uint8``.
+        gif: the file's content.
         step: the position on the horizontal axis.
-        fps: frames per second.
     """
-    n_videos, _, _, height, width = video.shape
-    image = Summary.Image(
-        height=height,
-        width=n_videos * width,
-        colorspace=3,
-        encoded_image_string=encode_video(video, fps=fps),
-    )
+    width, height = Image.open(io.BytesIO(gif)).size
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
     writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
 

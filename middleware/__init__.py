@@ -42,6 +42,7 @@ from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay
 from middleware.snapshot import SnapshotSaver
 from middleware.stop import TerminationChecker, termination_checker
+from middleware.wandb_logger import WandbLogger
 
 __all__ = [
     "OnlineRLContext",
@@ -91,6 +92,7 @@ __all__ = [
     "EpochTimer",
     "ProgressBar",
     "LearningCurve",
+    "WandbLogger",
     "final_ctx_saver",
     "FinalCtxSaver",
     "RunFolder",

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import (
     Clock,
     SystemClock,
     Task,
 )
 from dmiddleware.policy import UpdateOutput
-from dmiddleware.tensorboard import add_video
+from dmiddleware.tensorboard import add_gif, encode_video
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
@@ -53,6 +54,7 @@ class _Logger(BaseMiddleware[RLContext]):
         self._last = 0
         self._at: dict[str, int] = {}
         self._started: float | None = None
+        self._videos = BestEffort(f"write videos to {run.path}")
         self._earlier_s = 0.0
 
     def setup(self, task: Task[Any]) -> None:
@@ -135,11 +137,11 @@ class _Logger(BaseMiddleware[RLContext]):
         for name in ("return_std", "return_min", "return_max"):
             if name in output:
                 found[f"eval/{name}"] = as_float(output[name])
+        if "video" in output:
+            self._write_video(encode_video(output["video"], fps=_FPS))
         for name, value in found.items():
             writer.add_scalar(name, value, self._last)
         self._write_row(found)
-        if "video" in output:
-            add_video(writer, "eval/video", output["video"], self._last, fps=_FPS)
         _log.info(
             "%s %d, update %d: mean return %.2f in the evaluation",
             self.axis,
@@ -147,6 +149,13 @@ class _Logger(BaseMiddleware[RLContext]):
             ctx.train_iter,
             as_float(ctx.eval_value),
         )
+
+    def _write_video(self, gif: bytes) -> None:
+        add_gif(self._run.tb_logger, "eval/video", gif, self._last)
+        path = self._run.video_path(self._last)
+        with self._videos:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gif)
 
     def _log_rates(self, ctx: RLContext) -> None:
         elapsed = self._clock.now() - self._time

@@ -49,7 +49,8 @@ class RunFolder:
         ├── config.yaml     the settings that the run used (save_config)
         ├── curve.png       the learning curve (LearningCurve)
         ├── metrics.jsonl   what the run measured (OnlineLogger)
-        └── result.json     returns and counters at the end (Experiment)
+        ├── result.json     returns and counters at the end (Experiment)
+        └── videos/         of evaluations, if the evaluator makes any (OnlineLogger)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -169,6 +170,10 @@ class RunFolder:
             self._refuse_others()
             self._metrics = MetricsFile(self.path / name)
         return self._metrics
+
+    def video_path(self, at: int) -> Path:
+        """Return the path of the video of the evaluation at a counter."""
+        return self.path / "videos" / f"{at}.gif"
 
     @property
     def log_path(self) -> Path:

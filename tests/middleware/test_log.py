@@ -111,6 +111,7 @@ def test_spread_and_film_of_an_evaluation_are_written(run: RunFolder, run_steps:
     assert scalars["eval/return_min"] == [(8, 1.0)]
     assert scalars["eval/return_max"] == [(8, 3.0)]
     assert [step for step, _ in scalars["eval/video"]] == [8]
+    assert run.video_path(8).read_bytes().startswith(b"GIF")
 
 
 def test_throughput_is_measured(run: RunFolder, run_steps: Any, clock: Any) -> None:

@@ -14,7 +14,7 @@ from dmiddleware.config import Option, at_least, count, one_of, optional, text
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
-from dmiddleware.tensorboard import add_video, encode_video
+from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.worker.evaluator.serial_evaluator import (
     SERIAL_EVALUATOR_REGISTRY,
     EpisodeEvaluator,
@@ -182,7 +182,8 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
             ("iter", train_iter) if self._cfg.render.mode == "train_iter" else ("step", envstep)
         )
         tag = f"{self._instance_name}_{axis}/video"
-        add_video(self.tb_logger, tag, monitor.get_video(), max(at, 0), fps=self._cfg.render.fps)
+        gif = encode_video(monitor.get_video(), fps=self._cfg.render.fps)
+        add_gif(self.tb_logger, tag, gif, max(at, 0))
 
     def _draw(self, train_iter: int, returns: list[float]) -> None:
         if self._cfg.figure_path is None:

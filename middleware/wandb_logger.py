@@ -1,0 +1,159 @@
+"""Weights & Biases: send what a run measures to its service, or record it for later."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import yaml
+
+from dmiddleware.best_effort import BestEffort
+from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import ChainView, Task
+from middleware.base import BaseMiddleware
+from middleware.context import OnlineRLContext, RLContext
+from middleware.experiment import Experiment
+from middleware.log import OfflineLogger, OnlineLogger
+from middleware.roles import Role
+from middleware.run_folder import RunFolder, check_run_folder
+
+__all__ = ["WandbLogger"]
+
+
+class WandbLogger(BaseMiddleware[RLContext]):
+    """Send metrics, settings, videos and checkpoints to Weights & Biases.
+
+    It sends what the chain's :class:`~middleware.Experiment` or :class:`~middleware.OnlineLogger`
+    writes: each line of ``metrics.jsonl``, ``config.yaml``, the videos of evaluations, and at the
+    end the checkpoints as an artifact. The position in the chain does not matter. A run that is
+    resumed continues under the same id, which is kept in the run's folder. If the service cannot be
+    reached, a warning says so and the run continues.
+
+    In a run of several processes, the learner sends; the metrics of the others are in its folder.
+
+    Args:
+        run: the folder of the run.
+        project: the project.
+        entity: the user or team; None: the default one of the account.
+        group: a name that runs have in common, such as the seeds of one setting.
+        tags: words to find the run by.
+        mode: ``online``; ``offline`` records into the run's folder, for ``wandb sync``; None: what
+            the environment variable ``WANDB_MODE`` says.
+
+    Raises:
+        ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
+
+    Example:
+        >>> task.use(experiment)  # doctest: +SKIP
+        >>> task.use(WandbLogger(experiment.run, project="cartpole"))  # doctest: +SKIP
+    """
+
+    roles = (Role.LEARNER,)
+    lead_only = True
+    last_step = True
+
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        project: str = "dmiddleware",
+        entity: str | None = None,
+        group: str | None = None,
+        tags: Sequence[str] = (),
+        mode: Literal["online", "offline"] | None = None,
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError(
+                "WandbLogger needs wandb; run: python -m pip install 'dmiddleware[wandb]'"
+            ) from error
+        self._wandb = wandb
+        self._folder = check_run_folder(run, user="WandbLogger")
+        self.settings: dict[str, Any] = {
+            "project": project,
+            "entity": entity,
+            "group": group,
+            "tags": list(tags),
+            "mode": mode,
+        }
+        self._run: Any = None
+        self._axis = ""
+        self._has_settings = False
+        self._best_effort = BestEffort("send metrics to Weights & Biases", Exception)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a chain without a logger, which would have nothing to send."""
+        if not any(
+            isinstance(one, Experiment | OnlineLogger | OfflineLogger) for one in chain.middleware
+        ):
+            yield "WandbLogger sends what a logger writes; add an Experiment or an OnlineLogger"
+
+    def setup(self, task: Task[Any]) -> None:
+        """Begin the run, or continue it.
+
+        Raises:
+            RunFolderError: if the folder is in use by another task, or cannot be written to.
+        """
+        self._folder.lock(task)
+        with self._best_effort:
+            self._run = self._wandb.init(
+                **self.settings,
+                id=self._id(),
+                name=self._folder.name,
+                dir=str(self._folder.path),
+                resume="allow",
+                settings={"console": "off"},
+            )
+            for counter in ("env_step", "train_iter"):
+                self._run.define_metric(counter, hidden=True)
+            self._axis = "env_step" if isinstance(task.ctx, OnlineRLContext) else "train_iter"
+            self._run.define_metric("*", step_metric=self._axis)
+            self._folder.metrics.on_row = self._send
+        # When all middleware have been closed, the last metrics and checkpoints are there.
+        task.at_close(self._finish)
+
+    def __call__(self, ctx: RLContext) -> None:
+        """Do nothing: lines are sent when they are written."""
+
+    def _id(self) -> str:
+        file = self._folder.path / "wandb_id"
+        with contextlib.suppress(FileNotFoundError):
+            return file.read_text(encoding="utf-8").strip()
+        new = secrets.token_hex(4)
+        file.write_text(new, encoding="utf-8")
+        return new
+
+    def _send(self, row: Mapping[str, float | None]) -> None:
+        with self._best_effort:
+            if not self._has_settings:
+                self._has_settings = True
+                self._run.config.update(_settings(self._folder), allow_val_change=True)
+            sent: dict[str, Any] = dict(row)
+            video = self._folder.video_path(int(row[self._axis] or 0))
+            if "eval/return_mean" in row and video.exists():
+                sent["eval/video"] = self._wandb.Video(str(video))
+            self._run.log(sent)
+
+    def _finish(self) -> None:
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        self._folder.metrics.on_row = None
+        with self._best_effort:
+            artifact = self._wandb.Artifact(f"{self._folder.name}-{run.id}", type="model")
+            files = sorted(self._folder.ckpt_dir.glob("*.safetensors"))
+            for file in files:
+                artifact.add_file(str(file))
+            if files:
+                run.log_artifact(artifact)
+        with self._best_effort:
+            run.finish()
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        return dict(yaml.safe_load((folder.path / "config.yaml").read_text(encoding="utf-8")))
+    return {}

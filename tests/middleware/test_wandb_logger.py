@@ -1,0 +1,180 @@
+"""Weights & Biases, with its real client in offline mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmiddleware.data import TensorBuffer
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ChainError, ConfigError
+from dmiddleware.pipeline import Task
+from dmiddleware.policy import DQNPolicy
+from middleware import (
+    Experiment,
+    OffPolicyLearner,
+    OnlineRLContext,
+    RunFolder,
+    StepCollector,
+    WandbLogger,
+    data_pusher,
+    eps_greedy_handler,
+    online_logger,
+)
+
+if "CI" not in os.environ:
+    pytest.importorskip("wandb")
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / name.lower()))
+    import wandb
+
+    yield
+    wandb.teardown()
+
+
+def evaluate(ctx: OnlineRLContext) -> None:
+    if ctx.total_step % 5 == 4:
+        ctx.eval_value = float(ctx.env_step)
+        ctx.eval_output = {"return_std": 1.0, "video": np.zeros((1, 3, 3, 8, 8), np.uint8)}
+
+
+def train(run: RunFolder, *, n_steps: int = 10, env_step: int = 0) -> None:
+    """Train a small DQN with an experiment that is also sent."""
+    with Task(OnlineRLContext(env_step=env_step), seed=0) as task:
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+        policy = DQNPolicy.for_env(envs, seed=0, batch_size=8)
+        buffer = TensorBuffer(1000, seed=0)
+        experiment = Experiment(run, policy)
+        task.use(eps_greedy_handler())
+        task.use(StepCollector(policy, envs, n_sample=8))
+        task.use(data_pusher(buffer))
+        task.use(OffPolicyLearner(policy, buffer))
+        task.use(evaluate).use(experiment)
+        task.use(WandbLogger(run, project="toys", group="seeds", tags=["small"]))
+        task.run(max_step=n_steps)
+
+
+def records(run: RunFolder, *, n_runs: int = 1) -> list[Any]:
+    """Return what the client has recorded for its service, of all its runs, in order.
+
+    Its own process writes the files, and may still do so when the run has ended.
+    """
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"))
+        found = [pb.Record.FromString(data) for file in files for data in chunks(file.read_bytes())]
+        if sum(one.WhichOneof("record_type") == "exit" for one in found) == n_runs:
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"the client has not recorded {n_runs} whole runs in {run.path} within 60 s")
+
+
+def chunks(data: bytes, block: int = 2**15) -> Iterator[bytes]:
+    """Yield the records of a file in LevelDB's log format, behind a header of 7 bytes."""
+    at, record = 7, b""
+    while at < len(data):
+        if block - at % block < 7:
+            at += block - at % block  # no header fits into the rest of a block
+            continue
+        if at + 7 > len(data):
+            return
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if at > len(data):
+            return
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def history(run: RunFolder) -> list[dict[str, Any]]:
+    rows = []
+    for record in records(run):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            names = (item.key or "/".join(item.nested_key) for item in items)
+            rows.append({n: json.loads(i.value_json) for n, i in zip(names, items, strict=True)})
+    return rows
+
+
+def test_metrics_settings_videos_and_checkpoints_are_sent(tmp_path: Path) -> None:
+    run = RunFolder.create("toy", root=tmp_path)
+    train(run)
+    of_kind: dict[str, list[Any]] = {}
+    for record in records(run):
+        kind = record.WhichOneof("record_type")
+        of_kind.setdefault(kind, []).append(getattr(record, kind))
+    (begun,) = of_kind["run"][:1]
+    assert (begun.project, begun.run_group, begun.display_name) == ("toys", "seeds", "toy")
+    assert list(begun.tags) == ["small"]
+    settings = {one.key: one.value_json for part in of_kind["config"] for one in part.update}
+    assert json.loads(settings["policy"])["type"] == "dqn"
+    rows = history(run)
+    evaluations = [row for row in rows if "eval/return_mean" in row]
+    assert [row["env_step"] for row in evaluations] == [40, 80]
+    assert evaluations[0]["eval/return_mean"] == 40 and evaluations[0]["eval/return_std"] == 1
+    assert all(row["eval/video/_type"] == "video-file" for row in evaluations)
+    assert any("learn/total_loss" in row for row in rows)
+    (artifact,) = of_kind["artifact"]
+    assert artifact.type == "model"
+    assert "final.safetensors" in {entry.path for entry in artifact.manifest.contents}
+
+
+def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
+    run = RunFolder.create("toy", root=tmp_path)
+    train(run)
+    train(RunFolder(run.path), env_step=80)
+    begun = [
+        one.run.run_id for one in records(run, n_runs=2) if one.WhichOneof("record_type") == "run"
+    ]
+    assert len(begun) >= 2 and set(begun) == {(run.path / "wandb_id").read_text()}
+
+
+def test_a_chain_without_a_logger_is_refused(tmp_path: Path) -> None:
+    with RunFolder.create("toy", root=tmp_path) as run, Task(OnlineRLContext()) as task:
+        task.use(WandbLogger(run))
+        with pytest.raises(ChainError, match="add an Experiment or an OnlineLogger"):
+            task.run(max_step=1)
+
+
+def test_a_client_that_fails_costs_a_warning_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no service")
+
+    monkeypatch.setattr("wandb.init", fail)
+    with RunFolder.create("toy", root=tmp_path) as run, Task(OnlineRLContext()) as task:
+        task.use(online_logger(run)).use(evaluate).use(WandbLogger(run)).run(max_step=5)
+    assert caplog.text.count("cannot send metrics to Weights & Biases (no service)") == 1
+
+
+def test_without_wandb_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with (
+        RunFolder.create("toy", root=tmp_path) as run,
+        pytest.raises(ConfigError, match=r"pip install 'dmiddleware\[wandb\]'"),
+    ):
+        WandbLogger(run)
