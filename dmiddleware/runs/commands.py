@@ -1,0 +1,103 @@
+"""The commands of ``ditask`` that look at runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dmiddleware.errors import DMiddlewareError
+from dmiddleware.runs.compare import compare
+from dmiddleware.runs.record import EVALUATION
+from dmiddleware.runs.report import write_report
+from dmiddleware.runs.watch import watch
+
+__all__ = ["compare_command", "report_command", "watch_command"]
+
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Show errors of the user in one line."""
+    try:
+        yield
+    except (DMiddlewareError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.command("compare", context_settings=_HELP)
+@click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
+@click.option("--metric", default=EVALUATION, show_default=True, help="Metric to compare.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Picture of the curves to write, such as compare.png.",
+)
+def compare_command(sides: tuple[str, ...], metric: str, output: Path | None) -> None:
+    """Compare the results of runs, and say how sure the difference is.
+
+    RUNS is a folder with runs in it, a run's folder, or a glob in quotes. The score of a run is the
+    mean of the last tenth of its evaluations. Intervals cover 95%.
+
+    \b
+      ditask compare runs/dqn runs/c51
+      ditask compare "dqn=runs/cartpole_dqn*" "c51=runs/cartpole_c51*" --output compare.png
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from rich.console import Console
+
+    with _refusing():
+        found = compare(*sides, metric=metric)
+        Console().print(found)
+        if output is not None:
+            found.draw(output)
+            click.echo(f"wrote {output}")
+
+
+@click.command("report", context_settings=_HELP)
+@click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
+@click.option("--metric", default=EVALUATION, show_default=True, help="Metric that decides.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The page to write.",
+)
+def report_command(sides: tuple[str, ...], metric: str, output: Path) -> None:
+    """Write one HTML page about runs: curves, throughput, settings, videos.
+
+    RUNS is as for ditask compare. The page is one file, and loads nothing from the network.
+
+    \b
+      ditask report runs/cartpole_dqn
+      ditask report runs/dqn runs/c51 --output dqn-and-c51.html
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    with _refusing():
+        write_report(output, *sides, metric=metric)
+        click.echo(f"wrote {output}")
+
+
+@click.command("watch", context_settings=_HELP)
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often the view is renewed.",
+)
+def watch_command(run: Path, every_s: float) -> None:
+    """Show a running or finished run: its counters and the course of each metric.
+
+    On a terminal the view is renewed until the run ends; elsewhere it is printed once.
+    """
+    from rich.console import Console
+
+    with _refusing(), contextlib.suppress(KeyboardInterrupt):
+        watch(run, Console(), every_s=every_s)

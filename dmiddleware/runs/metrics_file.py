@@ -1,0 +1,156 @@
+"""The metrics file of a run: one JSON object a line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dmiddleware.best_effort import BestEffort
+from dmiddleware.errors import RunFolderError
+
+__all__ = ["METRICS_FILE", "MetricsFile", "read_metrics", "read_rows"]
+
+METRICS_FILE: Final = "metrics.jsonl"
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsFile:
+    """Appends rows of metrics to a file, each at once, so that they survive the process.
+
+    A row is a JSON object on a line of its own; numbers that are not finite become null. pandas
+    reads the file with ``pandas.read_json(path, lines=True)``.
+
+    A file that exists is continued. The state is a position in the file. Rows behind it, from a run
+    that was killed, are replaced when the run continues from the state. Rows that cannot be
+    written, because the disk is full for example, are a warning; they are written later, or kept in
+    the state.
+
+    Args:
+        path: the file; its folder must exist.
+
+    Attributes:
+        on_row: called with each row that is appended; None: nothing is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.on_row: Callable[[Mapping[str, float | None]], None] | None = None
+        before = _whole_lines(_read(path))
+        self._n_bytes, self._crc = len(before), zlib.crc32(before)
+        self._unwritten: list[bytes] = []
+        self._best_effort = BestEffort(f"write metrics to {path}")
+
+    def append(self, row: Mapping[str, float | None]) -> None:
+        """Write a row.
+
+        Args:
+            row: the values by name; counters, such as ``env_step``, are among them.
+        """
+        self._unwritten.append(json.dumps({k: _finite(v) for k, v in row.items()}).encode() + b"\n")
+        with self._best_effort:
+            self._write()
+        if self.on_row is not None:
+            self.on_row(row)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows so far."""
+        lines = [*_read(self.path, self._n_bytes).splitlines(), *self._unwritten]
+        return [json.loads(line) for line in lines]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position behind the last row, which the disk has then."""
+        with self._best_effort:
+            self._write(durable=True)
+        return {
+            "path": str(self.path.absolute()),
+            "bytes": self._n_bytes,
+            "crc32": self._crc,
+            "unwritten": [line.decode() for line in self._unwritten],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the position of a state.
+
+        In another folder, the rows up to there are copied. If the file is missing or was changed,
+        the metrics begin here, with a warning.
+        """
+        self._n_bytes, self._crc = 0, 0
+        self._unwritten = [line.encode() for line in state["unwritten"]]
+        for path in (self.path, Path(state["path"])):
+            data = _read(path, state["bytes"])
+            if zlib.crc32(data) == state["crc32"]:
+                if path == self.path:
+                    self._n_bytes, self._crc = len(data), state["crc32"]
+                else:
+                    self._unwritten = [*data.splitlines(keepends=True), *self._unwritten]
+                return
+        _log.warning(
+            "%s is missing or was changed, so the metrics begin where the run resumes", self.path
+        )
+
+    def _write(self, *, durable: bool = False) -> None:
+        with self.path.open("a+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) < self._n_bytes:  # somebody has cut it
+                self._n_bytes = self._crc = 0
+            # Behind this position is what another run wrote, or half of what had no room.
+            file.truncate(self._n_bytes)
+            data = b"".join(self._unwritten)
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._unwritten.clear()
+            self._n_bytes += len(data)
+            self._crc = zlib.crc32(data, self._crc)
+            if durable:
+                os.fsync(file.fileno())
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics file; half a line at the end is left out.
+
+    Args:
+        run: the folder of the run.
+
+    Raises:
+        RunFolderError: if the folder has no such file, or it cannot be read.
+    """
+    return read_rows(Path(run) / METRICS_FILE)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics file; half a line at the end is left out.
+
+    Raises:
+        RunFolderError: if it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(
+            f"{path.parent} has no metrics ({error.strerror}: {path.name}); name the folder of a "
+            "run that has logged at least once"
+        ) from error
+    return [json.loads(line) for line in _whole_lines(data).splitlines()]
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _read(path: Path, n_bytes: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(n_bytes)
+    except OSError:
+        return b""
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,236 @@
+"""A report about runs: one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import mimetypes
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from dmiddleware.runs.compare import ONE_RUN, Comparison, compare
+from dmiddleware.runs.metrics_file import read_metrics, read_rows
+from dmiddleware.runs.record import EVALUATION, RunRecord
+from dmiddleware.runs.statistics import short
+
+__all__ = ["write_report"]
+
+_TIMES: Final = "time_s/"
+_VIDEOS: Final = (".mp4", ".gif", ".webm")
+_LARGEST_VIDEO: Final = 8 * 2**20
+_GROUPS: Final = {
+    "eval": "Evaluations",
+    "collect": "Collected episodes",
+    "learn": "Learning",
+    "speed": "Throughput",
+    "exchange": "Waiting for other processes",
+}
+
+_NUMBER: Final = ' class="number"'
+_DIGITS: Final = tuple("(-0123456789")
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
+       color: #1c2127; background: #fff; }
+h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #d5dae1; }
+table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .25rem .75rem; text-align:
+left; border-bottom: 1px solid #e5e8eb; vertical-align: top; } td.number { text-align: right;
+font-variant-numeric: tabular-nums; } pre { background: #f4f6f8; padding: .75rem; overflow-x: auto;
+font-size: 13px; } figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
+summary { cursor: pointer; } video, img { max-width: 24rem; }
+"""
+
+
+def write_report(path: str | Path, *sides: str, metric: str = EVALUATION) -> Comparison:
+    """Write a page about runs: curves, throughput, times, waits, settings and videos.
+
+    The page is one file and loads nothing from the network.
+
+    Args:
+        path: the file, such as ``report.html``.
+        sides: the runs, as :func:`~dmiddleware.runs.compare.compare` takes them.
+        metric: the metric that decides.
+
+    Returns:
+        The comparison on the page.
+
+    Raises:
+        ConfigError: if two sides have the same name.
+        RunFolderError: if there is no run, or one has no such metric.
+        OSError: if the file cannot be written.
+    """
+    found = compare(*sides, metric=metric)
+    title = ", ".join(found.sides)
+    body = "\n".join(_sections(found))
+    Path(path).write_text(
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<h1>{_text(title)}</h1>\n{body}\n</body>\n</html>\n",
+        encoding="utf-8",
+    )
+    return found
+
+
+def _sections(found: Comparison) -> Iterator[str]:
+    runs = {name: list(side) for name, side in found.sides.items()}
+    yield "<h2>Results</h2>"
+    yield _results(found)
+    yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
+    yield "<h2>Runs</h2>"
+    yield _runs_table(runs)
+    metrics = {run.path: read_metrics(run.path) for side in runs.values() for run in side}
+    groups = defaultdict(set)
+    for rows in metrics.values():
+        for name in {name for row in rows for name in row}:
+            group, slash, _ = name.partition("/")
+            if slash and not name.startswith(_TIMES):
+                groups[group].add(name)
+    for group in sorted(groups, key=lambda one: ([*_GROUPS, one].index(one), one)):
+        yield f"<h2>{_text(_GROUPS.get(group, group))}</h2>"
+        yield _figure(_small_multiples(runs, metrics, sorted(groups[group])), f"{group}/…")
+    yield "<h2>Where the time goes</h2>"
+    yield _times(runs)
+    yield "<h2>Settings</h2>"
+    if found.settings:
+        different = (
+            [name, *(", ".join(map(str, one)) for one in values)]
+            for name, values in found.settings.items()
+        )
+        yield "<h3>That differ</h3>" + _table(["setting", *runs], different)
+    for side in runs.values():
+        for run in side:
+            text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
+            yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
+    videos = list(_videos(run for side in runs.values() for run in side))
+    if videos:
+        yield "<h2>Videos</h2>"
+        yield from videos
+
+
+def _results(found: Comparison) -> str:
+    scores = _table(
+        ["task", "side", "runs", "interquartile mean", "mean", "best"],
+        (
+            [row.task or "-", row.side, row.n_runs, row.iqm, row.mean, f"({short(row.best)})"]
+            for row in found.rows
+        ),
+    )
+    better = _table(
+        ["side", "than", "probability that a run scores higher"],
+        ([first, second, chance] for (first, second), chance in found.improvement.items()),
+    )
+    few = any(len(side) < 2 for side in found.sides.values())
+    return scores + (better if found.improvement else "") + (f"<p>{ONE_RUN}</p>" if few else "")
+
+
+def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
+    def rows() -> Iterator[list[Any]]:
+        for side, of_side in runs.items():
+            for run in of_side:
+                last = read_metrics(run.path)[-1]
+                seconds = last.get("time_s")
+                yield [
+                    side,
+                    run.path,
+                    run.settings.get("seed", "-"),
+                    short(run.score),
+                    f"({short(run.best)})",
+                    f"{last.get('env_step', 0):,}",
+                    f"{last.get('train_iter', 0):,}",
+                    "-" if seconds is None else f"{seconds:,.0f} s",
+                ]
+
+    head = ["side", "folder", "seed", "score", "best", "env steps", "updates", "duration"]
+    return _table(head, rows())
+
+
+def _small_multiples(
+    runs: Mapping[str, Sequence[RunRecord]],
+    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
+    names: Sequence[str],
+) -> Any:
+    """Return a figure with a picture for each metric, and a line for each run."""
+    from matplotlib.figure import Figure
+
+    n_columns = min(3, len(names))
+    n_rows = -(-len(names) // n_columns)
+    figure = Figure(figsize=(4.2 * n_columns, 2.8 * n_rows), layout="constrained")
+    axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for plot, name in zip(axes, names, strict=False):
+        for number, side in enumerate(runs.values()):
+            for run in side:
+                rows = [row for row in metrics[run.path] if row.get(name) is not None]
+                at = [row[run.axis] for row in rows]
+                plot.plot(at, [row[name] for row in rows], color=f"C{number}", linewidth=1)
+        plot.set_title(name, fontsize=10)
+        plot.xaxis.set_major_formatter("{x:,.0f}")
+        plot.grid(alpha=0.3)
+    for plot in axes[len(names) :]:
+        plot.set_axis_off()
+    return figure
+
+
+def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return the mean seconds of a step in each middleware, by process."""
+    means: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for side, of_side in runs.items():
+        for run in of_side:
+            for file in sorted(run.path.glob("metrics*.jsonl")):
+                process = file.name.removeprefix("metrics.").removesuffix("jsonl").strip(".")
+                for row in read_rows(file):
+                    for name, value in row.items():
+                        if name.startswith(_TIMES) and value is not None:
+                            means[side, process or "lead", name.removeprefix(_TIMES)].append(value)
+    if not means:
+        return (
+            "<p>Add <code>task.use_wrapper(StepTimer(log=True))</code> to the program to see the "
+            "seconds of each middleware.</p>"
+        )
+    rows = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
+    return _table(["side", "process", "middleware", "mean of a step"], rows)
+
+
+def _videos(runs: Iterable[RunRecord]) -> Iterator[str]:
+    for run in runs:
+        for file in sorted(one for one in run.path.glob("videos/*") if one.suffix in _VIDEOS):
+            if file.stat().st_size > _LARGEST_VIDEO:
+                yield f"<p>{_text(file)} is larger than 8 MiB, and is left out.</p>"
+                continue
+            kind = mimetypes.guess_type(file.name)[0] or "video/mp4"
+            data = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+            shown = (
+                f'<img src="{data}" alt="{_text(file.name)}">'
+                if kind.startswith("image")
+                else f'<video controls src="{data}"></video>'
+            )
+            yield f"<figure>{shown}<figcaption>{_text(file)}</figcaption></figure>"
+
+
+def _figure(figure: Any, caption: str) -> str:
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": caption}):
+        figure.savefig(file, format="svg")
+    svg = file.getvalue()
+    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{_text(caption)}</figcaption></figure>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = ["<tr>" + "".join(f"<th>{_text(one)}</th>" for one in head) + "</tr>"]
+    for row in rows:
+        texts = map(_text, row)
+        cells = (f"<td{_NUMBER if text[:1] in _DIGITS else ''}>{text}</td>" for text in texts)
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

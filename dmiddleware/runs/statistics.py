@@ -1,0 +1,202 @@
+"""Statistics of a few runs: point estimates with bootstrap confidence intervals.
+
+Scores are given as a list of arrays, one for each task (such as an environment), with one score for
+each run (seed) in it. Tasks may have different numbers of runs. The bootstrap resamples the runs of
+each task separately (stratified).
+
+Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dmiddleware.errors import ConfigError
+
+__all__ = [
+    "Estimate",
+    "interquartile_mean",
+    "interval_of",
+    "mean_score",
+    "performance_profile",
+    "probability_of_improvement",
+    "short",
+]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Scores: TypeAlias = Sequence[npt.ArrayLike]
+
+RESAMPLES: Final = 2000
+
+
+class Estimate(NamedTuple):
+    """A statistic with its confidence interval.
+
+    Attributes:
+        value: the statistic of the scores.
+        low: the lower end of the interval; NaN where a single run shows no spread.
+        high: the upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.low):
+            return short(self.value)
+        return f"{short(self.value)} [{short(self.low)}, {short(self.high)}]"
+
+
+def short(value: float) -> str:
+    """Return a number in four digits, or as an integer of five digits or more."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def interquartile_mean(tasks: list[Floats]) -> Floats:
+    """Return the mean of the scores of all tasks without the lowest and the highest quarter.
+
+    As in the paper, the quarters are rounded down: of three scores, all count.
+
+    Args:
+        tasks: one array ``[…, n_runs]`` for each task.
+
+    Returns:
+        ``[…] float64``.
+    """
+    from scipy.stats import trim_mean  # takes half a second to import
+
+    mean: Floats = trim_mean(np.concatenate(tasks, axis=-1), 0.25, axis=-1)
+    return mean
+
+
+def interval_of(
+    statistic: Callable[[list[Floats]], Floats],
+    scores: Scores,
+    *,
+    confidence: float = 0.95,
+    n_resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """Return a statistic with its percentile-bootstrap interval.
+
+    Args:
+        statistic: takes one array ``[…, n_runs]`` for each task, returns ``[…]``.
+        scores: one array for each task.
+        confidence: the probability that the interval covers.
+        n_resamples: how many times the runs are drawn again.
+        seed: of these draws.
+
+    Raises:
+        ConfigError: if there are no scores, or one is not finite.
+    """
+    tasks = _checked(scores)
+    value = float(statistic(tasks))
+    if max(map(len, tasks)) < 2:
+        return Estimate(value, np.nan, np.nan)
+    from scipy.stats import bootstrap
+
+    # bootstrap() wants at least two scores a sample; a task with one run has no spread.
+    spread = [at for at, task in enumerate(tasks) if len(task) > 1]
+
+    def resampled(*drawn: Floats, axis: int) -> Floats:
+        lead = drawn[0].shape[:-1]
+        again = [np.broadcast_to(task, (*lead, len(task))) for task in tasks]
+        for at, task in zip(spread, drawn, strict=True):
+            again[at] = task
+        return statistic(again)
+
+    found: Any = bootstrap(
+        [tasks[at] for at in spread],
+        resampled,
+        vectorized=True,
+        confidence_level=confidence,
+        n_resamples=n_resamples,
+        batch=200,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return Estimate(
+        value, float(found.confidence_interval.low), float(found.confidence_interval.high)
+    )
+
+
+def mean_score(tasks: list[Floats]) -> Floats:
+    """Return the mean over tasks of the mean over runs; a statistic for :func:`interval_of`."""
+    mean: Floats = np.mean([task.mean(-1) for task in tasks], axis=0)
+    return mean
+
+
+def probability_of_improvement(
+    scores: Scores,
+    others: Scores,
+    *,
+    confidence: float = 0.95,
+    n_resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """Return the probability that a run of one side scores higher than one of the other side.
+
+    It is the mean over tasks of the Mann-Whitney statistic: the share of pairs of runs in which the
+    first is higher, where a tie counts as half.
+
+    Args:
+        scores: one array for each task.
+        others: the same tasks of the other side.
+        confidence: the probability that the interval covers.
+        n_resamples: how many times the runs are drawn again.
+        seed: of these draws.
+
+    Raises:
+        ConfigError: if the sides have different numbers of tasks, or a score is not finite.
+    """
+    if len(scores) != len(others):
+        raise ConfigError(
+            f"compare the same tasks: one side has {len(scores)}, the other {len(others)}"
+        )
+    n_tasks = len(scores)
+
+    def statistic(tasks: list[Floats]) -> Floats:
+        shares = []
+        for mine, theirs in zip(tasks[:n_tasks], tasks[n_tasks:], strict=True):
+            more = mine[..., :, None] - theirs[..., None, :]
+            shares.append((np.sign(more).mean((-2, -1)) + 1) / 2)
+        mean: Floats = np.mean(shares, axis=0)
+        return mean
+
+    both = [*scores, *others]
+    return interval_of(statistic, both, confidence=confidence, n_resamples=n_resamples, seed=seed)
+
+
+def performance_profile(scores: Scores, thresholds: npt.ArrayLike) -> Floats:
+    """Return the share of runs above each threshold, averaged over tasks.
+
+    Args:
+        scores: one array for each task.
+        thresholds: ``[K]``.
+
+    Returns:
+        ``[K] float64``.
+
+    Raises:
+        ConfigError: if there are no scores, or one is not finite.
+    """
+    at = np.asarray(thresholds, np.float64)
+    above: Floats = np.mean([(task[:, None] > at).mean(0) for task in _checked(scores)], axis=0)
+    return above
+
+
+def _checked(scores: Scores) -> list[Floats]:
+    tasks = [np.asarray(task, np.float64) for task in scores]
+    if not tasks or any(task.ndim != 1 or not len(task) for task in tasks):
+        shapes = [task.shape for task in tasks]
+        raise ConfigError(f"pass one array [n_runs] of scores for each task, got shapes {shapes}")
+    for number, task in enumerate(tasks):
+        if not np.isfinite(task).all():
+            raise ConfigError(f"the scores of task {number} must be finite, got {task.tolist()}")
+    return tasks

@@ -1,0 +1,101 @@
+"""Statistics of a few runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.runs.statistics import (
+    interquartile_mean,
+    interval_of,
+    mean_score,
+    performance_profile,
+    probability_of_improvement,
+)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
+    scores = np.array([1000.0, 2, 3, 4, 5, 6, 7, -1000])
+    assert interquartile_mean([scores]) == np.mean([3, 4, 5, 6])
+    assert interquartile_mean([scores[:4], scores[4:]]) == np.mean([3, 4, 5, 6])
+
+
+def test_the_mean_score_weighs_tasks_alike() -> None:
+    assert mean_score([np.array([0.0, 2, 4]), np.array([10.0])]) == 6
+
+
+def test_the_interval_covers_the_true_mean_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    n_covered = 0
+    for trial in range(200):
+        scores = rng.normal(5.0, 2.0, 20)
+        found = interval_of(mean_score, [scores], confidence=0.9, n_resamples=300, seed=trial)
+        assert found.low <= found.value <= found.high
+        n_covered += found.low <= 5.0 <= found.high
+    assert 0.83 <= n_covered / 200 <= 0.95
+
+
+def test_the_runs_of_each_task_are_drawn_separately() -> None:
+    # Drawn together, the mean of two far tasks would vary by hundreds.
+    near = [np.array([0.0, 1.0, 2.0]), np.array([1000.0, 1001.0, 1002.0])]
+    found = interval_of(mean_score, near)
+    assert found.value == 501
+    assert 500 <= found.low < found.high <= 502
+
+
+def test_a_task_with_one_run_adds_no_spread() -> None:
+    found = interval_of(mean_score, [np.array([1.0]), np.array([2.0, 4.0])])
+    assert found.value == 2
+    assert 1.5 <= found.low < found.high <= 2.5
+    alone = interval_of(mean_score, [np.array([1.0]), np.array([3.0])])
+    assert alone.value == 2 and np.isnan([alone.low, alone.high]).all()
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    scores = [np.random.default_rng(1).normal(size=8)]
+    assert interval_of(interquartile_mean, scores) == interval_of(interquartile_mean, scores)
+    assert interval_of(interquartile_mean, scores, seed=1) != interval_of(
+        interquartile_mean, scores
+    )
+
+
+def test_the_probability_of_improvement_is_the_share_of_pairs_with_ties_as_half() -> None:
+    mine, theirs = np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.0])
+    found = probability_of_improvement([mine], [theirs])
+    assert found.value == pytest.approx(mannwhitneyu(mine, theirs).statistic / 6)
+    assert probability_of_improvement([mine, mine], [theirs, mine]).value == pytest.approx(
+        (4.5 / 6 + 0.5) / 2
+    )
+    assert probability_of_improvement([[9, 8]], [[1, 2, 3]]) == (1, 1, 1)
+
+
+def test_the_profile_is_the_share_of_runs_above_each_threshold() -> None:
+    profile = performance_profile([[1, 2, 3, 4], [10]], [0, 2, 5, 20])
+    assert profile.tolist() == [1, 0.75, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        ([], "one array"),
+        ([[]], "one array"),
+        ([[1.0], 2.0], "one array"),
+        ([[[1.0]]], "one array"),
+        ([[1.0], [np.nan, 1.0]], "task 1 must be finite"),
+        ([[np.inf]], "task 0 must be finite"),
+    ],
+)
+def test_scores_that_cannot_be_used_are_refused(scores: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        interval_of(mean_score, scores)
+    with pytest.raises(ConfigError, match=problem):
+        performance_profile(scores, [0.0])
+
+
+def test_sides_with_different_tasks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the same tasks: one side has 1, the other 2"):
+        probability_of_improvement([[1.0]], [[1.0], [2.0]])
