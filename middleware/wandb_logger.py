@@ -25,6 +25,8 @@ __all__ = ["WandbLogger"]
 class WandbLogger(BaseMiddleware[RLContext]):
     """Send metrics, settings, videos and checkpoints to Weights & Biases.
 
+    One line does it: ``task.use(WandbLogger(experiment.run, project="cartpole"))``.
+
     It sends what the chain's :class:`~middleware.Experiment` or :class:`~middleware.OnlineLogger`
     writes: each line of ``metrics.jsonl``, ``config.yaml``, the videos of evaluations, and at the
     end the checkpoints as an artifact. The position in the chain does not matter. A run that is
@@ -44,10 +46,6 @@ class WandbLogger(BaseMiddleware[RLContext]):
 
     Raises:
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
-
-    Example:
-        >>> task.use(experiment)  # doctest: +SKIP
-        >>> task.use(WandbLogger(experiment.run, project="cartpole"))  # doctest: +SKIP
     """
 
     roles = (Role.LEARNER,)
