@@ -643,12 +643,15 @@ def plain_values(value: Any) -> Any:
 
     Arrays, tuples and sets become lists, settings and other dataclasses become dictionaries;
     classes and functions become their dotted names. ``cls(**plain_values(settings))`` are the
-    settings again.
+    settings again. Fields that are objects, declared with ``dataclasses.field(repr=False)``, are
+    left out.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        value = {
+            one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.repr
+        }
     if isinstance(value, Mapping):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
