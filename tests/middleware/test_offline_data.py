@@ -121,7 +121,7 @@ def test_missing_column_is_named(run_steps: Any, collector: StepCollector, tmp_p
 def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_rows must be an integer ≥ 1 or None, got 0"):
         offline_data_saver(tmp_path / "x", max_rows=0)
-    with pytest.raises(ValueError, match="columns must include 'done'"):
+    with pytest.raises(ValueError, match="columns must be names that include 'done'"):
         offline_data_saver(tmp_path / "x", columns=["obs"])
 
 
