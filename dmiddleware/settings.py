@@ -503,7 +503,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     float: "a finite number",
     str: "a string",
     Mapping: "a dictionary",
-    Path: "a path",
+    Path: "a pathlib.Path",
     Any: "anything",
     types.NoneType: "None",
 }

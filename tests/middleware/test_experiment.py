@@ -209,7 +209,9 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     assert chain["StepCollector"] == {"env_num": 2, "n_sample": 20, "random_steps": 0}
     assert chain["OffPolicyLearner"]["update_per_collect"] == 4
     assert chain["OffPolicyLearner"]["buffer"]["size"] == 1000
-    assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {"type": "UniformSampler"}
+    assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {
+        "type": "UniformSampler", "replace": True
+    }  # fmt: skip
     assert chain["InteractionEvaluator"]["every_train_iter"] == 20
     assert chain["InteractionEvaluator"]["stop_value"] is None
     assert chain["Experiment"]["n_fresh_episode"] == 4
