@@ -22,6 +22,7 @@ import inspect
 import itertools
 import math
 import numbers
+import re
 import textwrap
 import types
 import typing
@@ -59,6 +60,7 @@ __all__ = [
     "At",
     "Convert",
     "Count",
+    "Counts",
     "Fraction",
     "NonNegative",
     "Number",
@@ -154,6 +156,8 @@ Whole: TypeAlias = Annotated[int, Ge(0), _Int]
 """An integer of at least 0; 1e6 is taken for 1000000."""
 Count: TypeAlias = Annotated[int, Ge(1), _Int]
 """An integer of at least 1; 1e6 is taken for 1000000."""
+Counts: TypeAlias = Annotated[tuple[Count, ...], AS_TUPLE]
+"""Integers of at least 1 in a tuple, list or array; kept as a tuple."""
 Numbers: TypeAlias = Annotated[tuple[Number, ...], AS_TUPLE]
 """Numbers in a tuple, list or array; kept as a tuple."""
 Options: TypeAlias = Annotated[Mapping[str, Any], Convert(deepcopy)]
@@ -530,7 +534,9 @@ def _limited(kind: Any, limits: list[Any]) -> str:
 
 
 def _plural(words: str) -> str:
-    return words.removeprefix("a finite ").removeprefix("an ").removeprefix("a ") + "s"
+    words = words.removeprefix("a finite ").removeprefix("an ").removeprefix("a ")
+    plural = re.sub(r"\b(integer|number)\b", r"\1s", words, count=1)
+    return f"{words}s" if plural == words else plural
 
 
 @dataclasses.dataclass(frozen=True)
