@@ -46,8 +46,7 @@ _START: Final = "learn_start of the learner: OffPolicyLearner(policy, buffer, le
 _UPDATES: Final = "update_per_collect of OffPolicyLearner(policy, buffer, update_per_collect=...)"
 _SIZE: Final = "the size of the buffer: TensorBuffer(size)"
 _ENVS: Final = "env_num of make_env_manager(env, env_num=...)"
-_EPS: Final = "the schedule of ε: eps_start, eps_end and eps_decay of the policy, or the arguments "
-_EPS_HANDLER: Final = f"{_EPS}of eps_greedy_handler"
+_EPS: Final = "the schedule of ε: eps_start, eps_end and eps_decay of the policy"
 _LOG: Final = "left to Experiment(name, policy), which logs, saves and shows the progress"
 _PRIORITY: Final = "an argument of the buffer's sampler: PrioritySampler(alpha=..., beta=...)"
 _EVALUATOR: Final = "an argument of interaction_evaluator(policy, envs, n_episode=...)"
@@ -92,11 +91,12 @@ _HOMES: Final[dict[str, _Home]] = {
         lam="gae_lambda",
         lambda_="gae_lambda",
         gae_lam="gae_lambda",
-        n_epochs="epoch_per_collect epochs",
-        num_epochs="epoch_per_collect epochs",
-        update_epochs="epoch_per_collect epochs",
-        repeat_per_collect="epoch_per_collect epochs",
-        repeat="epoch_per_collect epochs",
+        epochs="epoch_per_collect",
+        n_epochs="epoch_per_collect",
+        num_epochs="epoch_per_collect",
+        update_epochs="epoch_per_collect",
+        repeat_per_collect="epoch_per_collect",
+        repeat="epoch_per_collect",
         minibatch_size="batch_size",
         mini_batch_size="batch_size",
         num_minibatches="batch_size",
@@ -168,7 +168,7 @@ _HOMES: Final[dict[str, _Home]] = {
         jit="compile",
     ),
     **_of(
-        _EPS_HANDLER,
+        _EPS,
         epsilon="eps eps_start start",
         exploration_rate="eps eps_start start",
         eps_train="eps eps_start start",
@@ -184,10 +184,11 @@ _HOMES: Final[dict[str, _Home]] = {
         min_epsilon="eps_end end",
         eps_train_final="eps_end end",
         exploration_final_eps="eps_end end",
-        exploration_fraction="eps_decay decay_steps",
-        epsilon_decay="eps_decay decay_steps",
-        eps_decay_steps="eps_decay decay_steps",
+        exploration_fraction="eps_decay",
+        epsilon_decay="eps_decay",
+        eps_decay_steps="eps_decay",
         eps="eps_start start",
+        decay_steps="eps_decay",
     ),
     "eps_test": _Home((), "not used: evaluating is greedy, and collecting has the schedule of ε"),
     "eps_inference": _Home((), "not used: evaluating is greedy"),

@@ -22,6 +22,7 @@ import inspect
 import itertools
 import math
 import numbers
+import re
 import textwrap
 import types
 import typing
@@ -29,12 +30,25 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, dataclass_transform
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from dmiddleware.errors import ConfigError, DMiddlewareError
-from dmiddleware.foreign_names import unknown_name
+from dmiddleware.foreign_names import unknown_name, unknown_option
 from dmiddleware.registry import nearest
 
 if typing.TYPE_CHECKING:
@@ -46,6 +60,7 @@ __all__ = [
     "At",
     "Convert",
     "Count",
+    "Counts",
     "Fraction",
     "NonNegative",
     "Number",
@@ -61,10 +76,18 @@ __all__ = [
     "nested",
     "plain_values",
     "settings_table",
+    "takes_settings",
     "values_in_words",
 ]
 
 S = TypeVar("S", bound="Settings")
+S_co = TypeVar("S_co", bound="Settings", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+A1 = TypeVar("A1")
+A2 = TypeVar("A2")
+A3 = TypeVar("A3")
+A4 = TypeVar("A4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +156,8 @@ Whole: TypeAlias = Annotated[int, Ge(0), _Int]
 """An integer of at least 0; 1e6 is taken for 1000000."""
 Count: TypeAlias = Annotated[int, Ge(1), _Int]
 """An integer of at least 1; 1e6 is taken for 1000000."""
+Counts: TypeAlias = Annotated[tuple[Count, ...], AS_TUPLE]
+"""Integers of at least 1 in a tuple, list or array; kept as a tuple."""
 Numbers: TypeAlias = Annotated[tuple[Number, ...], AS_TUPLE]
 """Numbers in a tuple, list or array; kept as a tuple."""
 Options: TypeAlias = Annotated[Mapping[str, Any], Convert(deepcopy)]
@@ -253,8 +278,16 @@ def _check(
     *,
     instance: Settings,
     path_of: Callable[[str], str] = str,
+    owner: str = "",
 ) -> None:
     """Set the fields of an instance to checked values.
+
+    Args:
+        cls: the class of the settings.
+        given: the values.
+        instance: the settings.
+        path_of: returns what messages call a setting.
+        owner: what messages say has the settings; empty: the class.
 
     Raises:
         ConfigError: as :class:`Settings` describes.
@@ -269,7 +302,8 @@ def _check(
         cause = problems[0].get("ctx", {}).get("error")
         if isinstance(cause, Exception) and not problems[0]["loc"] and type(cause) is not _Refused:
             raise cause from None  # an error of __post_init__
-        raise cls.raises(_in_words(cls, problems, given, path_of)) from None
+        problem = _in_words(cls, problems, given, path_of)
+        raise cls.raises(f"{owner or cls.__name__}: {problem}") from None
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
@@ -295,6 +329,88 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     except ValidationError:
         words = values_in_words(hint)
         raise ConfigError(f"{name} must be {words}, got {_shown(value, words)}") from None
+
+
+class _TakesSettings(Protocol[P, S_co]):
+    """Replaces a function's last parameter, its settings, by their fields."""
+
+    @overload
+    def __call__(self, function: Callable[[A1, S_co], R], /) -> Callable[Concatenate[A1, P], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[A1, A2, S_co], R], /
+    ) -> Callable[Concatenate[A1, A2, P], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[A1, A2, A3, S_co], R], /
+    ) -> Callable[Concatenate[A1, A2, A3, P], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[A1, A2, A3, A4, S_co], R], /
+    ) -> Callable[Concatenate[A1, A2, A3, A4, P], R]: ...
+
+
+def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
+    """Let a constructor take the fields of its settings as keyword arguments.
+
+    Its last parameter is ``settings``. Callers pass the fields by keyword instead, or
+    ``settings=``, an object of the class. Type checkers know the fields; they take the parameters
+    before ``settings`` by position, and ``**vars(settings)`` for an object.
+
+    Args:
+        cls: the class of the settings.
+
+    Raises:
+        ConfigError: by the constructor, as of :class:`Settings`, with the name of the class that is
+            built; also for fields beside ``settings``.
+
+    Example:
+        >>> class CounterSettings(Settings):
+        ...     start: Whole = 0
+        ...     step: Count
+        >>> class Counter:
+        ...     @takes_settings(CounterSettings)
+        ...     def __init__(self, name: str, settings: CounterSettings) -> None:
+        ...         self.settings = settings
+        >>> Counter("rows", step=2).settings
+        CounterSettings(start=0, step=2)
+        >>> Counter("rows", step=0)
+        Traceback (most recent call last):
+        dmiddleware.errors.ConfigError: Counter: step must be an integer ≥ 1, got 0
+    """
+    assert isinstance(cls, type) and issubclass(cls, Settings)
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        parameters = dict(inspect.signature(function).parameters)
+        del parameters["settings"]
+        fields = inspect.signature(cls).parameters
+        all_parameters = [*parameters.values(), *fields.values()]
+        known = [name for name in (*parameters, *fields) if name != "self"]
+        is_method = "self" in parameters
+
+        @functools.wraps(function)
+        def with_fields(*args: Any, settings: Settings | None = None, **given: Any) -> R:
+            owner = type(args[0]).__name__ if is_method else function.__name__
+            own = {name: given.pop(name) for name in parameters if name in given}
+            for name in given.keys() - fields.keys():
+                raise ConfigError(unknown_option(owner, name, known))
+            if settings is None:
+                settings = object.__new__(cls)
+                _check(cls, given, instance=settings, owner=owner)
+            elif given:
+                raise ConfigError(f"{owner}: give either settings or {', '.join(given)}, not both")
+            elif not isinstance(settings, cls):
+                raise ConfigError(f"{owner}: settings must be a {cls.__name__}, got {settings!r}")
+            return function(*args, **own, settings=settings)
+
+        signature = inspect.signature(function).replace(parameters=all_parameters)
+        with_fields.__signature__ = signature  # type: ignore[attr-defined]
+        return with_fields
+
+    return decorate
 
 
 @functools.cache
@@ -341,7 +457,7 @@ def _in_words(
             near = nearest(value, _choices(hints[name]), n=1) if isinstance(value, str) else []
             problem += f"; did you mean {near[0]!r}?" if near else ""
         problems.setdefault(name, problem)
-    return f"{cls.__name__}: " + "; ".join(problems.values())
+    return "; ".join(problems.values())
 
 
 def _choices(hint: Any) -> list[str]:
@@ -391,7 +507,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     float: "a finite number",
     str: "a string",
     Mapping: "a dictionary",
-    Path: "a path",
+    Path: "a pathlib.Path",
     Any: "anything",
     types.NoneType: "None",
 }
@@ -418,7 +534,9 @@ def _limited(kind: Any, limits: list[Any]) -> str:
 
 
 def _plural(words: str) -> str:
-    return words.removeprefix("a finite ").removeprefix("an ").removeprefix("a ") + "s"
+    words = words.removeprefix("a finite ").removeprefix("an ").removeprefix("a ")
+    plural = re.sub(r"\b(integer|number)\b", r"\1s", words, count=1)
+    return f"{words}s" if plural == words else plural
 
 
 @dataclasses.dataclass(frozen=True)
@@ -531,12 +649,15 @@ def plain_values(value: Any) -> Any:
 
     Arrays, tuples and sets become lists, settings and other dataclasses become dictionaries;
     classes and functions become their dotted names. ``cls(**plain_values(settings))`` are the
-    settings again.
+    settings again. Fields that are objects, declared with ``dataclasses.field(repr=False)``, are
+    left out.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        value = {
+            one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.repr
+        }
     if isinstance(value, Mapping):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,6 +1,7 @@
 """How Sphinx builds the documentation: ``make docs``."""
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -9,6 +10,9 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.pycode import ModuleAnalyzer
+
+import middleware  # noqa: F401 (its settings have tables)
+from dmiddleware.settings import Settings, describe
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -85,6 +89,31 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def add_table_of_settings(app, what, name, obj, options, lines):
+    """Describe the fields of settings by a table, from their declarations."""
+    if not (inspect.isclass(obj) and issubclass(obj, Settings) and obj is not Settings):
+        return
+    lines += ["", ".. list-table::", "   :header-rows: 1", ""]
+    rows = [("name", "default", "values", "meaning")]
+    for one in describe(obj):
+        required = one.default is dataclasses.MISSING
+        default = "must be given" if required else f"``{one.default!r}``"
+        rows.append((f"``{one.name}``", default, one.words, one.meaning))
+    for first, *others in rows:
+        lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+    lines.append("")
+
+
+def leave_fields_to_the_table(app):
+    classes = Settings.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+        analyzer = ModuleAnalyzer.for_module(cls.__module__)
+        analyzer.analyze()
+        for one in describe(cls):
+            analyzer.attr_docs.pop((cls.__qualname__, one.name), None)
+
+
 # Autodoc resolves type aliases. A batch would be shown as "Tensor", like one of torch's tensors.
 ALIASES = {
     r"~?treetensor\.torch\.(?:tensor\.)?Tensor": "Batch",
@@ -109,6 +138,8 @@ def remove_meaningless_bases(app, doctree):
 
 def setup(app):
     app.connect("builder-inited", add_docstrings_of_data)
+    app.connect("builder-inited", leave_fields_to_the_table)
     app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("autodoc-process-docstring", add_table_of_settings)
     app.connect("autodoc-process-signature", restore_aliases)
     app.connect("doctree-read", remove_meaningless_bases)

@@ -25,7 +25,7 @@ TRAIN_ITER = 10_000
 
 def make_policy(seed: int = 0) -> BCPolicy:
     """Build the policy that learns from the expert."""
-    return BCPolicy.for_env(make_env_manager(ENV, env_num=1), seed=seed)
+    return BCPolicy.for_env(make_env_manager(ENV, env_num=1), seed=seed, batch_size=256)
 
 
 def save_expert_data(expert: Policy, path: Path, *, n_rows: int, seed: int) -> None:
@@ -51,7 +51,7 @@ def main(
     experiment = Experiment(exp_name, policy)
     with OfflineDataset(data_path) as dataset, Task(OfflineRLContext(), seed=seed) as task:
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        task.use(OfflineLearner(policy, dataset, batch_size=256))
+        task.use(OfflineLearner(policy, dataset))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=500, stop_value=495

@@ -33,6 +33,10 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         discount_factor=0.98,
         target_update_freq=1,
         target_tau=0.05,
+        eps_start=0.2,
+        eps_end=0.02,
+        eps_decay=150_000,
+        batch_size=128,
     )
 
 
@@ -58,10 +62,10 @@ def main(
             for n, role in ((16, "collector"), (50, "evaluator"))
         )
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=0.2, end=0.02, decay_steps=max_env_step / 2))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=480))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=128, update_per_collect=40))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=40))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=100, every_train_iter=2000, stop_value=-14.5

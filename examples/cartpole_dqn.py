@@ -36,6 +36,8 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         learning_rate=2e-3,
         target_update_freq=64,
         multi_gpu=rank_and_world_size()[1] > 1,
+        eps_end=0.04,
+        eps_decay=5_000,
     )
 
 
@@ -52,10 +54,10 @@ def main(
         buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5_000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495

@@ -34,6 +34,8 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         model={"encoder_hidden_sizes": [128, 128], "dueling": True},
         learning_rate=2e-3,
         target_update_freq=64,
+        eps_end=0.04,
+        eps_decay=5_000,
     )
 
 
@@ -56,10 +58,10 @@ def main(
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5_000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495

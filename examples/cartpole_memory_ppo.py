@@ -28,6 +28,8 @@ def make_policy(seed: int = 0) -> RecurrentPPOPolicy:
         obs_norm=True,
         reward_norm=True,
         learning_rate=1e-3,
+        batch_size=256,
+        epoch_per_collect=8,
     )
 
 
@@ -44,7 +46,7 @@ def main(
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=1024))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=256, epochs=8))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=320, stop_value=495

@@ -32,6 +32,9 @@ def make_policy(seed: int = 0) -> R2D2Policy:
         burn_in=8,
         learning_rate=1e-3,
         target_update_freq=200,
+        eps_end=0.05,
+        eps_decay=10_000,
+        batch_size=32,
     )
 
 
@@ -55,12 +58,10 @@ def main(
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=1.0, end=0.05, decay_steps=10_000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(
-            OffPolicyLearner(policy, buffer, batch_size=32, update_per_collect=16, learn_start=1000)
-        )
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16, learn_start=1000))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495

@@ -27,6 +27,8 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         discount_factor=0.98,
         gae_lambda=0.8,
         learning_rate=1e-3,
+        batch_size=256,
+        epoch_per_collect=15,
     )
 
 
@@ -43,7 +45,7 @@ def main(
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=512))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=256, epochs=15))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=300, stop_value=495

@@ -66,7 +66,7 @@ def main(
         task.use(explore_by_return)
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495

@@ -36,6 +36,8 @@ class PerEnvQPolicy(Policy):
         "learning_rate": 2e-3,
         "discount_factor": 0.99,
         "nstep": 3,
+        "learn": {"batch_size": 64},
+        "other": {"eps": {"type": "linear", "start": 1.0, "end": 0.04, "decay": 5000}},
     }
     explores: ClassVar[bool] = False
     learn_from = "batch"
@@ -105,10 +107,10 @@ def main(
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
 
-        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495

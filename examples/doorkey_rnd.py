@@ -38,7 +38,12 @@ ENV = make_env
 def make_policy(seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic with two hidden layers each."""
     return PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1), seed=seed, obs_norm=True, entropy_weight=0.01
+        make_env_manager(ENV, env_num=1),
+        seed=seed,
+        obs_norm=True,
+        entropy_weight=0.01,
+        batch_size=256,
+        epoch_per_collect=4,
     )
 
 
@@ -62,7 +67,7 @@ def main(
             model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy, learning_rate=1e-3)
             critic = IntrinsicCritic.for_env(collect_env, policy)
             task.use(IntrinsicAdvantage(model, critic, weight=0.5))
-        task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy,

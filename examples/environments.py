@@ -84,12 +84,14 @@ def main(
     with Task(seed=seed) as task:
         envs = family.train(env_num=8, seed=task.seed_for("collector"))
         eval_envs = (family.evaluate or family.train)(env_num=5, seed=task.seed_for("evaluator"))
-        policy = PPOPolicy.for_env(envs, seed=seed, **family.policy)
+        policy = PPOPolicy.for_env(
+            envs, seed=seed, **family.policy, batch_size=256, epoch_per_collect=4
+        )
         experiment = Experiment(exp_name, policy)
 
         task.use(StepCollector(policy, envs, n_sample=family.n_sample))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=256, epochs=4))
+        task.use(OnPolicyLearner(policy))
         task.use(interaction_evaluator(policy, eval_envs, n_episode=10, every_train_iter=320))
         task.use(experiment)
         task.use(termination_checker(max_env_step=max_env_step))

@@ -37,6 +37,8 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         discount_factor=0.95,
         learning_rate=Schedule.linear(1e-3, 0.0, by="progress"),
         obs_norm=True,
+        batch_size=128,
+        epoch_per_collect=10,
     )
 
 
@@ -63,7 +65,7 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         task.use(RewardLearner(gail))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=128, epochs=10))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=50, every_train_iter=1600, stop_value=-170

@@ -29,6 +29,8 @@ def make_policy(seed: int = 0) -> PPOPolicy:
         obs_norm=True,
         # Rewards are as low as -16. Scaling suits a value network whose outputs start near zero.
         reward_norm=True,
+        batch_size=128,
+        epoch_per_collect=10,
     )
 
 
@@ -45,7 +47,7 @@ def main(
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=128, epochs=10))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=100, every_train_iter=1600, stop_value=-160

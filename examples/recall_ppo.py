@@ -25,7 +25,13 @@ Memory = Literal["lstm", "gru", "none"]
 def make_policy(seed: int = 0, memory: Memory = "lstm") -> PPOPolicy:
     """Build an actor and a critic, on a memory or without one."""
     envs = make_env_manager(ENV, env_num=1)
-    options = {"discount_factor": 0.9, "learning_rate": 5e-3, "entropy_weight": 0.01}
+    options = {
+        "discount_factor": 0.9,
+        "learning_rate": 5e-3,
+        "entropy_weight": 0.01,
+        "batch_size": 192,
+        "epoch_per_collect": 4,
+    }
     if memory == "none":
         return PPOPolicy.for_env(envs, seed=seed, **options)
     model = {"core": memory, "hidden_size": 32}
@@ -48,7 +54,7 @@ def main(
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=768))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=192, epochs=4))
+        task.use(OnPolicyLearner(policy))
         task.use(
             interaction_evaluator(
                 policy, eval_env, n_episode=100, every_train_iter=160, stop_value=0.99

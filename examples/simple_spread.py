@@ -48,6 +48,7 @@ def make_policy(seed: int = 0, algo: Algorithm = "mappo") -> IPPOPolicy | QMIXPo
             target_update_freq=1,
             target_tau=0.01,
             grad_clip_norm=10.0,
+            batch_size=256,
             eps_end=0.05,
             eps_decay=50_000,
         )
@@ -58,6 +59,8 @@ def make_policy(seed: int = 0, algo: Algorithm = "mappo") -> IPPOPolicy | QMIXPo
         learning_rate=7e-4,
         value_norm=True,
         grad_clip_norm=10.0,
+        batch_size=800,
+        epoch_per_collect=10,
     )
 
 
@@ -92,11 +95,11 @@ def use_algorithm(
         task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=256, update_per_collect=8))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
     else:
         task.use(StepCollector(policy, collect_env, n_sample=3200))  # whole episodes of 25 steps
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=800, epochs=10))
+        task.use(OnPolicyLearner(policy))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         loss="mse",
         eps_end=0.1,
         eps_decay=20_000,
+        batch_size=128,
     )
 
 
@@ -69,7 +70,7 @@ def main(
         task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=128, update_per_collect=16))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
         task.use(interaction_evaluator(policy, eval_env, n_episode=200, every_train_iter=1000))
         task.use(experiment)
         task.use(termination_checker(max_env_step=max_env_step))

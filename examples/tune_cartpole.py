@@ -44,6 +44,7 @@ def train(config: dict[str, Any]) -> None:
             seed=config["seed"],
             learning_rate=config["learning_rate"],
             target_update_freq=config["target_update_freq"],
+            eps_decay=5_000,
         )
         saved = tune.get_checkpoint()
         if saved is not None:
@@ -62,10 +63,10 @@ def train(config: dict[str, Any]) -> None:
                 )
 
         buffer = TensorBuffer(config["max_env_step"], seed=task.seed_for("buffer"))
-        task.use(eps_greedy_handler(decay_steps=5_000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=640))
         task.use(report)
         task.use(termination_checker(max_env_step=config["max_env_step"]))

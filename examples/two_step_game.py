@@ -99,7 +99,7 @@ def main(
         task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=64))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=64, update_per_collect=16))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
         task.use(interaction_evaluator(policy, eval_env, n_episode=4, every_train_iter=320))
         task.use(experiment)
         task.use(termination_checker(max_env_step=max_env_step))

@@ -15,34 +15,74 @@ from middleware.advantage import (
     montecarlo_return_estimator,
     nstep_reward_enhancer,
 )
-from middleware.barrier import Barrier
+from middleware.barrier import Barrier, BarrierSettings
 from middleware.base import BaseMiddleware
-from middleware.checkpoint import CkptSaver
-from middleware.collect import EpisodeCollector, StepCollector
+from middleware.checkpoint import CkptSaver, CkptSaverSettings
+from middleware.collect import (
+    EpisodeCollector,
+    EpisodeCollectorSettings,
+    StepCollector,
+    StepCollectorSettings,
+)
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
-from middleware.evaluate import InteractionEvaluator, interaction_evaluator
-from middleware.exchange import ContextExchanger, ModelExchanger, PeriodicalModelExchanger
-from middleware.experiment import Experiment, ExperimentResult, FinalCtxSaver, final_ctx_saver
+from middleware.evaluate import (
+    InteractionEvaluator,
+    InteractionEvaluatorSettings,
+    interaction_evaluator,
+)
+from middleware.exchange import (
+    ContextExchanger,
+    ContextExchangerSettings,
+    ModelExchanger,
+    ModelExchangerSettings,
+    PeriodicalModelExchanger,
+    PeriodicalModelExchangerSettings,
+)
+from middleware.experiment import (
+    Experiment,
+    ExperimentResult,
+    ExperimentSettings,
+    FinalCtxSaver,
+    final_ctx_saver,
+)
 from middleware.explore import EpsGreedyHandler, eps_greedy_handler
-from middleware.learn import OfflineLearner, OffPolicyLearner, OnPolicyLearner
-from middleware.learning_curve import LearningCurve
-from middleware.log import OfflineLogger, OnlineLogger, offline_logger, online_logger
-from middleware.offline_data import OfflineDataSaver, offline_data_saver
-from middleware.profile import EpochTimer, epoch_timer
-from middleware.progress_bar import ProgressBar
+from middleware.learn import (
+    OfflineLearner,
+    OffPolicyLearner,
+    OffPolicyLearnerSettings,
+    OnPolicyLearner,
+)
+from middleware.learning_curve import LearningCurve, LearningCurveSettings
+from middleware.log import (
+    OfflineLogger,
+    OfflineLoggerSettings,
+    OnlineLogger,
+    OnlineLoggerSettings,
+    offline_logger,
+    online_logger,
+)
+from middleware.offline_data import OfflineDataSaver, OfflineDataSaverSettings, offline_data_saver
+from middleware.profile import EpochTimer, EpochTimerSettings, epoch_timer
+from middleware.progress_bar import ProgressBar, ProgressBarSettings
 from middleware.replay_buffer import (
     DataPusher,
+    DataPusherSettings,
     PriorityCalculator,
     data_pusher,
     priority_calculator,
 )
-from middleware.reward import IntrinsicAdvantage, RewardLearner
+from middleware.reward import (
+    IntrinsicAdvantage,
+    IntrinsicAdvantageSettings,
+    RewardLearner,
+    RewardLearnerSettings,
+)
 from middleware.roles import Role
 from middleware.run_folder import RunFolder
-from middleware.self_play import SelfPlay
-from middleware.snapshot import SnapshotSaver
-from middleware.stop import TerminationChecker, termination_checker
-from middleware.wandb_logger import WandbLogger
+from middleware.self_play import SelfPlay, SelfPlaySettings
+from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.stop import TerminationChecker, TerminationCheckerSettings, termination_checker
+from middleware.wandb_logger import WandbLogger, WandbLoggerSettings
 
 __all__ = [
     "OnlineRLContext",
@@ -51,16 +91,24 @@ __all__ = [
     "Role",
     "BaseMiddleware",
     "ContextExchanger",
+    "ContextExchangerSettings",
     "ModelExchanger",
+    "ModelExchangerSettings",
     "PeriodicalModelExchanger",
+    "PeriodicalModelExchangerSettings",
     "Barrier",
+    "BarrierSettings",
     "EpsGreedyHandler",
     "eps_greedy_handler",
     "SelfPlay",
+    "SelfPlaySettings",
     "StepCollector",
+    "StepCollectorSettings",
     "EpisodeCollector",
+    "EpisodeCollectorSettings",
     "data_pusher",
     "DataPusher",
+    "DataPusherSettings",
     "priority_calculator",
     "PriorityCalculator",
     "nstep_reward_enhancer",
@@ -70,29 +118,44 @@ __all__ = [
     "montecarlo_return_estimator",
     "MonteCarloReturnEstimator",
     "RewardLearner",
+    "RewardLearnerSettings",
     "IntrinsicAdvantage",
+    "IntrinsicAdvantageSettings",
     "offline_data_saver",
     "OfflineDataSaver",
+    "OfflineDataSaverSettings",
     "OffPolicyLearner",
+    "OffPolicyLearnerSettings",
     "OnPolicyLearner",
     "OfflineLearner",
     "interaction_evaluator",
     "InteractionEvaluator",
+    "InteractionEvaluatorSettings",
     "Experiment",
+    "ExperimentSettings",
     "ExperimentResult",
     "CkptSaver",
+    "CkptSaverSettings",
     "SnapshotSaver",
+    "SnapshotSaverSettings",
     "online_logger",
     "OnlineLogger",
+    "OnlineLoggerSettings",
     "offline_logger",
     "OfflineLogger",
+    "OfflineLoggerSettings",
     "termination_checker",
     "TerminationChecker",
+    "TerminationCheckerSettings",
     "epoch_timer",
     "EpochTimer",
+    "EpochTimerSettings",
     "ProgressBar",
+    "ProgressBarSettings",
     "LearningCurve",
+    "LearningCurveSettings",
     "WandbLogger",
+    "WandbLoggerSettings",
     "final_ctx_saver",
     "FinalCtxSaver",
     "RunFolder",

@@ -8,10 +8,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dmiddleware.pipeline import Context, Task
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
+from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.exchange.events import ENDED, REACHED
 from middleware.exchange.waiting import Exchange
 
-__all__ = ["Barrier"]
+__all__ = ["Barrier", "BarrierSettings"]
+
+
+class BarrierSettings(Settings):
+    """The options of :class:`Barrier`."""
+
+    name: str = "barrier"
+    """The name of the barrier, if a chain has several."""
+    timeout_s: Positive = 60.0
+    """How long to wait while no missing node is reachable, or all of them wait too."""
 
 
 class Barrier(Exchange[Context]):
@@ -24,21 +34,20 @@ class Barrier(Exchange[Context]):
     once more before it has caught up. A process that has left is not waited for. A process that
     has lost its connections to all others waits until one of them is back.
 
-    Args:
-        name: the name of the barrier, if a chain has several.
-        timeout_s: how long to wait while no missing node is reachable, or all of them wait too.
-
     Raises:
-        ValueError: if ``timeout_s`` is not positive.
+        ConfigError: if an option is not valid.
         WaitTimeout: at the deadline; the message names the missing nodes.
     """
 
     needs_learner = False
 
-    def __init__(self, name: str = "barrier", *, timeout_s: float = 60.0) -> None:
-        super().__init__(timeout_s=timeout_s)
-        self.settings["name"] = name
-        self._name = name
+    settings: BarrierSettings
+
+    @takes_settings(BarrierSettings)
+    def __init__(self, settings: BarrierSettings) -> None:
+        super().__init__(timeout_s=settings.timeout_s)
+        self.settings = settings
+        self._name = settings.name
         self._arrivals: Arrivals | None = None
 
     def __call__(self, ctx: Context) -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from dmiddleware.pipeline import ChainView, Context, Task
+from dmiddleware.settings import Settings
 from middleware.context import OnlineRLContext
 
 __all__ = ["BaseMiddleware", "stock_middleware"]
@@ -34,8 +35,9 @@ class BaseMiddleware(ABC, Generic[C]):
         draws_from: stores from which it takes data, and which some middleware must fill.
         last_step: whether it only observes, and also runs in the steps after a stop.
         lead_only: whether only rank 0 runs it, of several ranks that learn as one.
-        settings: plain values that :class:`~middleware.Experiment` writes to ``config.yaml``.
-        policy_settings: the values that it uses for settings of the policy, by their dotted keys.
+        settings: its options, which :class:`~middleware.Experiment` writes to ``config.yaml``.
+        components: what else it writes there by name: objects with settings of their own, such as
+            buffers, and plain values.
         snapshot_parts: objects whose state :class:`~middleware.SnapshotSaver` saves, by name.
         computes_n_step: whether the rows that it provides have n-step returns.
     """
@@ -50,8 +52,8 @@ class BaseMiddleware(ABC, Generic[C]):
     draws_from: tuple[object, ...] = ()
     last_step: bool = False
     lead_only: bool = False
-    settings: Mapping[str, Any] = _NOTHING
-    policy_settings: Mapping[str, Any] = _NOTHING
+    settings: Settings | Mapping[str, Any] = _NOTHING
+    components: Mapping[str, Any] = _NOTHING
     snapshot_parts: Mapping[str, Any] = _NOTHING
     computes_n_step: bool = False
 

@@ -14,16 +14,26 @@ from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError, RunFolderError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
+from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float, check_positive
+from middleware.support.checks import as_float
 from middleware.support.folder_lock import NoLock, RunLock, check_writable
 
-__all__ = ["CkptSaver"]
+__all__ = ["CkptSaver", "CkptSaverSettings"]
 
 _log = logging.getLogger(__name__)
+
+
+class CkptSaverSettings(Settings):
+    """The options of :class:`CkptSaver`."""
+
+    every_train_iter: Count | None = None
+    """Updates from one periodic checkpoint to the next; None: no periodic checkpoints."""
+    keep: Count = 3
+    """How many periodic checkpoints to keep."""
 
 
 class CkptSaver(BaseMiddleware[RLContext]):
@@ -49,9 +59,6 @@ class CkptSaver(BaseMiddleware[RLContext]):
     Args:
         policy: a policy or its learn mode.
         run: the folder to save to.
-        every_train_iter: updates from one periodic checkpoint to the next; None: no periodic
-            checkpoints.
-        keep: how many periodic checkpoints to keep.
 
     Reads:
         ctx.train_iter: updates so far.
@@ -61,8 +68,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
             were evaluated (``ctx.eval_output["policy_state"]``), and after how many updates.
 
     Raises:
-        ConfigError: if ``policy`` or ``run`` has the wrong type.
-        ValueError: if ``every_train_iter`` or ``keep`` is not positive.
+        ConfigError: if ``policy`` or ``run`` has the wrong type, or an option is not valid.
         CheckpointWriteError: if a file cannot be written; the one before it is intact.
         RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
@@ -72,21 +78,16 @@ class CkptSaver(BaseMiddleware[RLContext]):
     reads = ("train_iter",)
     last_step = True
 
+    settings: CkptSaverSettings
+
+    @takes_settings(CkptSaverSettings)
     def __init__(
-        self,
-        policy: HasModes | LearnMode,
-        run: RunFolder,
-        *,
-        every_train_iter: int | None = None,
-        keep: int = 3,
+        self, policy: HasModes | LearnMode, run: RunFolder, settings: CkptSaverSettings
     ) -> None:
-        check_positive(every_train_iter=every_train_iter, keep=keep)
         self._mode = as_learn_mode(policy, user="CkptSaver")
         self._run = check_run_folder(run, user="CkptSaver")
         self.owns = (run.ckpt_dir,)
-        self.settings = {"every_train_iter": every_train_iter, "keep": keep}
-        self._every = every_train_iter
-        self._keep = keep
+        self.settings = settings
         self._kept: deque[Path] = deque()
         self._saved_iter = self._begin_iter = 0
         self._best = -math.inf
@@ -123,7 +124,10 @@ class CkptSaver(BaseMiddleware[RLContext]):
         if ctx.eval_value is not None and self._is_best(as_float(ctx.eval_value)):
             self._write_best(ctx)
         self._last_eval_iter = ctx.last_eval_iter
-        if self._every is not None and ctx.train_iter - self._saved_iter >= self._every:
+        if (
+            self.settings.every_train_iter is not None
+            and ctx.train_iter - self._saved_iter >= self.settings.every_train_iter
+        ):
             self._saved_iter = ctx.train_iter
             self._write_periodic(ctx)
 
@@ -193,7 +197,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
 
     def _write_periodic(self, ctx: RLContext) -> None:
         self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
-        while len(self._kept) > self._keep:
+        while len(self._kept) > self.settings.keep:
             with self._tidying:
                 self._kept.popleft().unlink(missing_ok=True)
 

@@ -9,19 +9,21 @@ import torch
 
 from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.settings import Count, Settings, Whole, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.checks import (
-    policy_setting,
-    value_or_setting,
-)
 
-__all__ = ["EpisodeCollector", "StepCollector", "collectors_of"]
+__all__ = [
+    "EpisodeCollector",
+    "EpisodeCollectorSettings",
+    "StepCollector",
+    "StepCollectorSettings",
+    "collectors_of",
+]
 
 
 class _Collector(BaseMiddleware[OnlineRLContext]):
@@ -43,8 +45,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
         self._launched_here = False
         self._worker = RolloutCollector(self._mode, env_manager)
         self.owns = (env_manager,)
-        self.policy_settings: dict[str, Any] = {}
-        self.settings: dict[str, Any] = {"env_num": env_manager.env_num}
+        self.components = {"env_num": env_manager.env_num}
 
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them.
@@ -114,6 +115,15 @@ def collectors_of(chain: ChainView) -> list[_Collector]:
     return [one for one in chain.middleware if isinstance(one, _Collector)]
 
 
+class StepCollectorSettings(Settings):
+    """The options of :class:`StepCollector`."""
+
+    n_sample: Count
+    """Env steps in each step of the task, rounded up to a multiple of the number of envs."""
+    random_steps: Whole = 0
+    """Env steps with random actions at the start of the run, all in its first step."""
+
+
 class StepCollector(_Collector):
     """Collect a number of environment steps in each step of the task.
 
@@ -123,10 +133,6 @@ class StepCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        n_sample: environment steps per step of the task, rounded up to a multiple of the number of
-            envs ``E``; None: the policy's ``collect.n_sample``.
-        random_steps: environment steps to take with random actions at the start of the run, all in
-            its first step; None: the policy's ``random_collect_size``, or none.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.
@@ -141,35 +147,25 @@ class StepCollector(_Collector):
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, ``n_sample`` is missing,
-            or ``random_steps`` are given for an on-policy policy, which learns from its actions.
-        ValueError: if ``n_sample`` is not positive or ``random_steps`` is negative.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, an option is not valid, or
+            ``random_steps`` are given for an on-policy policy, which learns from its actions.
     """
 
     writes = ("trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
-    @checks_options
+    settings: StepCollectorSettings
+
+    @takes_settings(StepCollectorSettings)
     def __init__(
         self,
         policy: HasModes | CollectMode,
         env_manager: BaseEnvManager,
-        *,
-        n_sample: int | None = None,
-        random_steps: int | None = None,
+        settings: StepCollectorSettings,
     ) -> None:
         super().__init__(policy, env_manager)
-        if random_steps is None:
-            random_steps = policy_setting(self._mode, "random_collect_size") or 0
-        if random_steps < 0:
-            raise ValueError(f"random_steps must not be negative, got {random_steps}")
-        self._n_sample = value_or_setting(
-            n_sample, self._mode, "collect.n_sample", user="StepCollector", name="n_sample"
-        )
-        self.random_steps = random_steps
-        self.policy_settings["collect.n_sample"] = self._n_sample
-        self.policy_settings["random_collect_size"] = random_steps
-        self.settings |= {"n_sample": self._n_sample, "random_steps": random_steps}
-        if random_steps:
+        self.settings = settings
+        self.random_steps = settings.random_steps
+        if self.random_steps:
             self._worker.check_random_actions()
 
     def __call__(self, ctx: OnlineRLContext) -> None:
@@ -178,7 +174,7 @@ class StepCollector(_Collector):
         before = worker.env_step, worker.env_episode
         still_random = self.random_steps - ctx.env_step
         collected = worker.collect(
-            max(self._n_sample, still_random),
+            max(self.settings.n_sample, still_random),
             train_iter=ctx.train_iter,
             policy_kwargs=ctx.collect_kwargs,
             random=still_random > 0,
@@ -192,6 +188,13 @@ class StepCollector(_Collector):
         self._count(ctx, *before)
 
 
+class EpisodeCollectorSettings(Settings):
+    """The options of :class:`EpisodeCollector`."""
+
+    n_episode: Count
+    """Episodes in each step of the task."""
+
+
 class EpisodeCollector(_Collector):
     """Collect a number of whole episodes in each step of the task.
 
@@ -201,7 +204,6 @@ class EpisodeCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        n_episode: episodes per step of the task; None: the policy's ``collect.n_episode``.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.
@@ -216,34 +218,29 @@ class EpisodeCollector(_Collector):
         ctx.env_step, ctx.env_episode: with the steps and episodes collected.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or
-            ``n_episode`` is missing.
-        ValueError: if ``n_episode`` is not positive.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or an option is not valid.
     """
 
     writes = ("episodes", "trajectories", "trajectory_end_idx", "env_step", "env_episode")
 
-    @checks_options
+    settings: EpisodeCollectorSettings
+
+    @takes_settings(EpisodeCollectorSettings)
     def __init__(
         self,
         policy: HasModes | CollectMode,
         env_manager: BaseEnvManager,
-        *,
-        n_episode: int | None = None,
+        settings: EpisodeCollectorSettings,
     ) -> None:
         super().__init__(policy, env_manager)
-        self._n_episode = value_or_setting(
-            n_episode, self._mode, "collect.n_episode", user="EpisodeCollector", name="n_episode"
-        )
-        self.policy_settings["collect.n_episode"] = self._n_episode
-        self.settings["n_episode"] = self._n_episode
+        self.settings = settings
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Collect."""
         worker = self._worker
         before = worker.env_step, worker.env_episode
         collected = worker.collect_episodes(
-            self._n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs
+            self.settings.n_episode, train_iter=ctx.train_iter, policy_kwargs=ctx.collect_kwargs
         )
         ctx.episodes = [self._mode.train_batch(episode) for episode in collected]
         ctx.trajectories = cat(ctx.episodes)

@@ -9,16 +9,35 @@ import numpy as np
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
+from dmiddleware.settings import Count, Number, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 
-__all__ = ["InteractionEvaluator", "interaction_evaluator"]
+__all__ = ["InteractionEvaluator", "InteractionEvaluatorSettings", "interaction_evaluator"]
+
+
+class InteractionEvaluatorSettings(Settings):
+    """The options of :class:`InteractionEvaluator`."""
+
+    n_episode: Count
+    """Episodes in an evaluation, at least one per env."""
+    every_train_iter: Count = 1000
+    """Updates from one evaluation to the next."""
+    stop_value: Number | None = None
+    """Stop the task when the mean return reaches this value after at least one update; None:
+    never."""
+    film_every: Count | None = None
+    """Film every n-th evaluation, including the first, in envs made with
+    ``render_mode="rgb_array"``; None: no films."""
+    max_frames: Count = 500
+    """Frames in a film at most."""
+    deterministic: bool = True
+    """Take the most likely actions; False draws them from the policy's distribution, as collecting
+    does."""
 
 
 class InteractionEvaluator(BaseMiddleware[RLContext]):
@@ -30,15 +49,6 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         policy: a policy or its eval mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        n_episode: episodes in an evaluation, at least one per env.
-        every_train_iter: updates from one evaluation to the next.
-        stop_value: stop the task when the mean return reaches this value after at least one update;
-            None: never.
-        film_every: film every n-th evaluation, including the first; the envs must be made with
-            ``render_mode="rgb_array"``. None: no films.
-        max_frames: frames in a film at most.
-        deterministic: take the most likely actions; False draws them from the policy's
-            distribution, as collecting does.
 
     Reads:
         ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
@@ -53,9 +63,9 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             ``video`` uint8 ``[N, T, C, H, W]``.
 
     Raises:
-        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, or ``deterministic=False``
-            with a policy that has no distribution over actions.
-        ValueError: if a number is not positive, or there are fewer episodes than envs.
+        ConfigError: if ``policy`` or ``env_manager`` has the wrong type, an option is not valid,
+            there are fewer episodes than envs, or ``deterministic=False`` with a policy that has
+            no distribution over actions.
         EnvTimeout: in a step, if an episode has not ended after 1,000,000 steps; warnings are
             logged from 5,000 steps on, see :func:`~dmiddleware.rollout.evaluate_episodes`.
     """
@@ -65,57 +75,35 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     reads = ("train_iter", "last_eval_iter")
     writes = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
 
-    @checks_options
+    settings: InteractionEvaluatorSettings
+
+    @takes_settings(InteractionEvaluatorSettings)
     def __init__(
         self,
         policy: HasModes | EvalMode,
         env_manager: BaseEnvManager,
-        *,
-        n_episode: int,
-        every_train_iter: int = 1000,
-        stop_value: float | None = None,
-        film_every: int | None = None,
-        max_frames: int = 500,
-        deterministic: bool = True,
+        settings: InteractionEvaluatorSettings,
     ) -> None:
         self._mode = as_eval_mode(policy, user="interaction_evaluator")
-        if not deterministic and not self._mode.spec.is_stochastic:
+        if not settings.deterministic and not self._mode.spec.is_stochastic:
             raise ConfigError(
                 "interaction_evaluator(deterministic=False) needs a policy with a distribution "
                 "over actions, such as PPO, but this policy evaluates greedily; leave it out"
             )
-        self._kwargs = {} if deterministic else {"deterministic": False}
+        self._kwargs = {} if settings.deterministic else {"deterministic": False}
         check_env_manager(env_manager, user="interaction_evaluator")
         self._envs = env_manager
-        check_positive(
-            n_episode=n_episode,
-            every_train_iter=every_train_iter,
-            film_every=film_every,
-            max_frames=max_frames,
-        )
-        if n_episode < env_manager.env_num:
-            raise ValueError(
-                f"n_episode must be at least one per env, got {n_episode} for "
+        if settings.n_episode < env_manager.env_num:
+            raise ConfigError(
+                f"n_episode must be at least one per env, got {settings.n_episode} for "
                 f"{env_manager.env_num} envs; play more episodes, or in fewer envs"
             )
-        self._n_episode = n_episode
-        self._every = every_train_iter
-        self._stop_value = stop_value
-        self._film_every = film_every
-        self._max_frames = max_frames
+        self.settings = settings
         self._n_evaluations = 0
         self._launched_here = False
         self.owns = (env_manager,)
+        self.components = {"env_num": env_manager.env_num}
         self.snapshot_parts = {"env_manager": env_manager}
-        self.settings = {
-            "env_num": env_manager.env_num,
-            "n_episode": n_episode,
-            "every_train_iter": every_train_iter,
-            "stop_value": stop_value,
-            "film_every": film_every,
-            "max_frames": max_frames,
-            "deterministic": deterministic,
-        }
 
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them; stop a run that is already finished.
@@ -133,16 +121,19 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
-        if ctx.last_eval_iter >= 0 and ctx.train_iter - ctx.last_eval_iter < self._every:
+        settings = self.settings
+        passed = ctx.train_iter - ctx.last_eval_iter
+        if ctx.last_eval_iter >= 0 and passed < settings.every_train_iter:
             return
-        films = self._film_every is not None and self._n_evaluations % self._film_every == 0
+        every = settings.film_every
+        films = every is not None and self._n_evaluations % every == 0
         self._n_evaluations += 1
         monitor = evaluate_episodes(
             self._mode,
             self._envs,
-            self._n_episode,
+            settings.n_episode,
             policy_kwargs=self._kwargs,
-            max_frames=self._max_frames if films else 0,
+            max_frames=settings.max_frames if films else 0,
         )
         returns = monitor.get_episode_return()
         mean = float(np.mean(returns))
@@ -205,9 +196,10 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._n_evaluations = state["n_evaluations"]
 
     def _stop_if_reached(self, ctx: RLContext, mean: float) -> None:
-        if self._stop_value is not None and mean >= self._stop_value and ctx.train_iter > 0:
+        stop_value = self.settings.stop_value
+        if stop_value is not None and mean >= stop_value and ctx.train_iter > 0:
             ctx.task.stop(
-                f"the mean return {mean:g} has reached stop_value {self._stop_value:g}", final=False
+                f"the mean return {mean:g} has reached stop_value {stop_value:g}", final=False
             )
 
 

@@ -21,11 +21,11 @@ from dmiddleware.data import load_checkpoint
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import TaskStateError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.seeding import seed_libraries
-from middleware.base import BaseMiddleware, stock_middleware
+from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
@@ -34,20 +34,18 @@ from middleware.log import OfflineLogger, OnlineLogger
 from middleware.progress_bar import ProgressBar
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import check_instance, check_positive
+from middleware.support.checks import check_instance
 from middleware.support.console import RunConsole
 
-__all__ = ["Experiment", "ExperimentResult", "FinalCtxSaver", "final_ctx_saver"]
+__all__ = [
+    "Experiment",
+    "ExperimentResult",
+    "ExperimentSettings",
+    "FinalCtxSaver",
+    "final_ctx_saver",
+]
 
 _SMALL_MODEL = 500_000  # parameters
-_CHAIN_SETTINGS = (
-    "learn.batch_size",
-    "learn.epoch_per_collect",
-    "collect.n_sample",
-    "collect.n_episode",
-    "other.eps",
-)
-"""The keys of a policy's config that only the middleware of a chain read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,16 @@ class ExperimentResult:
 @runtime_checkable
 class _HasSettings(Protocol):
     @property
-    def settings(self) -> Mapping[str, Any]: ...
+    def settings(self) -> Settings | Mapping[str, Any]: ...
+
+
+class ExperimentSettings(Settings):
+    """The options of :class:`Experiment`."""
+
+    root: Path | str = "runs"
+    """The folder of all runs."""
+    n_fresh_episode: Count = 100
+    """Episodes of the final evaluation."""
 
 
 class Experiment(BaseMiddleware[RLContext]):
@@ -127,8 +134,9 @@ class Experiment(BaseMiddleware[RLContext]):
     :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
     with the settings that the run used: those of the policy, from which
     :func:`~dmiddleware.policy.create_policy` builds it again, and those of each middleware of the
-    chain, from its mapping ``settings`` if it has one. When the run ends, it evaluates the best and
-    the last policy in episodes with new seeds, in the envs of the chain's
+    chain, from its ``settings`` (a mapping, or a subclass of
+    :class:`~dmiddleware.settings.Settings`) if it has one. When the run ends, it
+    evaluates the best and the last policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
@@ -146,8 +154,6 @@ class Experiment(BaseMiddleware[RLContext]):
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
-        root: the folder of all runs.
-        n_fresh_episode: episodes of the final evaluation.
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
@@ -155,28 +161,23 @@ class Experiment(BaseMiddleware[RLContext]):
             set.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy.
+        ConfigError: if ``policy`` is not a policy, or an option is not valid.
         ValueError: if ``name`` does not name a folder below ``root``.
     """
 
     reads = ("train_iter",)
     last_step = True
 
-    @checks_options
-    def __init__(
-        self,
-        name: str | RunFolder,
-        policy: Policy,
-        *,
-        root: str | Path = "runs",
-        n_fresh_episode: int = 100,
-    ) -> None:
+    settings: ExperimentSettings
+
+    @takes_settings(ExperimentSettings)
+    def __init__(self, name: str | RunFolder, policy: Policy, settings: ExperimentSettings) -> None:
         hint = "build one first, for example with DQNPolicy.for_env(env)"
         self._policy = check_instance(policy, Policy, user="Experiment", hint=hint)
-        check_positive(n_fresh_episode=n_fresh_episode)
-        self.settings = {"n_fresh_episode": n_fresh_episode}
-        self._n_fresh = n_fresh_episode
-        self.run = name if isinstance(name, RunFolder) else RunFolder.create(name, root=root)
+        self.settings = settings
+        self.run = (
+            name if isinstance(name, RunFolder) else RunFolder.create(name, root=settings.root)
+        )
         self.owns = (self.run.ckpt_dir, self.run.curve_path)
         self._result: ExperimentResult | None = None
         self._earlier_s = 0.0
@@ -206,11 +207,8 @@ class Experiment(BaseMiddleware[RLContext]):
         for one in chain.middleware:
             if isinstance(one, InteractionEvaluator):
                 self._evaluator = one
-        self._config = {**_named(type(self._policy)), **_used_config(self._policy.cfg, chain)}
-        self._chain = [
-            {middleware_name(one): one.settings if isinstance(one, _HasSettings) else {}}
-            for one in chain.middleware
-        ]
+        self._config = {**_named(type(self._policy)), **self._policy.cfg}
+        self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         return self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -344,7 +342,7 @@ class Experiment(BaseMiddleware[RLContext]):
     def _fresh_returns(
         self, evaluator: InteractionEvaluator, state: Mapping[str, Any], seed: int
     ) -> list[float]:
-        return evaluator.evaluate_fresh(state, n_episode=self._n_fresh, seed=seed)
+        return evaluator.evaluate_fresh(state, n_episode=self.settings.n_fresh_episode, seed=seed)
 
 
 class FinalCtxSaver(BaseMiddleware[Context]):
@@ -406,37 +404,17 @@ def _named(cls: type[Policy]) -> dict[str, Any]:
     return {"type": names[0], **({} if is_stock else {"import_names": [cls.__module__]})}
 
 
-def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
-    """Return a policy's config with the values that the chain's middleware use.
-
-    Settings of middleware that the policy's config does not have are left out: they are among those
-    of the chain, and the policy would not take them back.
-    """
-    used: dict[str, Any] = _copied(cfg)
-    for path in _CHAIN_SETTINGS:
-        section, key = _section_of(path, used)
-        section.pop(key, None)
-    for one in stock_middleware(chain):
-        for path, value in one.policy_settings.items():
-            known, key = _section_of(path, cfg)
-            if key in known:
-                _section_of(path, used)[0][key] = value
-    return used
-
-
-def _section_of(path: str, cfg: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the part of a config in which a setting is, and its key there."""
-    *sections, key = path.split(".")
-    section: Any = cfg
-    for name in sections:
-        section = section.get(name, {})
-    return section, key
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return value
+def _written(one: object) -> dict[str, Any]:
+    """Return what ``config.yaml`` has of a middleware: its options and those of its components."""
+    if not isinstance(one, BaseMiddleware):
+        return dict(plain_values(one.settings)) if isinstance(one, _HasSettings) else {}
+    written: dict[str, Any] = dict(plain_values(one.settings))
+    for name, part in one.components.items():
+        if isinstance(part, _HasSettings):
+            written[name] = {"type": type(part).__name__, **plain_values(part.settings)}
+        else:
+            written[name] = plain_values(part)
+    return written
 
 
 def _is_same_policy(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable
 
-from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView
-from dmiddleware.policy import CollectMode, DQNPolicy, HasModes, as_collect_mode
-from dmiddleware.rl import epsilon_schedule
-from dmiddleware.schedule import ScheduleCounter, ScheduleType
+from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from middleware.base import BaseMiddleware
-from middleware.collect import collectors_of
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
+from middleware.support.policy_settings import epsilon_of
 
 __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 
@@ -24,19 +19,11 @@ __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     """Set the probability of a random action, which a schedule lowers during the run.
 
+    The schedule is the policy's ``other.eps``; see :class:`~dmiddleware.rl.Schedule` for its shapes
+    and what it may depend on.
+
     Args:
-        policy: a policy (or its collect mode) whose ``other.eps`` has the values of all options
-            that are left out. Without a policy, they are those of DQN: linear, from 1.0 to 0.05 in
-            10,000 env steps.
-        start: the probability at first.
-        end: the probability in the long run.
-        decay_steps: the length of the way from ``start`` to ``end``, in units of ``by``; if
-            exponential, the length after which ``1 / e`` of the way is left.
-        kind: the shape: ``"constant"``, ``"linear"``, ``"exponential"`` (or ``"exp"``),
-            ``"cosine"`` or ``"piecewise"``; see :class:`~dmiddleware.rl.Schedule`.
-        by: what it depends on: ``"env_step"``, ``"update"`` or ``"progress"``, the part of the
-            chain's :class:`~middleware.TerminationChecker` limits that is reached.
-        points: of a piecewise schedule, pairs of a count and the probability there.
+        policy: a policy with this schedule, or its collect mode.
 
     Reads:
         ctx.env_step: environment steps, summed over all collectors.
@@ -46,8 +33,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         ctx.collect_kwargs: the key ``eps``.
 
     Raises:
-        ConfigError: if the policy has no ``other.eps``, a probability is outside ``[0, 1]`` or
-            ``decay_steps`` is not positive.
+        ConfigError: if the policy has no such schedule.
     """
 
     roles = (Role.COLLECTOR,)
@@ -55,61 +41,14 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     writes = ("collect_kwargs",)
 
     @checks_options
-    def __init__(
-        self,
-        policy: HasModes | CollectMode | None = None,
-        *,
-        start: float | None = None,
-        end: float | None = None,
-        decay_steps: float | None = None,
-        kind: ScheduleType | Literal["exp"] | None = None,
-        by: ScheduleCounter | None = None,
-        points: Sequence[tuple[float, float]] | None = None,
-    ) -> None:
-        given: dict[str, Any] = {
-            "start": start,
-            "end": end,
-            "decay": decay_steps,
-            "type": kind,
-            "by": by,
-            "points": points,
-        }
-        given = {name: value for name, value in given.items() if value is not None}
-        defaults: Mapping[str, Any] = _DEFAULTS
-        if policy is not None:
-            mode = as_collect_mode(policy, user="eps_greedy_handler")
-            defaults = policy_setting(mode, "other.eps")
-            if defaults is None:
-                raise ConfigError(
-                    "the policy's config has no other.eps; give the schedule instead: "
-                    "eps_greedy_handler(start=1.0, end=0.05, decay_steps=10_000)"
-                )
-        eps = {**defaults, **given}
-        self._schedule = epsilon_schedule(eps)
+    def __init__(self, policy: HasModes | CollectMode) -> None:
+        user = "EpsGreedyHandler"
+        self._schedule = epsilon_of(as_collect_mode(policy, user=user), user=user)
         self._counters = RunCounters({"ε": self._schedule})
-        self._assumed = {} if policy is not None else {k: eps[k] for k in eps if k not in given}
-        self.policy_settings: dict[str, Any] = {"other.eps": eps}
-        self.settings = {
-            "start": eps["start"],
-            "end": eps["end"],
-            "decay_steps": eps["decay"],
-            "kind": eps["type"],
-            "by": eps["by"],
-            "points": eps["points"],
-        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse a default that differs from the schedule of the policy that collects."""
-        yield from self._counters.preflight(chain)
-        for collector in collectors_of(chain):
-            setting = policy_setting(collector.mode, "other.eps") or {}
-            for name, value in self._assumed.items():
-                if setting.get(name, value) != value:
-                    yield (
-                        f"it uses the default {name}={value!r} for ε, but the policy's "
-                        f"other.eps.{name} is {setting[name]!r}; use the policy's schedule: "
-                        "eps_greedy_handler(policy)"
-                    )
+        """Refuse a schedule by a counter that the chain does not have."""
+        return self._counters.preflight(chain)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Set and log the probability."""
@@ -117,8 +56,6 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         ctx.collect_kwargs["eps"] = eps
         ctx.log("collect/eps", eps)
 
-
-_DEFAULTS: Final = DQNPolicy.default_config().other.eps
 
 eps_greedy_handler = EpsGreedyHandler
 """DI-engine's name of :class:`EpsGreedyHandler`."""

@@ -24,19 +24,16 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
+from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
-from middleware.support.checks import (
-    check_positive,
-    policy_setting,
-    value_or_setting,
-)
 from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
+from middleware.support.policy_settings import batch_size_of, epochs_of, recomputes_advantage
 from middleware.support.replay import (
     SkippedDraws,
     bind_to_policy,
@@ -49,7 +46,13 @@ from middleware.support.replay import (
 )
 from middleware.support.rows import rows_of
 
-__all__ = ["OffPolicyLearner", "OfflineLearner", "OnPolicyLearner", "PolicyUpdater"]
+__all__ = [
+    "OffPolicyLearner",
+    "OffPolicyLearnerSettings",
+    "OfflineLearner",
+    "OnPolicyLearner",
+    "PolicyUpdater",
+]
 
 
 @runtime_checkable
@@ -99,7 +102,6 @@ class PolicyUpdater(BaseMiddleware[C]):
         self._counters = RunCounters(self._mode.spec.schedules)
         self._running = False
         self.snapshot_parts: dict[str, Any] = {"learner": self._learner or self._mode}
-        self.policy_settings: dict[str, Any] = {}
 
     def setup(self, task: Task[Any]) -> None:
         """Run the learner's ``before_run`` hooks; continue from the iteration that they load."""
@@ -154,10 +156,20 @@ class PolicyUpdater(BaseMiddleware[C]):
         return self._learner.train(batch, envstep=self._env_step)
 
 
+class OffPolicyLearnerSettings(Settings):
+    """The options of :class:`OffPolicyLearner`."""
+
+    update_per_collect: Count = 1
+    """Updates in each step of the task."""
+    learn_start: Count | None = None
+    """Rows that the buffer must hold before the first update; None: those of one batch."""
+
+
 class OffPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from batches that it draws from a buffer.
 
-    Learning starts when the buffer holds ``learn_start`` rows. Priorities that the policy returns
+    A batch has the policy's ``batch_size`` rows. Learning starts when the buffer holds
+    ``learn_start`` rows. Priorities that the policy returns
     are written to the buffer. If the buffer cannot supply enough rows for an update, the update is
     skipped, counted and logged.
 
@@ -165,10 +177,6 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         policy: a policy, its learn mode, or a learner with hooks.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
-        batch_size: rows per batch; None: the policy's ``learn.batch_size``.
-        update_per_collect: updates in each step of the task; None: the policy's
-            ``learn.update_per_collect``, or one.
-        learn_start: rows that the buffer must hold before the first update; None: ``batch_size``.
 
     Reads:
         ctx.train_iter: incremented.
@@ -180,51 +188,34 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         ctx.trained_env_step: with the rows drawn.
 
     Raises:
-        ConfigError: if ``policy`` or ``buffer`` has the wrong type, or the buffer's ``n_step`` or
-            discount differs from the policy's.
-        ValueError: if a number is not positive, ``learn_start`` is less than ``batch_size``, or
-            more than the buffer's size.
+        ConfigError: if ``policy`` or ``buffer`` has the wrong type, an option is not valid, the
+            buffer's ``n_step`` or discount differs from the policy's, or ``learn_start`` is less
+            than the policy's ``batch_size`` or more than the buffer's size.
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     reads = ("train_iter",)
 
-    @checks_options
+    settings: OffPolicyLearnerSettings
+
+    @takes_settings(OffPolicyLearnerSettings)
     def __init__(
-        self,
-        policy: Learner,
-        buffer: ReplayBuffer,
-        *,
-        batch_size: int | None = None,
-        update_per_collect: int | None = None,
-        learn_start: int | None = None,
+        self, policy: Learner, buffer: ReplayBuffer, settings: OffPolicyLearnerSettings
     ) -> None:
         super().__init__(policy)
         check_buffer(buffer)
-        if update_per_collect is None:
-            update_per_collect = policy_setting(self._mode, "learn.update_per_collect") or 1
-        check_positive(update_per_collect=update_per_collect)
-        self._batch_size = value_or_setting(
-            batch_size, self._mode, "learn.batch_size", user="OffPolicyLearner", name="batch_size"
-        )
+        self.settings = settings
+        self._batch_size = batch_size_of(self._mode, user="OffPolicyLearner")
         bind_to_policy(buffer, self._mode)
         self._buffer = buffer
         self._counters = counters_for(buffer, self._mode.spec.schedules)
-        self._n_updates = update_per_collect
         self._learn_start = check_start(
-            buffer, batch_size=self._batch_size, learn_start=learn_start
+            buffer, batch_size=self._batch_size, learn_start=settings.learn_start
         )
         self._skipped = SkippedDraws()
         self.draws_from = (buffer,)
+        self.components = {"buffer": buffer}
         self.snapshot_parts["buffer"] = buffer
-        self.policy_settings["learn.batch_size"] = self._batch_size
-        self.policy_settings["learn.update_per_collect"] = update_per_collect
-        self.settings = {
-            "batch_size": self._batch_size,
-            "update_per_collect": update_per_collect,
-            "learn_start": self._learn_start,
-            "buffer": buffer.settings,
-        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject an n-step length that is not the policy's, and a chain that never explores."""
@@ -237,21 +228,21 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             return
         yield (
             "it learns with a policy that always acts greedily, and nothing in the chain makes it "
-            "explore; add eps_greedy_handler(start=1.0, end=0.05, "
-            "decay_steps=10_000) before the collector"
+            "explore; add eps_greedy_handler(policy) before the collector"
         )
 
     def __call__(self, ctx: RLContext) -> None:
         """Learn."""
         buffer, batch_size = self._buffer, self._batch_size
+        n_updates = self.settings.update_per_collect
         ready = len(buffer) >= self._learn_start and not ctx.learning_held
         if not self._all_can(update=ready):
             return
         outputs: list[dict[str, Any]] = []
         n_drawn = 0
         drawn: list[Batch] = []
-        for n_made in range(self._n_updates):
-            drawn = drawn or self._draw(ctx, at_most=self._n_updates - n_made)
+        for n_made in range(n_updates):
+            drawn = drawn or self._draw(ctx, at_most=n_updates - n_made)
             if not self._all_can(update=bool(drawn)):
                 break
             batch = drawn.pop(0)
@@ -276,17 +267,19 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
 class OnPolicyLearner(PolicyUpdater[RLContext]):
     """Update the policy from all of the collected data, in minibatches, for several epochs.
 
+    The number of epochs is the policy's ``epoch_per_collect``.
+
     The data are in ``ctx.train_data``, where an estimator of advantages puts them, or in
     ``ctx.trajectories`` if the policy computes its targets itself, as IMPALA does
     (``learns_from_trajectories``).
 
     Each epoch divides the data at random into minibatches whose sizes differ by at most one and
-    are at least ``batch_size`` rows (if there are that many). What they consist of, single rows or
-    whole lanes ``[T, …]`` of envs, is the policy's ``minibatch_unit``. Only the columns that the
-    policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs`` and recurrent
-    ``state``) are moved to its device, once, and gathered. When the policy returns ``kl_stop``,
-    because it has moved too far from the one that collected, the remaining minibatches and epochs
-    are skipped.
+    are at least the policy's ``batch_size`` rows (if there are that many). What they consist of,
+    single rows or whole lanes ``[T, …]`` of envs, is its ``minibatch_unit``. Only the columns that
+    the policy learns from (its ``learn_columns``, ``optional_columns``, ``act_inputs`` and
+    recurrent ``state``) are moved to its device, once, and gathered. When the policy returns
+    ``kl_stop``, because it has moved too far from the one that collected, the remaining minibatches
+    and epochs are skipped.
 
     With the policy's ``learn.recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
@@ -296,9 +289,6 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
 
     Args:
         policy: a policy, its learn mode, or a learner with hooks.
-        batch_size: rows per minibatch; None: the policy's ``learn.batch_size``.
-        epochs: passes over the data in each step of the task; None: the policy's
-            ``learn.epoch_per_collect``.
 
     The mean number of updates that the policy has made since it collected the rows is logged as
     ``learn/policy_lag``.
@@ -313,34 +303,24 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         ctx.train_iter: with the updates made.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy.
-        ValueError: if a number is not positive.
+        ConfigError: if ``policy`` is not a policy, or has no ``batch_size`` or
+            ``epoch_per_collect``.
         StructureError: if the policy learns from lanes, and the data is not ``[T, E, …]``.
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
     @checks_options
-    def __init__(
-        self,
-        policy: Learner,
-        *,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-    ) -> None:
+    def __init__(self, policy: Learner) -> None:
         super().__init__(policy)
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
-        self._batch_size = value_or_setting(
-            batch_size, mode, "learn.batch_size", user=user, name="batch_size"
-        )
-        self._epochs = value_or_setting(
-            epochs, mode, "learn.epoch_per_collect", user=user, name="epochs"
-        )
+        self._batch_size = batch_size_of(mode, user=user)
+        self._epochs = epochs_of(mode, user=user)
         self._unit: MinibatchUnit = mode.spec.minibatch_unit
         self._columns = _columns_to_learn(mode)
         self._estimator: AdvantageEstimator | None = None
-        if policy_setting(mode, "learn.recompute_advantage"):
+        if recomputes_advantage(mode):
             if self._unit != "rows":
                 raise ConfigError(
                     "learn.recompute_advantage computes the values of single rows, but this policy "
@@ -348,9 +328,6 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
                 )
             self._estimator = AdvantageEstimator(mode, user=user)
         self._generator = torch.Generator()
-        self.policy_settings["learn.batch_size"] = self._batch_size
-        self.policy_settings["learn.epoch_per_collect"] = self._epochs
-        self.settings = {"batch_size": self._batch_size, "epochs": self._epochs}
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""
@@ -410,13 +387,12 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
 class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     """Update the policy from the next minibatch of a dataset, once in each step of the task.
 
-    It reads the dataset epoch after epoch, each in a new random order. Rows that are left over at
-    the end of an epoch are skipped.
+    A minibatch has the policy's ``batch_size`` rows. The dataset is read epoch after epoch, each in
+    a new random order. Rows that are left over at the end of an epoch are skipped.
 
     Args:
         policy: a policy, its learn mode, or a learner with hooks.
         dataset: the dataset. It stays open; its owner closes it.
-        batch_size: rows in a minibatch; None: the policy's ``learn.batch_size``.
 
     Reads:
         ctx.train_iter, ctx.trained_env_step: incremented.
@@ -428,8 +404,8 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
         ctx.trained_env_step: with the rows of the minibatch.
 
     Raises:
-        ConfigError: if ``policy`` or ``dataset`` has the wrong type.
-        ValueError: if ``batch_size`` is not positive.
+        ConfigError: if ``policy`` or ``dataset`` has the wrong type, or the policy has no
+            ``batch_size``.
         NotEnoughData: if the dataset has fewer rows than a minibatch.
         ChainError: before the first step, if the policy has ``nstep`` above 1, and the dataset has
             no n-step returns.
@@ -440,18 +416,13 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
     @checks_options
-    def __init__(
-        self, policy: Learner, dataset: OfflineDataset, *, batch_size: int | None = None
-    ) -> None:
+    def __init__(self, policy: Learner, dataset: OfflineDataset) -> None:
         super().__init__(policy)
         user = "OfflineLearner"
         check_dataset(dataset, user=user)
-        n_rows = value_or_setting(
-            batch_size, self._mode, "learn.batch_size", user=user, name="batch_size"
-        )
+        n_rows = batch_size_of(self._mode, user=user)
         self._reader = DatasetReader(dataset, batch_size=n_rows)
-        self.policy_settings["learn.batch_size"] = n_rows
-        self.settings = self._reader.settings
+        self.components = {"dataset": dataset.path}
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import Task
+from dmiddleware.settings import Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
@@ -16,7 +17,14 @@ from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import as_float
 from middleware.support.history import BinnedHistory, History
 
-__all__ = ["LearningCurve"]
+__all__ = ["LearningCurve", "LearningCurveSettings"]
+
+
+class LearningCurveSettings(Settings):
+    """The options of :class:`LearningCurve`."""
+
+    title: str | None = None
+    """The title of the picture; None: the folder's name."""
 
 
 class LearningCurve(BaseMiddleware[RLContext]):
@@ -34,7 +42,6 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder for the picture.
-        title: the title of the picture; None: the folder's name.
 
     Reads:
         ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
@@ -49,10 +56,13 @@ class LearningCurve(BaseMiddleware[RLContext]):
     reads = ("train_iter",)
     last_step = True
 
-    def __init__(self, run: RunFolder, *, title: str | None = None) -> None:
+    settings: LearningCurveSettings
+
+    @takes_settings(LearningCurveSettings)
+    def __init__(self, run: RunFolder, settings: LearningCurveSettings) -> None:
         self._run = check_run_folder(run, user="LearningCurve")
-        self._title = run.name if title is None else title
-        self.settings = {"title": title}
+        self._title = run.name if settings.title is None else settings.title
+        self.settings = settings
         self._training = BinnedHistory()
         self._evaluation = History(run.path / "evaluations.jsonl", axis="env_step")
         self._best_effort = BestEffort(f"write the learning curve {run.curve_path}", Exception)

@@ -17,13 +17,21 @@ from dmiddleware.pipeline import (
     Task,
 )
 from dmiddleware.policy import UpdateOutput
+from dmiddleware.settings import Count, Settings, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float, check_positive
+from middleware.support.checks import as_float
 
-__all__ = ["OfflineLogger", "OnlineLogger", "offline_logger", "online_logger"]
+__all__ = [
+    "OfflineLogger",
+    "OfflineLoggerSettings",
+    "OnlineLogger",
+    "OnlineLoggerSettings",
+    "offline_logger",
+    "online_logger",
+]
 
 _FPS = 20  # frames per second of films of evaluations
 
@@ -196,6 +204,13 @@ class _Logger(BaseMiddleware[RLContext]):
         self._others.clear()
 
 
+class OnlineLoggerSettings(Settings):
+    """The options of :class:`OnlineLogger`."""
+
+    every_env_step: Count = 1000
+    """Env steps from one write to the next."""
+
+
 class OnlineLogger(_Logger):
     """Write metrics to TensorBoard, the metrics file and the text log, over environment steps.
 
@@ -214,7 +229,6 @@ class OnlineLogger(_Logger):
 
     Args:
         run: the folder to write to.
-        every_env_step: environment steps from one write to the next.
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
@@ -222,17 +236,25 @@ class OnlineLogger(_Logger):
             set.
 
     Raises:
-        ConfigError: if ``run`` is not a RunFolder.
-        ValueError: if ``every_env_step`` is not positive.
+        ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
     """
 
     axis = "env_step"
     counters = ("env_step", "train_iter")
 
-    def __init__(self, run: RunFolder, *, every_env_step: int = 1000) -> None:
-        check_positive(every_env_step=every_env_step)
-        super().__init__(run, every=every_env_step)
-        self.settings = {"every_env_step": every_env_step}
+    settings: OnlineLoggerSettings
+
+    @takes_settings(OnlineLoggerSettings)
+    def __init__(self, run: RunFolder, settings: OnlineLoggerSettings) -> None:
+        super().__init__(run, every=settings.every_env_step)
+        self.settings = settings
+
+
+class OfflineLoggerSettings(Settings):
+    """The options of :class:`OfflineLogger`."""
+
+    every_train_iter: Count = 100
+    """Updates from one write to the next."""
 
 
 class OfflineLogger(_Logger):
@@ -240,7 +262,6 @@ class OfflineLogger(_Logger):
 
     Args:
         run: the folder to write to.
-        every_train_iter: updates from one write to the next.
 
     Reads:
         ctx.train_iter: the counter.
@@ -248,17 +269,18 @@ class OfflineLogger(_Logger):
             set.
 
     Raises:
-        ConfigError: if ``run`` is not a RunFolder.
-        ValueError: if ``every_train_iter`` is not positive.
+        ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
     """
 
     axis = "train_iter"
     counters = ("train_iter",)
 
-    def __init__(self, run: RunFolder, *, every_train_iter: int = 100) -> None:
-        check_positive(every_train_iter=every_train_iter)
-        super().__init__(run, every=every_train_iter)
-        self.settings = {"every_train_iter": every_train_iter}
+    settings: OfflineLoggerSettings
+
+    @takes_settings(OfflineLoggerSettings)
+    def __init__(self, run: RunFolder, settings: OfflineLoggerSettings) -> None:
+        super().__init__(run, every=settings.every_train_iter)
+        self.settings = settings
 
 
 def _as_number(value: object) -> float | None:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
 from dmiddleware.errors import StructureError
+from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 from middleware.support.rows import rows_of
 
-__all__ = ["OfflineDataSaver", "offline_data_saver"]
+__all__ = ["OfflineDataSaver", "OfflineDataSaverSettings", "offline_data_saver"]
+
+
+class OfflineDataSaverSettings(Settings):
+    """The options of :class:`OfflineDataSaver`."""
+
+    columns: Annotated[tuple[str, ...], AS_TUPLE] | None = None
+    """The columns to save, including ``done``; None: all. Without ``episode_id``, an episode that
+    was collected in several steps of the task is not saved in one piece, which returns to go and
+    n-step returns need."""
+    max_rows: Count | None = None
+    """Stop the task after this number of rows; None: never."""
+    metadata: Annotated[Mapping[str, str], Convert(dict)] = dataclasses.field(default_factory=dict)
+    """Strings to store with the data."""
+
+    def __post_init__(self) -> None:
+        """Refuse rows without the end of episodes."""
+        self.require(
+            self.columns is None or "done" in self.columns,
+            "columns",
+            "names that include 'done', which separates episodes",
+        )
 
 
 class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
@@ -26,17 +48,12 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     Args:
         path: the file, usually ``….safetensors``, which
             :class:`~dmiddleware.data.OfflineDataset` reads.
-        columns: the columns to save, including ``done``; None: all. Without ``episode_id``, an
-            episode that was collected in several steps of the task is not saved in one piece, which
-            returns to go and n-step returns need.
-        max_rows: stop the task after this number of rows; None: never.
-        metadata: strings to store with the data.
 
     Reads:
         ctx.trajectories: the data collected in this step.
 
     Raises:
-        ValueError: if ``max_rows`` is not positive, or ``done`` is not among the columns.
+        ConfigError: if an option is not valid.
         StructureError: if the collected rows lack a column.
         OSError: if the file cannot be written; an earlier file of that name is intact.
     """
@@ -44,24 +61,13 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     roles = (Role.COLLECTOR,)
     reads = ("trajectories",)
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        columns: Iterable[str] | None = None,
-        max_rows: int | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        check_positive(max_rows=max_rows)
-        self._columns = None if columns is None else tuple(columns)
-        if self._columns is not None and "done" not in self._columns:
-            raise ValueError(
-                f"columns must include 'done', which separates episodes, got {self._columns}"
-            )
-        self.settings = {"path": str(path), "columns": self._columns, "max_rows": max_rows}
+    settings: OfflineDataSaverSettings
+
+    @takes_settings(OfflineDataSaverSettings)
+    def __init__(self, path: str | Path, settings: OfflineDataSaverSettings) -> None:
+        self.settings = settings
+        self.components = {"path": path}
         self._path = Path(path)
-        self._max_rows = max_rows
-        self._metadata = dict(metadata or {})
         self._batches: list[Batch] = []
         self._n_rows = 0
 
@@ -71,14 +77,15 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
         self._batches.append(batch)
         self._n_rows += batch["done"].numel()
         ctx.log("data/rows", self._n_rows)
-        if self._max_rows is not None and self._n_rows >= self._max_rows:
-            ctx.task.stop(f"collected {self._n_rows:,} rows (max_rows is {self._max_rows:,})")
+        max_rows = self.settings.max_rows
+        if max_rows is not None and self._n_rows >= max_rows:
+            ctx.task.stop(f"collected {self._n_rows:,} rows (max_rows is {max_rows:,})")
 
     def close(self) -> None:
         """Write the file, if any rows were collected."""
         if self._batches:
             batches, self._batches = self._batches, []
-            save_dataset(self._path, batches, metadata=self._metadata)
+            save_dataset(self._path, batches, metadata=self.settings.metadata)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows."""
@@ -93,15 +100,15 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
         self._n_rows = sum(batch["done"].numel() for batch in self._batches)
 
     def _select(self, batch: Batch) -> Batch:
-        if self._columns is None:
+        if self.settings.columns is None:
             return batch
-        missing = [name for name in self._columns if name not in batch]
+        missing = [name for name in self.settings.columns if name not in batch]
         if missing:
             raise StructureError(
                 f"the collected rows have no column {', '.join(missing)}; they have: "
                 f"{', '.join(sorted(str(key) for key in batch))}"
             )
-        return as_tree({name: batch[name] for name in self._columns})
+        return as_tree({name: batch[name] for name in self.settings.columns})
 
 
 def _by_env(batch: Batch) -> Batch:

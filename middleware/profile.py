@@ -6,12 +6,19 @@ import logging
 from collections.abc import Iterator
 
 from dmiddleware.pipeline import Context
+from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.base import BaseMiddleware
-from middleware.support.checks import check_positive
 
-__all__ = ["EpochTimer", "epoch_timer"]
+__all__ = ["EpochTimer", "EpochTimerSettings", "epoch_timer"]
 
 _log = logging.getLogger(__name__)
+
+
+class EpochTimerSettings(Settings):
+    """The options of :class:`EpochTimer`."""
+
+    every_step: Count = 100
+    """Steps over which to average."""
 
 
 class EpochTimer(BaseMiddleware[Context]):
@@ -20,17 +27,16 @@ class EpochTimer(BaseMiddleware[Context]):
     The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
     next step. :class:`~dmiddleware.pipeline.StepTimer` measures each middleware of the chain.
 
-    Args:
-        every_step: steps over which to average.
-
     Raises:
-        ValueError: if ``every_step`` is not positive.
+        ConfigError: if an option is not valid.
     """
 
-    def __init__(self, *, every_step: int = 100) -> None:
-        check_positive(every_step=every_step)
-        self.settings = {"every_step": every_step}
-        self._every = every_step
+    settings: EpochTimerSettings
+
+    @takes_settings(EpochTimerSettings)
+    def __init__(self, settings: EpochTimerSettings) -> None:
+        self.settings = settings
+        self._every = settings.every_step
         self._total_s = 0.0
         self._n_steps = 0
         self._mean_s: float | None = None

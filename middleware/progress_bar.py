@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -13,14 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
+from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.stop import limits_of
-from middleware.support.checks import check_positive
 from middleware.support.console import RunConsole
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "ProgressBarSettings"]
 
 _REFRESH_S = 0.1
 _RATE_WINDOW_S = 10.0
@@ -99,6 +99,15 @@ class _Rate:
         return _growth(marks[0], marks[-1])
 
 
+class ProgressBarSettings(Settings):
+    """The options of :class:`ProgressBar`."""
+
+    every_s: Positive = 5.0
+    """Seconds from one line to the next, without a terminal."""
+    console: Console | None = field(default=None, repr=False)
+    """Where to show it; None: the standard error stream."""
+
+
 class ProgressBar(BaseMiddleware[RLContext]):
     """Show the progress of the run: steps, returns, throughput, and the time left.
 
@@ -109,16 +118,12 @@ class ProgressBar(BaseMiddleware[RLContext]):
     If it cannot be shown, because the terminal is gone, a pipe was closed or a disk is full, a
     warning says so, and the run continues.
 
-    Args:
-        every_s: seconds from one line to the next, without a terminal.
-        console: where to show it; None: the standard error stream.
-
     Reads:
         ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
         ctx.logged: on the way back, the returns of training episodes, if they are set.
 
     Raises:
-        ValueError: if ``every_s`` is not positive.
+        ConfigError: if an option is not valid.
     """
 
     roles = (Role.LEARNER,)
@@ -126,14 +131,16 @@ class ProgressBar(BaseMiddleware[RLContext]):
     reads = ("train_iter", "last_eval_value")
     last_step = True
 
-    def __init__(self, *, every_s: float = 5.0, console: Console | None = None) -> None:
-        check_positive(every_s=every_s)
-        self.settings = {"every_s": every_s}
+    settings: ProgressBarSettings
+
+    @takes_settings(ProgressBarSettings)
+    def __init__(self, settings: ProgressBarSettings) -> None:
+        self.settings = settings
         self._limits: Mapping[str, float] = {}
-        self._console = RunConsole(stderr=True) if console is None else console
+        self._console = settings.console or RunConsole(stderr=True)
         self._clock: Clock = SystemClock()
         self._axis, self._unit = "env_step", "step"
-        self._every_s = _REFRESH_S if self._console.is_terminal else every_s
+        self._every_s = _REFRESH_S if self._console.is_terminal else settings.every_s
         self._returns: deque[float] = deque(maxlen=_N_RETURNS)
         self._rate = _Rate()
         self._next = -math.inf

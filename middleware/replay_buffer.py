@@ -9,13 +9,27 @@ import torch
 
 from dmiddleware.data import Batch, ReplayBuffer, as_tree
 from dmiddleware.errors import StructureError
+from dmiddleware.settings import Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.replay import check_buffer, push_rows
 from middleware.support.rows import is_empty, rows_of
 
-__all__ = ["DataPusher", "PriorityCalculator", "data_pusher", "priority_calculator"]
+__all__ = [
+    "DataPusher",
+    "DataPusherSettings",
+    "PriorityCalculator",
+    "data_pusher",
+    "priority_calculator",
+]
+
+
+class DataPusherSettings(Settings):
+    """The options of :class:`DataPusher`."""
+
+    what: Literal["trajectories", "episodes"] = "trajectories"
+    """Push trajectories, or episodes one after the other."""
 
 
 class DataPusher(BaseMiddleware[OnlineRLContext]):
@@ -27,31 +41,28 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     Args:
         buffer: a :class:`~dmiddleware.data.TensorBuffer`, or another
             :class:`~dmiddleware.data.ReplayBuffer`.
-        what: push ``"trajectories"`` or ``"episodes"``, one episode after the other.
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
         pauses collecting to keep its pace.
 
     Raises:
-        ConfigError: if ``buffer`` is not a buffer.
-        ValueError: if ``what`` is neither.
+        ConfigError: if ``buffer`` is not a buffer, or an option is not valid.
         StructureError: from the buffer, if a batch differs in structure from the first one.
     """
 
     roles = (Role.LEARNER,)
 
-    def __init__(
-        self, buffer: ReplayBuffer, *, what: Literal["trajectories", "episodes"] = "trajectories"
-    ) -> None:
+    settings: DataPusherSettings
+
+    @takes_settings(DataPusherSettings)
+    def __init__(self, buffer: ReplayBuffer, settings: DataPusherSettings) -> None:
         check_buffer(buffer)
-        if what not in ("trajectories", "episodes"):
-            raise ValueError(f"what must be 'trajectories' or 'episodes', got {what!r}")
         self._buffer = buffer
-        self._pushes_episodes = what == "episodes"
-        self.reads = (what,)
+        self._pushes_episodes = settings.what == "episodes"
+        self.reads = (settings.what,)
         self.fills = (buffer,)
-        self.settings = {"what": what}
+        self.settings = settings
         self.snapshot_parts = {"buffer": buffer}
 
     def __call__(self, ctx: OnlineRLContext) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -12,13 +11,28 @@ from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
+from dmiddleware.settings import Number, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.rows import rows_of
 
-__all__ = ["IntrinsicAdvantage", "RewardLearner"]
+__all__ = [
+    "IntrinsicAdvantage",
+    "IntrinsicAdvantageSettings",
+    "RewardLearner",
+    "RewardLearnerSettings",
+]
+
+
+class RewardLearnerSettings(Settings):
+    """The options of :class:`RewardLearner`."""
+
+    weight: Number = 1.0
+    """Factor of the model's rewards."""
+    env_weight: Number = 0.0
+    """Factor of the environment's rewards; 0 replaces them."""
 
 
 class RewardLearner(BaseMiddleware[OnlineRLContext]):
@@ -33,8 +47,6 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
 
     Args:
         model: the reward model.
-        weight: factor of the model's rewards.
-        env_weight: factor of the environment's rewards; 0 replaces them.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -43,7 +55,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
         ctx.trajectories: with other rewards, and the column ``learned_reward`` float32.
 
     Raises:
-        ConfigError: if ``model`` is not a reward model.
+        ConfigError: if ``model`` is not a reward model, or an option is not valid.
         NonFiniteLoss: from the model.
     """
 
@@ -51,16 +63,14 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("trajectories",)
 
-    def __init__(self, model: RewardModel, *, weight: float = 1.0, env_weight: float = 0.0) -> None:
+    settings: RewardLearnerSettings
+
+    @takes_settings(RewardLearnerSettings)
+    def __init__(self, model: RewardModel, settings: RewardLearnerSettings) -> None:
         self._model = _checked_model(model, user="RewardLearner")
-        self._weight, self._env_weight = weight, env_weight
+        self.settings = settings
+        self.components = {"model": model}
         self.snapshot_parts = {"reward_model": model}
-        self.settings: dict[str, Any] = {
-            "model": type(model).__name__,
-            **model.settings,
-            "weight": weight,
-            "env_weight": env_weight,
-        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject several ranks, each of which would learn a reward of its own."""
@@ -71,10 +81,17 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
         rows = rows_of(ctx.trajectories)
         learned = _learn_and_reward(self._model, rows, ctx)
         env_reward = rows["reward"]
-        reward = self._weight * learned + self._env_weight * env_reward
+        reward = self.settings.weight * learned + self.settings.env_weight * env_reward
         columns = {**dict(rows.items()), "reward": reward.float(), "learned_reward": learned}
         ctx.trajectories = as_tree(columns)
         ctx.log("reward/env", env_reward.float().mean().item())
+
+
+class IntrinsicAdvantageSettings(Settings):
+    """The options of :class:`IntrinsicAdvantage`."""
+
+    weight: Number = 1.0
+    """Factor of the advantages of the learned rewards."""
 
 
 class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
@@ -87,7 +104,6 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     Args:
         model: the reward model.
         critic: its critic.
-        weight: factor of the advantages of the learned rewards.
 
     Reads:
         ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the column ``adv``.
@@ -97,7 +113,8 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
             and ``learned_return`` float32.
 
     Raises:
-        ConfigError: if ``model`` is not a reward model, or ``critic`` not a critic.
+        ConfigError: if ``model`` is not a reward model, ``critic`` is not a critic, or an option is
+            not valid.
         StructureError: if there is not one learned reward for each advantage.
         NonFiniteLoss: from the model or the critic.
     """
@@ -106,18 +123,18 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     reads = ("train_data",)
     writes = ("train_data",)
 
-    def __init__(self, model: RewardModel, critic: IntrinsicCritic, *, weight: float = 1.0) -> None:
+    settings: IntrinsicAdvantageSettings
+
+    @takes_settings(IntrinsicAdvantageSettings)
+    def __init__(
+        self, model: RewardModel, critic: IntrinsicCritic, settings: IntrinsicAdvantageSettings
+    ) -> None:
         self._model = _checked_model(model, user="IntrinsicAdvantage")
         hint = "build one first, with IntrinsicCritic.for_env(env, policy)"
         self._critic = check_instance(critic, IntrinsicCritic, user="IntrinsicAdvantage", hint=hint)
-        self._weight = weight
+        self.settings = settings
+        self.components = {"model": model, "critic": critic}
         self.snapshot_parts = {"reward_model": model, "intrinsic_critic": critic}
-        self.settings: dict[str, Any] = {
-            "model": type(model).__name__,
-            **model.settings,
-            "critic": critic.settings,
-            "weight": weight,
-        }
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject several ranks, each of which would learn a reward of its own."""
@@ -135,7 +152,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
                 f"the advantages are {list(adv.shape)}, but those of the learned rewards "
                 f"{list(learned_adv.shape)}; a reward model has one reward for all agents"
             )
-        columns = {**dict(rows.items()), "adv": adv + self._weight * learned_adv}
+        columns = {**dict(rows.items()), "adv": adv + self.settings.weight * learned_adv}
         ctx.train_data = as_tree(columns)
 
 

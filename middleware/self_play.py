@@ -7,12 +7,20 @@ from typing import Any
 
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import OpponentPool
+from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.checks import check_instance, check_positive
+from middleware.support.checks import check_instance
 
-__all__ = ["SelfPlay"]
+__all__ = ["SelfPlay", "SelfPlaySettings"]
+
+
+class SelfPlaySettings(Settings):
+    """The options of :class:`SelfPlay`."""
+
+    every_train_iter: Count
+    """Updates from one version to the next."""
 
 
 class SelfPlay(BaseMiddleware[OnlineRLContext]):
@@ -25,14 +33,12 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
     Args:
         policy: the policy that learns, or its collect mode.
         pool: the opponents.
-        every_train_iter: updates from one version to the next.
 
     Reads:
         ctx.train_iter: updates so far.
 
     Raises:
-        ConfigError: if ``policy`` or ``pool`` has the wrong type.
-        ValueError: if ``every_train_iter`` is not positive.
+        ConfigError: if ``policy`` or ``pool`` has the wrong type, or an option is not valid.
 
     Example:
         >>> from dmiddleware.env import make_env_manager
@@ -48,23 +54,24 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
     roles = (Role.COLLECTOR,)
     reads = ("train_iter",)
 
+    settings: SelfPlaySettings
+
+    @takes_settings(SelfPlaySettings)
     def __init__(
-        self, policy: HasModes | CollectMode, pool: OpponentPool, *, every_train_iter: int
+        self, policy: HasModes | CollectMode, pool: OpponentPool, settings: SelfPlaySettings
     ) -> None:
         self._mode = as_collect_mode(policy, user="SelfPlay")
         hint = "OpponentPool(make_policy, size=8)"
         check_instance(pool, OpponentPool, user="SelfPlay", hint=hint)
-        check_positive(every_train_iter=every_train_iter)
         self._pool = pool
-        self._every = every_train_iter
         self._last = 0
-        self.settings = {"every_train_iter": every_train_iter}
+        self.settings = settings
         if len(pool) == 0:
             pool.add(self._mode)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Add the policy, if the interval has passed."""
-        if ctx.train_iter - self._last >= self._every:
+        if ctx.train_iter - self._last >= self.settings.every_train_iter:
             self._last = ctx.train_iter
             self._pool.add(self._mode)
 

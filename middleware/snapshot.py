@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from collections import Counter
@@ -19,20 +20,31 @@ from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
+from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import check_positive
 from middleware.support.folder_lock import RunLock, check_writable
 
-__all__ = ["SnapshotSaver"]
+__all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
 _DIGITS: Final = 12
 _LARGE: Final = 1 << 24
 """Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
 
 _log = logging.getLogger(__name__)
+
+
+class SnapshotSaverSettings(Settings):
+    """The options of :class:`SnapshotSaver`."""
+
+    every_train_iter: Count | None = None
+    """Updates from one snapshot to the next; None: only when the run stops."""
+    keep: Count = 2
+    """How many to keep."""
+    parts: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """Further objects to save, by name, that no stock middleware of the chain uses."""
 
 
 class SnapshotSaver(BaseMiddleware[RLContext]):
@@ -64,17 +76,13 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to save to.
-        parts: further objects to save, by name, that no stock middleware of the chain uses.
-        every_train_iter: updates from one snapshot to the next; None: only when the run stops.
-        keep: how many to keep.
 
     Reads:
         ctx.train_iter: updates so far.
 
     Raises:
-        ConfigError: if ``run`` is not a folder, or a part has no state.
+        ConfigError: if ``run`` is not a folder, an option is not valid, or a part has no state.
         ChainError: before the first step, if the state of a part or a middleware cannot be saved.
-        ValueError: if ``every_train_iter`` or ``keep`` is not positive.
         CheckpointWriteError: if a file cannot be written; those before it are intact.
         RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
@@ -82,20 +90,15 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
     roles = (Role.LEARNER,)
     reads = ("train_iter",)
 
-    def __init__(
-        self,
-        run: RunFolder | Path,
-        parts: Mapping[str, Stateful] | None = None,
-        *,
-        every_train_iter: int | None = None,
-        keep: int = 2,
-    ) -> None:
-        check_positive(every_train_iter=every_train_iter, keep=keep)
+    settings: SnapshotSaverSettings
+
+    @takes_settings(SnapshotSaverSettings)
+    def __init__(self, run: RunFolder | Path, settings: SnapshotSaverSettings) -> None:
         self._run = RunFolder(run) if isinstance(run, Path) else run
         self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"
         self._lock: RunLock | None = None
         self._tidying = BestEffort(f"remove old snapshots in {self._folder}")
-        self._further = dict(parts or {})
+        self._further: dict[str, Stateful] = dict(settings.parts)
         for name, part in self._further.items():
             if not isinstance(part, Stateful):
                 raise ConfigError(
@@ -104,9 +107,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
                 )
         self._parts: dict[str, Stateful] = dict(self._further)
         self._silent: list[str] = []
-        self.settings = {"every_train_iter": every_train_iter, "keep": keep}
-        self._every = every_train_iter
-        self._keep = keep
+        self.settings = settings
         self._saved_iter = 0
         self._is_checked = False
         self.owns = (self._folder,)
@@ -269,7 +270,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             self.save(task)
             return
         task.at_step_end(lambda: self._end_step(task))
-        if self._every is not None and task.ctx.train_iter - self._saved_iter >= self._every:
+        every = self.settings.every_train_iter
+        if every is not None and task.ctx.train_iter - self._saved_iter >= every:
             self._saved_iter = task.ctx.train_iter
             self.save(task)
 
@@ -308,7 +310,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if later:
             names = ", ".join(path.name for path in later)
             _log.info("removed %s, because the run resumed from an older snapshot", names)
-        old = [path for path in self.paths if path < saved][self._keep - 1 :]
+        old = [path for path in self.paths if path < saved][self.settings.keep - 1 :]
         for path in later + old:
             with self._tidying:
                 path.unlink(missing_ok=True)

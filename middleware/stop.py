@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.foreign_names import checks_options
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
+from dmiddleware.settings import Count, Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 
-__all__ = ["TerminationChecker", "limits_of", "termination_checker"]
+__all__ = ["TerminationChecker", "TerminationCheckerSettings", "limits_of", "termination_checker"]
+
+
+class TerminationCheckerSettings(Settings):
+    """The options of :class:`TerminationChecker`."""
+
+    max_env_step: Count | None = None
+    """Env steps, summed over all collectors."""
+    max_train_iter: Count | None = None
+    """Updates of the policy."""
+    max_train_epoch: Count | None = None
+    """Passes over the dataset (offline)."""
+    max_time_s: Positive | None = None
+    """Seconds since the first step, by the task's clock. A resumed run continues to count."""
 
 
 class TerminationChecker(BaseMiddleware[Context]):
@@ -21,43 +34,30 @@ class TerminationChecker(BaseMiddleware[Context]):
     counters. The limits are also what :class:`~middleware.ProgressBar` shows. A run that is resumed
     at a limit stops before its first step.
 
-    Args:
-        max_env_step: environment steps, summed over all collectors.
-        max_train_iter: updates of the policy.
-        max_train_epoch: passes over the dataset (offline).
-        max_time_s: seconds since the first step, by the task's clock. A resumed run continues to
-            count.
-
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
 
     Raises:
-        ValueError: if no limit is given, or one is not positive.
+        ConfigError: if no limit is given, or one is not positive.
     """
 
     roles = (Role.LEARNER,)
 
-    @checks_options
-    def __init__(
-        self,
-        *,
-        max_env_step: float | None = None,
-        max_train_iter: float | None = None,
-        max_train_epoch: float | None = None,
-        max_time_s: float | None = None,
-    ) -> None:
-        limits = {
-            "env_step": max_env_step,
-            "train_iter": max_train_iter,
-            "train_epoch": max_train_epoch,
-            "time_s": max_time_s,
+    settings: TerminationCheckerSettings
+
+    @takes_settings(TerminationCheckerSettings)
+    def __init__(self, settings: TerminationCheckerSettings) -> None:
+        self.settings = settings
+        limits: dict[str, float | None] = {
+            "env_step": settings.max_env_step,
+            "train_iter": settings.max_train_iter,
+            "train_epoch": settings.max_train_epoch,
+            "time_s": settings.max_time_s,
         }
-        check_positive(**{f"max_{name}": limit for name, limit in limits.items()})
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         if not self.limits:
-            raise ValueError("termination_checker needs at least one limit, such as max_env_step")
+            raise ConfigError("TerminationChecker needs at least one limit, such as max_env_step")
         self.reads = tuple(name for name in self.limits if name != "time_s")
-        self.settings = {f"max_{name}": limit for name, limit in limits.items()}
         self._elapsed_before = 0.0
         self._started: float | None = None
         self._task: Task[Any] | None = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.experiment import Experiment
@@ -19,7 +20,23 @@ from middleware.log import OfflineLogger, OnlineLogger
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 
-__all__ = ["WandbLogger"]
+__all__ = ["WandbLogger", "WandbLoggerSettings"]
+
+
+class WandbLoggerSettings(Settings):
+    """The options of :class:`WandbLogger`."""
+
+    project: str = "dmiddleware"
+    """The project."""
+    entity: str | None = None
+    """The user or team; None: the default one of the account."""
+    group: str | None = None
+    """A name that runs have in common, such as the seeds of one setting."""
+    tags: Annotated[tuple[str, ...], AS_TUPLE] = ()
+    """Words to find the run by."""
+    mode: Literal["online", "offline"] | None = None
+    """Whether to send at once, or to record into the run's folder, for `wandb sync`; None: what the
+    environment variable `WANDB_MODE` says."""
 
 
 class WandbLogger(BaseMiddleware[RLContext]):
@@ -37,12 +54,6 @@ class WandbLogger(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder of the run.
-        project: the project.
-        entity: the user or team; None: the default one of the account.
-        group: a name that runs have in common, such as the seeds of one setting.
-        tags: words to find the run by.
-        mode: ``online``; ``offline`` records into the run's folder, for ``wandb sync``; None: what
-            the environment variable ``WANDB_MODE`` says.
 
     Raises:
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
@@ -52,16 +63,10 @@ class WandbLogger(BaseMiddleware[RLContext]):
     lead_only = True
     last_step = True
 
-    def __init__(
-        self,
-        run: RunFolder,
-        *,
-        project: str = "dmiddleware",
-        entity: str | None = None,
-        group: str | None = None,
-        tags: Sequence[str] = (),
-        mode: Literal["online", "offline"] | None = None,
-    ) -> None:
+    settings: WandbLoggerSettings
+
+    @takes_settings(WandbLoggerSettings)
+    def __init__(self, run: RunFolder, settings: WandbLoggerSettings) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -70,13 +75,7 @@ class WandbLogger(BaseMiddleware[RLContext]):
             ) from error
         self._wandb = wandb
         self._folder = check_run_folder(run, user="WandbLogger")
-        self.settings: dict[str, Any] = {
-            "project": project,
-            "entity": entity,
-            "group": group,
-            "tags": list(tags),
-            "mode": mode,
-        }
+        self.settings = settings
         self._run: Any = None
         self._axis = ""
         self._has_settings = False
@@ -98,7 +97,7 @@ class WandbLogger(BaseMiddleware[RLContext]):
         self._folder.lock(task)
         with self._best_effort:
             self._run = self._wandb.init(
-                **self.settings,
+                **plain_values(self.settings),
                 id=self._id(),
                 name=self._folder.name,
                 dir=str(self._folder.path),

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from dmiddleware.data.arguments import check_count
+from dmiddleware.classic.arguments import check_count
 from dmiddleware.data.buffer_state import generator_from_text, generator_to_text
 from dmiddleware.errors import CheckpointMismatch
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from dmiddleware.classic.arguments import check_count, check_flag, check_number
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.batch import Batch, map_leaves
 from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.schedule import Schedule

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from dmiddleware.classic.arguments import check_count
 from dmiddleware.classic.buffer import Buffer
 from dmiddleware.classic.keywords import also_named
-from dmiddleware.data.arguments import check_count
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.samplers import Eligible, Ints

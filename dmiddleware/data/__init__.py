@@ -26,7 +26,7 @@ from dmiddleware.data.checkpoint import (
     save_checkpoint,
     unpack_checkpoint,
 )
-from dmiddleware.data.hindsight import GoalFunction, HindsightReplay
+from dmiddleware.data.hindsight import GoalFunction, HindsightReplay, HindsightReplaySettings
 from dmiddleware.data.minari import load_minari, save_minari
 from dmiddleware.data.minibatches import (
     MinibatchUnit,
@@ -36,8 +36,15 @@ from dmiddleware.data.minibatches import (
 )
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
 from dmiddleware.data.replay_buffer import ReplayBuffer
-from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer
+from dmiddleware.data.samplers import (
+    Eligible,
+    PrioritySampler,
+    PrioritySamplerSettings,
+    Sampler,
+    UniformSampler,
+    UniformSamplerSettings,
+)
+from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer, TensorBufferSettings
 
 __all__ = [
     "Batch",
@@ -58,13 +65,17 @@ __all__ = [
     "stack",
     "ReplayBuffer",
     "TensorBuffer",
+    "TensorBufferSettings",
     "SampleTransform",
     "HindsightReplay",
+    "HindsightReplaySettings",
     "GoalFunction",
     "Sampler",
     "Eligible",
     "UniformSampler",
+    "UniformSamplerSettings",
     "PrioritySampler",
+    "PrioritySamplerSettings",
     "check_saveable",
     "convert_checkpoint",
     "load_checkpoint",

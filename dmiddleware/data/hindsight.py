@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import Any, Final, Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.arguments import check_count
 from dmiddleware.data.batch import Batch, leaves
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.settings import Count, Settings, takes_settings
 
-__all__ = ["GoalFunction", "HindsightReplay"]
+__all__ = ["GoalFunction", "HindsightReplay", "HindsightReplaySettings"]
 
 _ACHIEVED: Final = "next_obs.achieved_goal"
 _DESIRED: Final = ("obs.desired_goal", "next_obs.desired_goal")
 
 
+@runtime_checkable
 class GoalFunction(Protocol):
     """A function of many goals at once, such as ``compute_reward`` of a goal-conditioned env."""
 
@@ -35,6 +37,29 @@ class GoalFunction(Protocol):
                 raises a :class:`~dmiddleware.errors.ConfigError`.
         """
         ...
+
+
+def _goal_function(name: str, function: Any) -> Any:
+    if not callable(function):
+        raise ConfigError(
+            f"{name} must be a function of achieved goals, desired goals and an info, such as "
+            f"env.unwrapped.{name}, got {function!r:.100}"
+        )
+    return function
+
+
+class HindsightReplaySettings(Settings):
+    """The options of :class:`HindsightReplay`."""
+
+    compute_terminated: GoalFunction | None = dataclasses.field(default=None, repr=False)
+    """Whether reaching ``achieved_goal`` ends an episode with ``desired_goal``. None: the end of an
+    episode does not depend on its goal, so ``terminated`` stays as it is."""
+    strategy: Literal["future", "final"] = "future"
+    """Where a row's new goal comes from: ``"future"`` takes what a random row from this one to the
+    end of the episode achieved, ``"final"`` what the last one did (sections 3.3 and 4.5). The last
+    row that is known counts while an episode has not ended."""
+    n_goals: Count = 4
+    """k, the ratio of new goals to the episodes' own."""
 
 
 class HindsightReplay:
@@ -55,16 +80,9 @@ class HindsightReplay:
 
     Args:
         compute_reward: the reward of each pair of goals; the env's method, or a function.
-        compute_terminated: whether reaching ``achieved_goal`` ends an episode with
-            ``desired_goal``. None: the end of an episode does not depend on its goal, so
-            ``terminated`` stays as it is.
-        strategy: where a row's new goal comes from: ``"future"`` takes what a random row from this
-            one to the end of the episode achieved, ``"final"`` what the last one did (sections 3.3
-            and 4.5). The last row that is known counts while an episode has not ended.
-        n_goals: k, the ratio of new goals to the episodes' own.
 
     Raises:
-        ConfigError: if the strategy is unknown or a function is missing; from ``TensorBuffer``, if
+        ConfigError: if an option is not valid or a function is missing; from ``TensorBuffer``, if
             it computes n-step returns or sequences, or does not follow episodes; from
             ``buffer.sample``, if a function reads the info.
         StructureError: from ``buffer.sample``, if rows have no goals, or a function does not return
@@ -93,31 +111,13 @@ class HindsightReplay:
         True
     """
 
-    def __init__(
-        self,
-        compute_reward: GoalFunction,
-        *,
-        compute_terminated: GoalFunction | None = None,
-        strategy: Literal["future", "final"] = "future",
-        n_goals: int = 4,
-    ) -> None:
-        for name, function in (
-            ("compute_reward", compute_reward),
-            ("compute_terminated", compute_terminated),
-        ):
-            if not callable(function) and (function is not None or name == "compute_reward"):
-                raise ConfigError(
-                    f"{name} must be a function of achieved goals, desired goals and an info, such "
-                    f"as env.unwrapped.{name}, got {function!r:.100}"
-                )
-        if strategy not in ("future", "final"):
-            raise ConfigError(f"strategy must be 'future' or 'final', got {strategy!r}")
-        self._compute_reward = compute_reward
-        self._compute_terminated = compute_terminated
-        self._strategy = strategy
-        check_count("n_goals", n_goals)
-        self.settings = {"strategy": strategy, "n_goals": n_goals}
-        self._share = n_goals / (n_goals + 1)
+    @takes_settings(HindsightReplaySettings)
+    def __init__(self, compute_reward: GoalFunction, settings: HindsightReplaySettings) -> None:
+        self._compute_reward = _goal_function("compute_reward", compute_reward)
+        self._compute_terminated = settings.compute_terminated
+        self._strategy = settings.strategy
+        self.settings = settings
+        self._share = settings.n_goals / (settings.n_goals + 1)
 
     def attach(self, buffer: TensorBuffer) -> None:
         """Check that the buffer samples single steps, and follows episodes.

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dmiddleware.data.arguments import check_count, check_flag
 from dmiddleware.data.atomic_file import checksum, write_safetensors
 from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Schema, as_batch, as_index, lead_of
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
+from dmiddleware.settings import Count, Whole, checked
 
 __all__ = ["Minibatches", "OfflineDataset", "save_dataset"]
 
@@ -204,12 +204,11 @@ class Minibatches(Iterator[Batch]):
         drop_last: bool,
         seed: int,
     ) -> None:
-        check_count("batch_size", batch_size)
-        if epochs is not None:
-            check_count("epochs", epochs, at_least=0)
-        check_flag("shuffle", shuffle)
-        check_flag("drop_last", drop_last)
-        check_count("seed", seed, at_least=0)
+        batch_size = checked("batch_size", batch_size, Count)
+        epochs = checked("epochs", epochs, Whole | None)
+        checked("shuffle", shuffle, bool)
+        checked("drop_last", drop_last, bool)
+        seed = checked("seed", seed, Whole)
         if drop_last and batch_size > len(dataset):
             raise NotEnoughData(
                 f"the dataset has {len(dataset)} rows, so no minibatch of {batch_size} is full; "

@@ -5,25 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data.arguments import check_flag, check_number
 from dmiddleware.data.sum_tree import SumTree
 from dmiddleware.errors import NotEnoughData
-from dmiddleware.foreign_names import checks_options
-from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.schedule import Counters, Schedule, Scheduled
+from dmiddleware.settings import Fraction, NonNegative, Positive, Settings, checked, takes_settings
 
-__all__ = ["Eligible", "Ints", "PrioritySampler", "Sampler", "UniformSampler"]
+__all__ = [
+    "Eligible",
+    "Ints",
+    "PrioritySampler",
+    "PrioritySamplerSettings",
+    "Sampler",
+    "UniformSampler",
+    "UniformSamplerSettings",
+]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Weights: TypeAlias = npt.NDArray[np.float32]
 
 _ROUNDS = 16
-_LARGEST = float(np.finfo(np.float64).max)
 _BITS_OF_INFINITY = np.float64(np.inf).view(np.uint64)
 
 
@@ -121,17 +127,26 @@ class Sampler(Protocol):
         """Restore what :meth:`state_dict` returned for the rows of ``index``."""
 
 
+class UniformSamplerSettings(Settings):
+    """The options of :class:`UniformSampler`."""
+
+    replace: bool = True
+    """Whether a row may appear twice in a batch. Draws without replacement are slower."""
+
+
 class UniformSampler:
     """Draws every row with the same probability.
 
-    Args:
-        replace: whether a row may appear twice in a batch. Draws without replacement are slower.
+    Raises:
+        ConfigError: if an option is not valid.
     """
 
     adds: tuple[str, ...] = ()
 
-    def __init__(self, *, replace: bool = True) -> None:
-        self.replace = check_flag("replace", replace)
+    @takes_settings(UniformSamplerSettings)
+    def __init__(self, settings: UniformSamplerSettings) -> None:
+        self.settings = settings
+        self.replace = settings.replace
 
     def attach(self, size: int) -> None:
         """Do nothing: it has no state, so several buffers may share one."""
@@ -197,6 +212,19 @@ class UniformSampler:
         return index
 
 
+class PrioritySamplerSettings(Settings):
+    """The options of :class:`PrioritySampler`."""
+
+    alpha: NonNegative = 0.6
+    """How strongly priorities count; 0 draws uniformly."""
+    beta: Annotated[float | Schedule, Scheduled(Fraction)] = 0.4
+    """How much of the bias the weights correct; 1 corrects all of it. Usually a schedule that rises
+    to 1: ``Schedule.linear(0.4, 1.0, decay=100_000, by="update")``. By ``"update"`` it depends on
+    the draws so far, by ``"env_step"`` on the rows pushed, by ``"progress"`` on the attribute."""
+    eps: Positive = 1e-6
+    """Added to every priority, so every row can be drawn."""
+
+
 class PrioritySampler:
     """Draws rows in proportion to their priorities (proportional prioritized replay).
 
@@ -211,39 +239,21 @@ class PrioritySampler:
 
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
 
-    Args:
-        alpha: how strongly priorities count; 0 draws uniformly.
-        beta: how much of the bias the weights correct; 1 corrects all of it. Usually a schedule
-            that rises to 1: ``Schedule.linear(0.4, 1.0, decay=100_000, by="update")``. By
-            ``"update"`` it depends on the draws so far, by ``"env_step"`` on the rows pushed, by
-            ``"progress"`` on the attribute.
-        eps: added to every priority, so every row can be drawn; positive.
-
     Attributes:
         progress: the part of the run that is done, from 0 to 1, for a ``beta`` by progress;
             middleware that draw set it. None: not known.
+
+    Raises:
+        ConfigError: if an option is not valid.
     """
 
     adds: tuple[str, ...] = ("weight",)
 
-    @checks_options
-    def __init__(
-        self,
-        *,
-        alpha: float = 0.6,
-        beta: float | Mapping[str, Any] | Schedule = 0.4,
-        eps: float = 1e-6,
-    ) -> None:
-        self.alpha = check_number("alpha", alpha, high=_LARGEST)
-        self.eps = check_number("eps", eps, high=_LARGEST)
-        if not self.eps:
-            raise ValueError("eps must be positive, or rows of priority 0 are never drawn; got 0")
-        if not isinstance(beta, Mapping | Schedule):
-            beta = check_number("beta", beta, high=1.0)
-        self.settings = {"alpha": alpha, "beta": beta, "eps": eps}
-        self._beta = Schedule.of(beta)
-        for bound in self._beta.bounds:
-            check_number("beta", bound, high=1.0)
+    @takes_settings(PrioritySamplerSettings)
+    def __init__(self, settings: PrioritySamplerSettings) -> None:
+        self.settings = settings
+        self.alpha, self.eps = settings.alpha, settings.eps
+        self._beta = Schedule.of(settings.beta)
         self.progress: float | None = None
         # The count from which the schedule runs; not 0 after beta was set.
         self._beta_origin: float = 0
@@ -271,7 +281,7 @@ class PrioritySampler:
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        self._set_first_beta(check_number("beta", beta, high=1.0))
+        self._set_first_beta(checked("beta", beta, Fraction))
         self._beta_origin = self._beta_count()
 
     def _set_first_beta(self, beta: float) -> None:

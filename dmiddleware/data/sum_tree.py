@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from annotated_types import Ge
+
+from dmiddleware.settings import Count, checked
 
 __all__ = ["SumTree"]
 
@@ -26,12 +29,8 @@ class SumTree:
     """
 
     def __init__(self, size: int, *, fan_out: int = 16) -> None:
-        if size < 1 or fan_out < 2:
-            raise ValueError(
-                f"size must be at least 1 and fan_out at least 2, got {size} and {fan_out}"
-            )
-        self.size = size
-        self.fan_out = fan_out
+        self.size: int = checked("size", size, Count)
+        self.fan_out: int = checked("fan_out", fan_out, Annotated[Count, Ge(2)])
         # From the values up. Every level but the top is padded with zeros to whole blocks.
         self._levels: list[npt.NDArray[np.float64]] = []
         width = size

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.arguments import check_count, check_flag, check_number
 from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
 from dmiddleware.data.n_step import n_step_returns
@@ -23,10 +23,19 @@ from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.schema import Array, Rows, as_index, to_array
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.settings import (
+    Convert,
+    Count,
+    Fraction,
+    Settings,
+    Whole,
+    checked,
+    plain_values,
+    takes_settings,
+)
 
-__all__ = ["SampleTransform", "TensorBuffer"]
+__all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
@@ -34,6 +43,7 @@ _BYTES_AHEAD = 2**19
 _OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 
 
+@runtime_checkable
 class SampleTransform(Protocol):
     """Changes the rows of each sample, such as :class:`~dmiddleware.data.HindsightReplay`."""
 
@@ -56,6 +66,100 @@ class SampleTransform(Protocol):
         ...
 
 
+def _as_sampler(sampler: Any) -> Any:
+    if isinstance(sampler, type):
+        raise ConfigError(f"it must be an object; write sampler={sampler.__name__}()")
+    if sampler is not None and not isinstance(sampler, Sampler):
+        raise ConfigError(
+            "it must be a UniformSampler, a PrioritySampler, or an object with the methods of "
+            f"dmiddleware.data.Sampler, got {sampler!r:.100}"
+        )
+    return sampler
+
+
+def _as_names(names: Any) -> Any:
+    if isinstance(names, str):
+        raise ConfigError(f"it takes several names; write ({names!r},)")
+    return tuple(names) if isinstance(names, Collection) else names
+
+
+Names: TypeAlias = Annotated[tuple[str, ...], Convert(_as_names)]
+
+
+class TensorBufferSettings(Settings):
+    """The options of :class:`TensorBuffer`."""
+
+    sampler: Annotated[Sampler | None, Convert(_as_sampler)] = dataclasses.field(
+        default=None, repr=False
+    )
+    """Draws the rows of a sample; None: ``UniformSampler()``."""
+    n_step: Count = 1
+    """If above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the episode;
+    ``next_obs``, ``next_action_mask``, ``done``, ``terminated`` and ``truncated`` come from the
+    last of these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value."""
+    discount: Fraction | None = None
+    """γ of the n-step sum. None: set later with :meth:`TensorBuffer.bind`, which the learner
+    middleware calls with the policy's value."""
+    unroll_len: Count | None = None
+    """If given, samples are time-first sequences ``[L, n, …]``, each within one episode, with
+    ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``."""
+    unroll_pad: bool = True
+    """Pad sequences that reach the end of the known part of their episode: the last row is
+    repeated, with ``mask`` False. If False, draw only rows that start a complete sequence."""
+    burn_in: Whole = 0
+    """Rows at the beginning of each sequence that only warm up a recurrent state; losses use the
+    rows from ``burn_in`` on. Sequences without such a row are never drawn."""
+    stride: Count = 1
+    """Every how many rows of an episode a sequence starts, at its first row and then every
+    ``stride`` rows; priorities of other rows are ignored. At most ``unroll_len``."""
+    start_columns: Names = ()
+    """Columns that are stored only at the rows where sequences start, such as the state of a
+    recurrent policy. Samples have them as ``[n, …]``."""
+    follow_episodes: bool = False
+    """Whether to follow episodes even if no other option needs it, for
+    :meth:`TensorBuffer.steps_left`, :meth:`TensorBuffer.ahead` and
+    :meth:`TensorBuffer.sample_future`."""
+    store_next_obs: bool = True
+    """If False, ``next_obs`` takes no memory where it equals the next row's ``obs``; samples have
+    it in any case."""
+    frame_stacks: Names = ()
+    """Dotted paths of the leaves of ``obs`` that are stacks of frames ``[K, …]`` in each row, the
+    newest frame last. Each frame is stored once, and samples have the complete stacks. Requires
+    ``store_next_obs=False``."""
+    transform: SampleTransform | None = dataclasses.field(default=None, repr=False)
+    """Changes the rows of each sample."""
+    storage: Path | None = None
+    """A folder for memory-mapped files, for more rows than fit into memory; None: keep the rows in
+    memory. The files have no names; they are gone when the buffer is closed, or its process ends.
+    To keep rows, save the buffer's state."""
+    seed: Whole | None = None
+    """Seed of the buffer's random generator; None takes one from the system."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not go together."""
+        if self.unroll_len is None:
+            for name, is_set in (
+                ("burn_in", self.burn_in > 0),
+                ("stride", self.stride > 1),
+                ("start_columns", bool(self.start_columns)),
+            ):
+                if is_set:
+                    raise ConfigError(f"{name} is an option of sequences; set unroll_len too")
+        elif self.stride > self.unroll_len:
+            raise ConfigError(
+                f"stride must be at most unroll_len={self.unroll_len}, or rows between two "
+                f"sequences are never learned from; got {self.stride}"
+            )
+        for path in self.frame_stacks:
+            if path.partition(".")[0] != "obs":
+                raise ConfigError(f"frame_stacks takes leaves of obs, such as 'obs', got {path!r}")
+        if self.frame_stacks and self.store_next_obs:
+            raise ConfigError(
+                "frame_stacks stores each frame once, so next_obs must not be stored either; add "
+                "store_next_obs=False"
+            )
+
+
 class TensorBuffer:
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
@@ -68,97 +172,37 @@ class TensorBuffer:
 
     Args:
         size: capacity in rows.
-        sampler: draws the rows of a sample; ``UniformSampler()`` by default.
-        n_step: if above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the
-            episode; ``next_obs``, ``next_action_mask``, ``done``, ``terminated`` and ``truncated``
-            come from the last of these steps; ``discount`` is γ^k for k steps, the factor of the
-            bootstrap value.
-        discount: γ of the n-step sum. None: set later with :meth:`bind`, which the learner
-            middleware calls with the policy's value.
-        unroll_len: if given, samples are time-first sequences ``[L, n, …]``, each within one
-            episode, with ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``.
-        unroll_pad: pad sequences that reach the end of the known part of their episode: the last
-            row is repeated, with ``mask`` False. If False, draw only rows that start a complete
-            sequence.
-        burn_in: rows at the beginning of each sequence that only warm up a recurrent state; losses
-            use the rows from ``burn_in`` on. Sequences without such a row are never drawn.
-        stride: every how many rows of an episode a sequence starts, at its first row and then every
-            ``stride`` rows; priorities of other rows are ignored. At most ``unroll_len``.
-        start_columns: columns that are stored only at the rows where sequences start, such as the
-            state of a recurrent policy. Samples have them as ``[n, …]``.
-        follow_episodes: whether to follow episodes even if no other option needs it, for
-            :meth:`steps_left`, :meth:`ahead` and :meth:`sample_future`.
-        store_next_obs: if False, ``next_obs`` takes no memory where it equals the next row's
-            ``obs``; samples have it in any case.
-        frame_stacks: dotted paths of the leaves of ``obs`` that are stacks of frames ``[K, …]`` in
-            each row, the newest frame last. Each frame is stored once, and samples have the
-            complete stacks. Requires ``store_next_obs=False``.
-        transform: changes the rows of each sample.
-        storage: a folder for memory-mapped files, for more rows than fit into memory; None: keep
-            the rows in memory. The files have no names; they are gone when the buffer is closed, or
-            its process ends. To keep rows, save the buffer's state.
-        seed: seed of the buffer's random generator; None takes one from the system.
+
+    Raises:
+        ConfigError: if an option is not valid.
     """
 
-    @checks_options
-    def __init__(
-        self,
-        size: int,
-        *,
-        sampler: Sampler | None = None,
-        n_step: int = 1,
-        discount: float | None = None,
-        unroll_len: int | None = None,
-        unroll_pad: bool = True,
-        burn_in: int = 0,
-        stride: int = 1,
-        start_columns: Collection[str] = (),
-        follow_episodes: bool = False,
-        store_next_obs: bool = True,
-        frame_stacks: Collection[str] = (),
-        transform: SampleTransform | None = None,
-        storage: Path | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self._size = check_count("size", size)
-        if seed is not None:
-            check_count("seed", seed, at_least=0)
-        if storage is not None and not isinstance(storage, Path):
-            raise TypeError(
-                f"storage must be a pathlib.Path (a folder for memory-mapped files) or None, got "
-                f"{storage!r:.100}"
-            )
+    @takes_settings(TensorBufferSettings)
+    def __init__(self, size: int, settings: TensorBufferSettings) -> None:
+        self._size: int = checked("size", size, Count)
+        self._settings = settings
         self._lock = threading.RLock()
-        self._generator = np.random.default_rng(seed)
-        self._n_step = check_count("n_step", n_step)
-        self._discount = None if discount is None else check_number("discount", discount, high=1.0)
-        _check_sequences(unroll_len, burn_in, stride, start_columns)
-        check_flag("unroll_pad", unroll_pad)
-        check_flag("follow_episodes", follow_episodes)
-        check_flag("store_next_obs", store_next_obs)
-        _check_frame_stacks(frame_stacks, store_next_obs=store_next_obs)
-        if sampler is not None:
-            _check_sampler(sampler)
-        self._unroll_len = unroll_len
-        self._burn_in = burn_in
-        self._stride = stride
-        self._start_columns = tuple(start_columns)
-        self._follow_episodes = follow_episodes
-        self._store_next_obs = store_next_obs
-        self._unroll_pad = unroll_pad
+        self._generator = np.random.default_rng(settings.seed)
+        self._n_step = n_step = settings.n_step
+        self._discount = settings.discount
+        self._unroll_len = unroll_len = settings.unroll_len
+        self._burn_in = settings.burn_in
+        self._follow_episodes = follow_episodes = settings.follow_episodes
+        self._store_next_obs = store_next_obs = settings.store_next_obs
+        self._unroll_pad = settings.unroll_pad
+        self._start_columns = settings.start_columns
         # The number of rows that a sequence must have to be drawn.
-        self._shortest = burn_in + (1 if unroll_pad or unroll_len is None else unroll_len)
-        self._frame_stacks = tuple(frame_stacks)
-        self._sampler: Sampler = UniformSampler() if sampler is None else sampler
-        self._storage = storage
+        self._shortest = self._burn_in + (unroll_len if unroll_len and not self._unroll_pad else 1)
+        self._sampler: Sampler = settings.sampler or UniformSampler()
+        self._storage = storage = settings.storage
         self._rows = RowRing(
-            size,
+            self._size,
             in_memory if storage is None else mapped_to(storage),
             linked=n_step > 1 or unroll_len is not None or follow_episodes or not store_next_obs,
             store_next_obs=store_next_obs,
-            stride=stride if follow_episodes or unroll_len is not None else None,
+            stride=settings.stride if follow_episodes or unroll_len is not None else None,
             start_columns=self._start_columns,
-            frame_stacks=self._frame_stacks,
+            frame_stacks=settings.frame_stacks,
             needed=("reward",) if n_step > 1 else (),
             reserved=(
                 "index",
@@ -167,9 +211,9 @@ class TensorBuffer:
                 *(("mask",) if unroll_len is not None else ()),
             ),
         )
-        self._sampler.attach(size)
+        self._sampler.attach(self._size)
         self._closed = False
-        self._transform = transform
+        self._transform = transform = settings.transform
         if transform is not None:
             transform.attach(self)
 
@@ -185,19 +229,11 @@ class TensorBuffer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The class and the arguments that are plain values, with those of what it was given."""
+        """Its options as plain values, with its class, its size and the options of its parts."""
         return {
             "type": type(self).__name__,
             "size": self._size,
-            "n_step": self._n_step,
-            "unroll_len": self._unroll_len,
-            "unroll_pad": self._unroll_pad,
-            "burn_in": self._burn_in,
-            "stride": self._stride,
-            "start_columns": list(self._start_columns),
-            "follow_episodes": self._follow_episodes,
-            "store_next_obs": self._store_next_obs,
-            "frame_stacks": list(self._frame_stacks),
+            **plain_values(self._settings),
             "sampler": _settings_of(self._sampler),
             "transform": None if self._transform is None else _settings_of(self._transform),
         }
@@ -262,8 +298,8 @@ class TensorBuffer:
         if discount is None:
             return
         for name, own, wanted in (
-            ("n_step", self._n_step, check_count("n_step", n_step)),
-            ("discount", self._discount, check_number("discount", discount, high=1.0)),
+            ("n_step", self._n_step, checked("n_step", n_step, Count)),
+            ("discount", self._discount, checked("discount", discount, Fraction)),
         ):
             # A buffer of single steps may hold rows whose n steps were summed before.
             if own not in (None, wanted) and (name, own) != ("n_step", 1):
@@ -331,7 +367,7 @@ class TensorBuffer:
             NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
         if type(n) is not int:
-            n = check_count("n", n)
+            n = checked("n", n, Count)
         with self._lock:
             self._check_open()
             eligible = self._eligible(n)
@@ -699,53 +735,6 @@ class TensorBuffer:
             raise ValueError("this TensorBuffer is closed; create another one")
 
 
-def _check_sequences(
-    unroll_len: int | None, burn_in: int, stride: int, start_columns: Collection[str]
-) -> None:
-    check_count("burn_in", burn_in, at_least=0)
-    check_count("stride", stride)
-    if isinstance(start_columns, str):
-        raise TypeError(f"start_columns takes several names; write ({start_columns!r},)")
-    if unroll_len is None:
-        for name, is_set in (
-            ("burn_in", burn_in > 0),
-            ("stride", stride > 1),
-            ("start_columns", bool(start_columns)),
-        ):
-            if is_set:
-                raise ValueError(f"{name} is an option of sequences; set unroll_len too")
-        return
-    check_count("unroll_len", unroll_len)
-    if stride > unroll_len:
-        raise ValueError(
-            f"stride must be at most unroll_len={unroll_len}, or rows between two sequences are "
-            f"never learned from; got {stride}"
-        )
-
-
-def _check_frame_stacks(frame_stacks: Collection[str], *, store_next_obs: bool) -> None:
-    if isinstance(frame_stacks, str):
-        raise TypeError(f"frame_stacks takes several paths; write ({frame_stacks!r},)")
-    for path in frame_stacks:
-        if path.partition(".")[0] != "obs":
-            raise ValueError(f"frame_stacks takes leaves of obs, such as 'obs', got {path!r}")
-    if frame_stacks and store_next_obs:
-        raise ValueError(
-            "frame_stacks stores each frame once, so next_obs must not be stored either; add "
-            "store_next_obs=False"
-        )
-
-
-def _check_sampler(sampler: object) -> None:
-    if isinstance(sampler, type):
-        raise TypeError(f"sampler must be an object; write sampler={sampler.__name__}()")
-    if not isinstance(sampler, Sampler):
-        raise TypeError(
-            "sampler must be a UniformSampler, a PrioritySampler, or an object with the methods of "
-            f"dmiddleware.data.Sampler, got {sampler!r:.100}"
-        )
-
-
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:
     return nest({path: torch.from_numpy(array) for path, array in arrays.items()})
 
@@ -769,4 +758,4 @@ def _not_enough(n: int, count: int, held: int) -> Exception:
 
 
 def _settings_of(part: Sampler | SampleTransform) -> dict[str, Any]:
-    return {"type": type(part).__name__, **getattr(part, "settings", {})}
+    return {"type": type(part).__name__, **plain_values(getattr(part, "settings", {}))}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.settings import Count, Whole, checked
 
 __all__ = ["atari_preprocessing"]
 
@@ -74,17 +75,12 @@ def atari_preprocessing(
             f"the env skips frames itself (frameskip={skips}), so it cannot return the maximum of "
             'the last two; make it with env_kwargs={"frameskip": 1}'
         )
-    limits = {"frame_skip": (frame_skip, 1), "screen_size": (screen_size, 1)}
-    limits |= {"frame_stack": (frame_stack, 1), "noop_max": (noop_max, 0)}
-    for name, (value, least) in limits.items():
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
     return _AtariPreprocessing(
         env,
-        frame_skip=frame_skip,
-        screen_size=screen_size,
-        frame_stack=frame_stack,
-        noop_max=noop_max,
+        frame_skip=checked("frame_skip", frame_skip, Count),
+        screen_size=checked("screen_size", screen_size, Count),
+        frame_stack=checked("frame_stack", frame_stack, Count),
+        noop_max=checked("noop_max", noop_max, Whole),
         life_loss=life_loss,
         clip_reward=clip_reward,
     )

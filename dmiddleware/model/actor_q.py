@@ -12,10 +12,11 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Norm, activation_of, check_sizes
+from dmiddleware.model.layers import Norm, activation_of
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
+from dmiddleware.settings import Count, Counts, checked
 from dmiddleware.torch_private import call
 
 __all__ = ["ActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
@@ -77,9 +78,9 @@ class QEnsemble(nn.Module):
         norm: Norm = None,
     ) -> None:
         super().__init__()
-        check_sizes("critic_hidden_sizes", hidden_sizes)
-        check_sizes("n_critics", [n_critics])
-        check_sizes("n_quantiles", [] if n_quantiles is None else [n_quantiles])
+        hidden_sizes = checked("critic_hidden_sizes", hidden_sizes, Counts)
+        n_critics = checked("n_critics", n_critics, Count)
+        n_quantiles = checked("n_quantiles", n_quantiles, Count | None)
         shape = as_obs_shape(obs_shape)
         is_vector = isinstance(shape, tuple) and len(shape) == 1
         self.encoder = None

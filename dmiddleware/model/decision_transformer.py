@@ -8,11 +8,11 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import check_sizes
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
 from dmiddleware.model.transformer import TransformerLayer
+from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
 
 __all__ = ["DecisionTransformer"]
@@ -73,7 +73,7 @@ class DecisionTransformer(Network):
             )
         sizes = {"context_length": context_length, "embed_size": embed_size, "n_layers": n_layers}
         for name, size in {**sizes, "n_heads": n_heads, "max_timestep": max_timestep}.items():
-            check_sizes(name, [size])
+            checked(name, size, Count)
         if embed_size % n_heads:
             raise ValueError(
                 f"embed_size must be a multiple of n_heads, got {embed_size} and {n_heads}"

@@ -12,11 +12,12 @@ from torch import nn
 from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_critic import Actor
 from dmiddleware.model.encoders import ConvLayers
-from dmiddleware.model.layers import Norm, check_sizes
+from dmiddleware.model.layers import Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork, require_discrete
 from dmiddleware.model.spaces import ObsShape
+from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
 
 __all__ = ["DiscreteActorQ"]
@@ -68,7 +69,7 @@ class DiscreteActorQ(Network):
         norm: Norm = None,
     ) -> None:
         super().__init__(obs_shape, action_shape)
-        check_sizes("n_critics", [n_critics])
+        n_critics = checked("n_critics", n_critics, Count)
         shared: dict[str, Any] = {
             "conv_layers": conv_layers,
             "activation": activation,

@@ -17,7 +17,7 @@ from torch import nn
 
 from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.layers import MLP, Init, Norm, as_float, check_sizes, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.spaces import (
     ObsShape,
     array_shape,
@@ -27,6 +27,7 @@ from dmiddleware.model.spaces import (
     is_pixels,
     shape_leaves,
 )
+from dmiddleware.settings import Counts, checked
 
 __all__ = [
     "VectorEncoder",
@@ -328,18 +329,17 @@ def _check_conv_layers(layers: ConvLayers) -> list[tuple[int, int, int]]:
     Raises:
         ValueError: if they are not.
     """
-    checked = []
+    found = []
     for layer in layers:
         if len(layer) != 3:
             raise ValueError(
                 f"conv_layers needs (channels, kernel size, stride) for each layer, got {layer!r}"
             )
-        check_sizes("conv_layers", layer)
-        channels, kernel_size, stride = layer
-        checked.append((channels, kernel_size, stride))
-    if not checked:
+        channels, kernel_size, stride = checked("conv_layers", layer, Counts)
+        found.append((channels, kernel_size, stride))
+    if not found:
         raise ValueError("conv_layers needs at least one layer; leave it out or give one")
-    return checked
+    return found
 
 
 def _least_side(layers: ConvLayers) -> int:

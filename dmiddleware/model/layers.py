@@ -12,6 +12,7 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
+from dmiddleware.settings import Count, Counts, Positive, checked
 from dmiddleware.torch_private import forward_layers
 
 __all__ = [
@@ -105,7 +106,7 @@ class NoisyLinear(nn.Linear):
         n_noise: how many numbers one draw of the noise has.
 
     Raises:
-        ValueError: if ``sigma`` is not positive.
+        ConfigError: if ``sigma`` is not positive.
 
     Example:
         >>> layer = NoisyLinear(3, 2)
@@ -116,8 +117,7 @@ class NoisyLinear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int, *, sigma: float = 0.5) -> None:
         super().__init__(in_features, out_features)
-        if not 0.0 < sigma < math.inf:
-            raise ValueError(f"sigma must be positive, got {sigma}")
+        sigma = checked("sigma", sigma, Positive)
         first = sigma / math.sqrt(in_features)
         self.weight_sigma = nn.Parameter(torch.full_like(self.weight, first))
         self.bias_sigma = nn.Parameter(torch.full_like(self.bias, first))
@@ -175,8 +175,8 @@ class MLP(nn.Sequential):
         norm: Norm = None,
         init: Init = None,
     ) -> None:
-        check_sizes("in_features", [in_features])
-        check_sizes("hidden_sizes", hidden_sizes)
+        in_features = checked("in_features", in_features, Count)
+        hidden_sizes = checked("hidden_sizes", hidden_sizes, Counts)
         check_choice("norm", norm, ("layer", None))
         check_choice("init", init, ("orthogonal", None))
         layers: list[nn.Module] = []
@@ -188,7 +188,7 @@ class MLP(nn.Sequential):
             layers.append(activation_of(activation))
             width = size
         if out_features is not None:
-            check_sizes("out_features", [out_features])
+            out_features = checked("out_features", out_features, Count)
             layers.append(self.linear_type(width, out_features))
             width = out_features
         super().__init__(*layers)
@@ -250,19 +250,6 @@ def as_float(x: torch.Tensor, *, pixels: bool = False) -> torch.Tensor:
     if pixels and x.dtype is torch.uint8:
         return x.to(torch.float32).mul_(1.0 / 255.0)
     return x.to(torch.float32)
-
-
-def check_sizes(name: str, sizes: Any) -> None:
-    """Reject sizes that are not positive integers.
-
-    Raises:
-        ValueError: naming the option and its value.
-    """
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
-        raise ValueError(f"{name} must be a list of positive integers, got {sizes!r}")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be positive integers, got {size!r} in {list(sizes)!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -18,13 +18,13 @@ from dmiddleware.model.layers import (
     Init,
     NoisyMLP,
     Norm,
-    check_sizes,
     orthogonal_init,
 )
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
 from dmiddleware.rl.distributional import interval_middles
+from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
 
 __all__ = [
@@ -81,7 +81,7 @@ class QNetwork(Network):
         outputs_per_action: int = 1,
     ) -> None:
         super().__init__(obs_shape, action_shape)
-        check_sizes("outputs_per_action", [outputs_per_action])
+        outputs_per_action = checked("outputs_per_action", outputs_per_action, Count)
         options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         self.encoder = make_encoder(
             obs_shape, encoder_hidden_sizes, conv_layers=conv_layers, **options
@@ -293,8 +293,8 @@ class ImplicitQuantileQNetwork(QNetwork):
         **options: Any,
     ) -> None:
         super().__init__(obs_shape, action_shape, outputs_per_action=1, **options)
-        check_sizes("n_cosines", [n_cosines])
-        check_sizes("n_quantiles", [n_quantiles])
+        n_cosines = checked("n_cosines", n_cosines, Count)
+        n_quantiles = checked("n_quantiles", n_quantiles, Count)
         self.n_quantiles = n_quantiles
         self.embedding = nn.Linear(n_cosines, self.encoder.out_features)
         if options.get("init") == "orthogonal":

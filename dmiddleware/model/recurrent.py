@@ -13,11 +13,12 @@ from torch import nn
 from dmiddleware.data.batch import Nested, leaves
 from dmiddleware.model.actor_critic import ActorCritic
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Init, Norm, check_choice, check_sizes
+from dmiddleware.model.layers import Init, Norm, check_choice
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, is_image, shape_leaves
+from dmiddleware.settings import Count, checked
 
 __all__ = [
     "CoreKind",
@@ -60,7 +61,7 @@ class RecurrentCore(nn.Module):
         self, in_features: int, hidden_size: int, *, core: CoreKind = "lstm", init: Init = None
     ) -> None:
         super().__init__()
-        check_sizes("hidden_size", [hidden_size])
+        hidden_size = checked("hidden_size", hidden_size, Count)
         check_choice("core", core, tuple(_CORES))
         check_choice("init", init, ("orthogonal", None))
         self.layer = _CORES[core](in_features, hidden_size)

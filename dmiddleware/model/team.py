@@ -41,6 +41,7 @@ from dmiddleware.model.spaces import (
     is_pixels,
     obs_shape_of,
 )
+from dmiddleware.settings import Count, checked
 
 __all__ = [
     "AgentActorCritic",
@@ -92,7 +93,7 @@ class TeamNetwork(Network):
 
     Raises:
         SpaceError: if a shape is invalid.
-        ValueError: if ``n_agent`` is not positive.
+        ConfigError: if ``n_agent`` is not positive.
     """
 
     def __init__(
@@ -110,9 +111,7 @@ class TeamNetwork(Network):
                 f"{type(self).__name__} needs an obs_shape with the key {AGENTS!r}, and maybe "
                 f"{STATE!r}, got {obs_shape!r}; build the policy with for_env(env)"
             )
-        if n_agent < 1:
-            raise ValueError(f"n_agent must be positive, got {n_agent}")
-        self.n_agent = n_agent
+        self.n_agent: int = checked("n_agent", n_agent, Count)
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         """Reject an environment whose spaces this network was not built for.
@@ -276,8 +275,7 @@ class QMIXNetwork(VDNNetwork):
         **options: Any,
     ) -> None:
         super().__init__(obs_shape, action_shape, n_agent=n_agent, **options)
-        if mixing_size < 1:
-            raise ValueError(f"mixing_size must be positive, got {mixing_size}")
+        mixing_size = checked("mixing_size", mixing_size, Count)
         self._state = _State(self.obs_shape, n_agent)
         size = self._state.size
         self.weight = nn.Linear(size, n_agent * mixing_size)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import gymnasium as gym
 import torch
 import torch.nn.functional as F
+from annotated_types import Lt
 from torch import nn
 
 from dmiddleware.data import Batch
 from dmiddleware.data.batch import Value
-from dmiddleware.errors import ConfigError, SpaceError
+from dmiddleware.errors import SpaceError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import (
@@ -24,6 +25,7 @@ from dmiddleware.model.spaces import (
 )
 from dmiddleware.policy import ActionCodec, Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+from dmiddleware.settings import Positive, checked
 
 __all__ = ["ICM"]
 
@@ -102,8 +104,7 @@ class ICM(IntrinsicReward):
         kind = action_kind_of(action_space)
         if kind not in ("discrete", "continuous"):
             raise SpaceError(f"ICM predicts Discrete or Box actions, got {action_space}; use RND")
-        if not 0.0 < beta < 1.0:
-            raise ConfigError(f"beta must be above 0 and below 1, got {beta!r}")
+        beta = checked("beta", beta, Annotated[Positive, Lt(1)])
         n = action_shape_of(action_space)
         self._n_choices = n if kind == "discrete" else 0
         self._beta = beta

@@ -16,6 +16,7 @@ from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Positive, checked
 
 __all__ = ["IntrinsicReward", "settings_of"]
 
@@ -57,8 +58,7 @@ class IntrinsicReward(RewardModel):
         seed: int,
         **settings: Any,
     ) -> None:
-        if not obs_clip > 0:
-            raise ConfigError(f"obs_clip must be positive, got {obs_clip!r}")
+        obs_clip = checked("obs_clip", obs_clip, Positive)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "reward", "model"))
             modules = make_components()

@@ -18,7 +18,7 @@ from dmiddleware.data import (
     select_columns,
     to_device,
 )
-from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
+from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
 from dmiddleware.policy import Component
 from dmiddleware.policy.component import broken_weights, take_flag
 from dmiddleware.policy.state import (
@@ -27,6 +27,7 @@ from dmiddleware.policy.state import (
     load_component_state,
     optimizer_states,
 )
+from dmiddleware.settings import Count, checked
 
 __all__ = ["RowLearner"]
 
@@ -55,11 +56,9 @@ class RowLearner(ABC):
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("epochs", epochs)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
         self.components = dict(components)
-        self._batch_size, self._epochs = batch_size, epochs
+        self._batch_size: int = checked("batch_size", batch_size, Count)
+        self._epochs: int = checked("epochs", epochs, Count)
         self._device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
         self._not_finite = torch.zeros((), device=self._device)

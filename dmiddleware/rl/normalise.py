@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from dmiddleware.errors import CheckpointMismatch, NonFiniteData, StructureError
-from dmiddleware.rl.recurrence import check_fraction, discounted_scan
+from dmiddleware.rl.recurrence import discounted_scan
+from dmiddleware.settings import Fraction, Positive, checked
 
 __all__ = ["RunningMeanStd", "RewardNormaliser"]
 
@@ -39,10 +40,8 @@ class RunningMeanStd:
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
     ) -> None:
-        if eps <= 0.0:
-            raise ValueError(f"eps must be positive, got {eps}")
         self._shape = tuple(shape)
-        self._eps = eps
+        self._eps: float = checked("eps", eps, Positive)
         self.mean = torch.zeros(self._shape, dtype=torch.float64, device=device)
         self.var = torch.ones(self._shape, dtype=torch.float64, device=device)
         self.count = 0
@@ -178,8 +177,7 @@ class RewardNormaliser:
         eps: float = 1e-8,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_fraction(discount=discount)
-        self._discount = discount
+        self._discount: float = checked("discount", discount, Fraction)
         self._clip = clip
         self._return_stats = RunningMeanStd((), eps=eps, device=device)
         # The return so far of each unfinished episode, by episode id.

@@ -13,6 +13,7 @@ from dmiddleware.data import from_numpy, map_nested, to_numpy
 from dmiddleware.env.opponent_env import Act
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
+from dmiddleware.settings import Count, checked
 
 __all__ = ["OpponentPool", "check_sees_games"]
 
@@ -44,10 +45,8 @@ class OpponentPool:
         size: int = 8,
         policy_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"the size of an OpponentPool must be positive, got {size}")
         self._make_policy = make_policy
-        self._size = size
+        self._size: int = checked("size", size, Count)
         self._kwargs = dict(policy_kwargs or {})
         self._versions: list[CollectMode] = []
         self._n_added = 0

@@ -8,10 +8,10 @@ from typing import Any
 from dmiddleware.data import OfflineDataset, ReplayBuffer
 from dmiddleware.errors import NotEnoughData
 from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.settings import Count, checked
 from middleware.base import BaseMiddleware
 from middleware.context import OfflineRLContext, RLContext
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 from middleware.support.dataset_reader import DatasetReader, check_dataset
 from middleware.support.replay import (
     SkippedDraws,
@@ -48,9 +48,8 @@ class OffPolicyDataFetcher(BaseMiddleware[RLContext]):
         ctx.trained_env_step: with the rows drawn.
 
     Raises:
-        ConfigError: if ``buffer`` is not a buffer.
-        ValueError: if ``batch_size`` is not positive, ``learn_start`` is less than it, or more than
-            the buffer's size.
+        ConfigError: if ``buffer`` is not a buffer, ``batch_size`` is not positive, or
+            ``learn_start`` is less than it, or more than the buffer's size.
     """
 
     roles = (Role.LEARNER,)
@@ -61,20 +60,16 @@ class OffPolicyDataFetcher(BaseMiddleware[RLContext]):
         self, buffer: ReplayBuffer, *, batch_size: int, learn_start: int | None = None
     ) -> None:
         check_buffer(buffer)
-        check_positive(batch_size=batch_size)
+        batch_size = checked("batch_size", batch_size, Count)
         self._buffer = buffer
         self._batch_size = batch_size
         self._start = check_start(buffer, batch_size=batch_size, learn_start=learn_start)
         self._skipped = SkippedDraws()
         self._counters = counters_for(buffer, {})
         self.draws_from = (buffer,)
+        self.components = {"buffer": buffer}
         self.snapshot_parts = {"buffer": buffer}
-        self.settings = {
-            "batch_size": batch_size,
-            "learn_start": self._start,
-            "buffer": buffer.settings,
-        }
-        self.policy_settings = {"learn.batch_size": batch_size}
+        self.settings = {"batch_size": batch_size, "learn_start": self._start}
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse schedules of the buffer by a counter that the chain does not have."""
@@ -115,8 +110,7 @@ class OfflineDataFetcher(BaseMiddleware[OfflineRLContext]):
         ctx.trained_env_step: plus ``batch_size``.
 
     Raises:
-        ConfigError: if ``dataset`` is not an OfflineDataset.
-        ValueError: if ``batch_size`` is not positive.
+        ConfigError: if ``dataset`` is not an OfflineDataset, or ``batch_size`` is not positive.
         NotEnoughData: if the dataset has fewer rows than a minibatch.
     """
 
@@ -126,11 +120,11 @@ class OfflineDataFetcher(BaseMiddleware[OfflineRLContext]):
 
     def __init__(self, dataset: OfflineDataset, *, batch_size: int) -> None:
         check_dataset(dataset, user="offline_data_fetcher")
-        check_positive(batch_size=batch_size)
+        batch_size = checked("batch_size", batch_size, Count)
         self._reader = DatasetReader(dataset, batch_size=batch_size)
         self.computes_n_step = self._reader.has_n_step
-        self.policy_settings = {"learn.batch_size": batch_size}
-        self.settings = self._reader.settings
+        self.settings = {"batch_size": batch_size}
+        self.components = {"dataset": dataset.path}
 
     def setup(self, task: Task[Any]) -> None:
         """Seed the order of the minibatches from the task's seed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import ChainView, SkipRest, Task
+from dmiddleware.settings import Count, Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
@@ -13,10 +14,24 @@ from middleware.exchange.follower_side import FollowerSide
 from middleware.exchange.learner_side import LearnerSide
 from middleware.exchange.pace import Pace
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 from middleware.support.ranks import Ranks
 
-__all__ = ["ContextExchanger"]
+__all__ = ["ContextExchanger", "ContextExchangerSettings"]
+
+
+class ContextExchangerSettings(Settings):
+    """The options of :class:`ContextExchanger`."""
+
+    samples_per_insert: Positive | None = None
+    """How many rows the learner draws from its buffer per collected row, counted from its first
+    update. The faster side waits: the learner for data, or the collectors for the learner. It is
+    for chains with a buffer: some steps have no new data, and some do not learn. None: each step
+    has one batch and all updates of the chain."""
+    max_ahead: Count = 2
+    """How many batches a collector may send before the learner has taken them."""
+    timeout_s: Positive = 120.0
+    """How long to wait while no node can bring what is missing: they are lost, have ended their
+    part, or wait themselves. Nodes that are alive and work have no deadline."""
 
 
 class ContextExchanger(BaseMiddleware[OnlineRLContext]):
@@ -41,15 +56,6 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     and not counted. When the learner's task is closed without having been stopped, the nodes that
     wait for it stop too.
 
-    Args:
-        samples_per_insert: how many rows the learner draws from its buffer per collected row,
-            counted from its first update. The faster side waits: the learner for data, or the
-            collectors for the learner. It is for chains with a buffer: some steps have no new data,
-            and some do not learn. None: each step has one batch and all updates of the chain.
-        max_ahead: how many batches a collector may send before the learner has taken them.
-        timeout_s: how long to wait while no node can bring what is missing: they are lost, have
-            ended their part, or wait themselves. Nodes that are alive and work have no deadline.
-
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
             collector.
@@ -63,7 +69,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
         ctx.learning_held: in a learner that is ahead of its pace.
 
     Raises:
-        ValueError: if a number is not positive.
+        ConfigError: if an option is not valid.
         WaitTimeout: if data, counters or acknowledgements do not arrive in time; the message says
             which.
     """
@@ -73,28 +79,15 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     receives = (*BATCH, *EVALUATION)
     last_step = True
 
-    def __init__(
-        self,
-        *,
-        samples_per_insert: float | None = None,
-        max_ahead: int = 2,
-        timeout_s: float = 120.0,
-    ) -> None:
-        check_positive(
-            samples_per_insert=samples_per_insert, max_ahead=max_ahead, timeout_s=timeout_s
-        )
-        self.settings = {
-            "timeout_s": timeout_s,
-            "samples_per_insert": samples_per_insert,
-            "max_ahead": max_ahead,
-        }
-        self._max_ahead = max_ahead
-        self._timeout_s = timeout_s
+    settings: ContextExchangerSettings
+
+    @takes_settings(ContextExchangerSettings)
+    def __init__(self, settings: ContextExchangerSettings) -> None:
+        self.settings = settings
         self._ranks = Ranks()
         # All ranks draw equally many rows, and the counters of a context are those of one rank.
-        self._pace = (
-            None if samples_per_insert is None else Pace(samples_per_insert / self._ranks.size)
-        )
+        ratio = settings.samples_per_insert
+        self._pace = None if ratio is None else Pace(ratio / self._ranks.size)
         self._side: LearnerSide | FollowerSide | RankSide | None = None
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
@@ -112,9 +105,11 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
         if task.router is None:
             self._side = RankSide(self._ranks) if self._ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
-            self._side = LearnerSide(pace=self._pace, timeout_s=self._timeout_s)
+            self._side = LearnerSide(pace=self._pace, timeout_s=self.settings.timeout_s)
         else:
-            self._side = FollowerSide(max_ahead=self._max_ahead, timeout_s=self._timeout_s)
+            self._side = FollowerSide(
+                max_ahead=self.settings.max_ahead, timeout_s=self.settings.timeout_s
+            )
         if self._side is not None:
             self._side.setup(task)
         if self._ranks.size > 1:

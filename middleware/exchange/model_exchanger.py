@@ -8,14 +8,42 @@ from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
+from dmiddleware.settings import Count, Positive, Settings, takes_settings
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import CONSUMED, LEARNED, MODEL, UPDATED, Counters, merge_counters
 from middleware.exchange.waiting import Exchange
 from middleware.roles import Role
-from middleware.support.checks import check_instance, check_positive
+from middleware.support.checks import check_instance
 from middleware.support.rows import rows_of
 
-__all__ = ["ModelExchanger", "PeriodicalModelExchanger"]
+__all__ = [
+    "ModelExchanger",
+    "ModelExchangerSettings",
+    "PeriodicalModelExchanger",
+    "PeriodicalModelExchangerSettings",
+]
+
+
+class ModelExchangerSettings(Settings):
+    """The options of :class:`ModelExchanger`."""
+
+    every_train_iter: Count = 1
+    """Updates from one published copy to the next."""
+    max_policy_lag: Count | None = None
+    """How many updates the weights of a node may be behind the learner when it starts a step; with
+    older ones it waits. It counts the updates that the learner has announced, at the latest when it
+    has made more than half of this number. None: no limit."""
+    timeout_s: Positive = 120.0
+    """How long a node waits for weights while no learner can send them."""
+
+    def __post_init__(self) -> None:
+        """Refuse a lag that the published copies cannot keep."""
+        self.require(
+            self.max_policy_lag is None or self.max_policy_lag >= self.every_train_iter,
+            "max_policy_lag",
+            f"at least every_train_iter ({self.every_train_iter}), because newer weights are not "
+            "published",
+        )
 
 
 class ModelExchanger(Exchange[OnlineRLContext]):
@@ -34,11 +62,6 @@ class ModelExchanger(Exchange[OnlineRLContext]):
 
     Args:
         policy: the policy whose weights are sent.
-        every_train_iter: updates from one published copy to the next.
-        max_policy_lag: how many updates the weights of a node may be behind the learner when it
-            starts a step; with older ones it waits. It counts the updates that the learner has
-            announced, at the latest when it has made more than half of this number. None: no limit.
-        timeout_s: how long a node waits for weights while no learner can send them.
 
     Reads:
         ctx.train_iter: the version.
@@ -48,38 +71,26 @@ class ModelExchanger(Exchange[OnlineRLContext]):
         ctx.train_iter: in the other nodes, the version of the policy.
 
     Raises:
-        ConfigError: if ``policy`` is not a policy.
-        ValueError: if a number is not positive, or the lag is smaller than the period.
+        ConfigError: if ``policy`` is not a policy, or an option is not valid.
         WaitTimeout: if no weights arrive in time.
     """
 
     reads = ("train_iter",)
     writes = ("train_iter",)
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        every_train_iter: int = 1,
-        max_policy_lag: int | None = None,
-        timeout_s: float = 120.0,
-    ) -> None:
-        super().__init__(timeout_s=timeout_s)
-        check_positive(every_train_iter=every_train_iter, max_policy_lag=max_policy_lag)
-        if max_policy_lag is not None and max_policy_lag < every_train_iter:
-            raise ValueError(
-                f"max_policy_lag must be at least every_train_iter ({every_train_iter}), because "
-                f"newer weights are not published; got {max_policy_lag}"
-            )
+    settings: ModelExchangerSettings
+
+    @takes_settings(ModelExchangerSettings)
+    def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
+        super().__init__(timeout_s=settings.timeout_s)
+        self.settings = settings
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
-        self.settings |= {"every_train_iter": every_train_iter, "max_policy_lag": max_policy_lag}
-        self._every = every_train_iter
         self._published: tuple[Counters, dict[str, Any]] | None = None
         self._publishing = threading.Lock()
         self._announced = 0
-        self._max_lag = max_policy_lag
+        self._max_lag = settings.max_policy_lag
         # The updates of a restarted learner may be fewer, but its epoch is larger.
         self._learned: Counters | None = None
         self._newest: tuple[tuple[int, int], dict[str, Any]] | None = None
@@ -99,7 +110,7 @@ class ModelExchanger(Exchange[OnlineRLContext]):
             return
         yield
         assert self._published is not None
-        if ctx.train_iter - self._published[0]["train_iter"] >= self._every:
+        if ctx.train_iter - self._published[0]["train_iter"] >= self.settings.every_train_iter:
             self._publish(ctx)
         if self._max_lag is not None and ctx.train_iter - self._announced > self._max_lag // 2:
             # They arrive before weights that are large.
@@ -184,13 +195,20 @@ class ModelExchanger(Exchange[OnlineRLContext]):
         ctx.log("exchange/blocked_for_weights_s", blocked_s)
 
 
+class PeriodicalModelExchangerSettings(Settings):
+    """The options of :class:`PeriodicalModelExchanger`."""
+
+    period: Count
+    """Updates from one publication to the next."""
+    timeout_s: Positive = 120.0
+    """How long a node waits for weights while no learner can send them."""
+
+
 class PeriodicalModelExchanger(ModelExchanger):
     """A :class:`ModelExchanger` that publishes every ``period`` updates.
 
     Args:
         policy: the policy whose weights are sent.
-        period: updates from one publication to the next.
-        timeout_s: how long a node waits for weights while no learner can send them.
 
     Reads:
         ctx.train_iter: the version.
@@ -199,9 +217,9 @@ class PeriodicalModelExchanger(ModelExchanger):
         ctx.train_iter: in the other nodes, the version of the policy.
 
     Raises:
-        ValueError: if a number is not positive.
+        ConfigError: if ``policy`` is not a policy, or an option is not valid.
     """
 
-    def __init__(self, policy: Policy, *, period: int, timeout_s: float = 120.0) -> None:
-        check_positive(period=period)
-        super().__init__(policy, every_train_iter=period, timeout_s=timeout_s)
+    @takes_settings(PeriodicalModelExchangerSettings)
+    def __init__(self, policy: Policy, settings: PeriodicalModelExchangerSettings) -> None:
+        super().__init__(policy, every_train_iter=settings.period, timeout_s=settings.timeout_s)

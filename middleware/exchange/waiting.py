@@ -15,7 +15,6 @@ from middleware.base import BaseMiddleware, C
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import ENDED, WAITS, Counters
 from middleware.roles import Role
-from middleware.support.checks import check_positive
 from middleware.support.ranks import Ranks
 
 __all__ = ["Exchange"]
@@ -37,17 +36,12 @@ class Exchange(BaseMiddleware[C]):
 
     Args:
         timeout_s: how long to wait for other nodes that are lost or make no progress.
-
-    Raises:
-        ValueError: if ``timeout_s`` is not positive.
     """
 
     needs_learner = True
 
     def __init__(self, *, timeout_s: float) -> None:
-        check_positive(timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self.settings: dict[str, Any] = {"timeout_s": timeout_s}
         self._changed = threading.Condition()
         self._ranks = Ranks()
         self._task: Task[Any] | None = None

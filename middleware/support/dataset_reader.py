@@ -32,11 +32,6 @@ class DatasetReader:
         self._minibatches = self._ordered_by(0)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What the config of a run records."""
-        return {"dataset": str(self._dataset.path), "batch_size": self._batch_size}
-
-    @property
     def has_n_step(self) -> bool:
         """Whether the rows have n-step returns: the column of ``nstep_reward_enhancer``."""
         return "discount" in self._dataset.leaves

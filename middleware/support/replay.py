@@ -15,8 +15,8 @@ from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
 from middleware.base import stock_middleware
 from middleware.context import RLContext
-from middleware.support.checks import policy_setting
 from middleware.support.counters import RunCounters
+from middleware.support.policy_settings import burn_in_of
 
 __all__ = [
     "bind_to_policy",
@@ -50,14 +50,14 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
     """Return the number of rows that the buffer must hold before the first batch is drawn.
 
     Raises:
-        ValueError: if it is less than a batch or more than the buffer's size.
+        ConfigError: if it is less than a batch or more than the buffer's size.
     """
     start = batch_size if learn_start is None else learn_start
     if start < batch_size:
-        raise ValueError(f"learn_start must be at least batch_size ({batch_size}), got {start}")
+        raise ConfigError(f"learn_start must be at least batch_size ({batch_size}), got {start}")
     if start > buffer.size:
         name = "batch_size" if learn_start is None else "learn_start"
-        raise ValueError(
+        raise ConfigError(
             f"{name} must be at most the buffer's size ({buffer.size}), or learning never "
             f"starts; got {start}"
         )
@@ -116,7 +116,7 @@ def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
     buffer.bind(
         n_step=mode.spec.n_step,
         discount=mode.spec.discount,
-        burn_in=policy_setting(mode, "burn_in"),
+        burn_in=burn_in_of(mode),
     )
 
 

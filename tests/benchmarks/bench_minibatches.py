@@ -60,13 +60,11 @@ class _Taken:
 def rows() -> list[Row]:
     """Measure bytes and time."""
     data = _collected()
-    policy = PPOPolicy({"model": {"obs_shape": [4, 84, 84], "action_shape": N_ACTIONS}})
+    learn = {"batch_size": BATCH_SIZE, "epoch_per_collect": EPOCHS}
+    model = {"obs_shape": [4, 84, 84], "action_shape": N_ACTIONS}
+    policy = PPOPolicy({"model": model, "learn": learn})
     ours_taken, reference_taken = _Taken(), _Taken()
-    learner = OnPolicyLearner(
-        dataclasses.replace(policy.learn_mode, forward=ours_taken),
-        batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
-    )
+    learner = OnPolicyLearner(dataclasses.replace(policy.learn_mode, forward=ours_taken))
     generator = torch.Generator().manual_seed(0)
 
     def ours() -> None:

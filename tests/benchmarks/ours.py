@@ -25,21 +25,19 @@ class ChainDQN:
             target_update_freq=S.TARGET_UPDATE,
             double=False,
             model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
+            eps_start=S.EPSILON,
+            eps_end=S.EPSILON,
+            batch_size=S.BATCH_SIZE,
         )
         self.buffer = TensorBuffer(S.BUFFER_SIZE, seed=seed)
-        explore = eps_greedy_handler(start=S.EPSILON, end=S.EPSILON)
+        explore = eps_greedy_handler(self.policy)
         collect = StepCollector(
             self.policy,
             self.envs,
             n_sample=S.ENV_NUM,
             random_steps=S.FILL_STEPS * S.ENV_NUM,
         )
-        learn = OffPolicyLearner(
-            self.policy,
-            self.buffer,
-            batch_size=S.BATCH_SIZE,
-            update_per_collect=S.UPDATES_PER_STEP,
-        )
+        learn = OffPolicyLearner(self.policy, self.buffer, update_per_collect=S.UPDATES_PER_STEP)
         self.task = Task(seed=seed)
         self.task.use(explore).use(collect).use(data_pusher(self.buffer)).use(learn)
         self.run(1)
@@ -69,11 +67,13 @@ class ChainCollect:
             seed=seed,
             model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
             modes=["collect", "eval"],
+            eps_start=S.EPSILON,
+            eps_end=S.EPSILON,
         )
         self.steps_per_call = steps_per_call
         n_sample = steps_per_call * S.ENV_NUM
         self.task = Task(seed=seed)
-        self.task.use(eps_greedy_handler(start=S.EPSILON, end=S.EPSILON))
+        self.task.use(eps_greedy_handler(self.policy))
         self.task.use(StepCollector(self.policy, envs, n_sample=n_sample))
 
     def run(self, steps: int) -> None:

@@ -79,7 +79,8 @@ def make_policy() -> DQNPolicy:
         "action_shape": S.ACTION_NUM,
         "encoder_hidden_sizes": S.HIDDEN_SIZES,
     }
-    return DQNPolicy({"seed": 0, "model": model})
+    eps = {"start": S.EPSILON, "end": S.EPSILON}
+    return DQNPolicy({"seed": 0, "model": model, "other": {"eps": eps}})
 
 
 def main() -> None:
@@ -94,7 +95,7 @@ def main() -> None:
             seed=task.seed_for("collector"),
         )
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=S.EPSILON, end=S.EPSILON))
+        task.use(eps_greedy_handler(policy))
         n_sample = int(os.environ["SCALING_N_SAMPLE"])
         task.use(StepCollector(policy.collect_mode, envs, n_sample=n_sample))
         task.use(

@@ -57,11 +57,13 @@ def main() -> None:
             value_weight=S.VALUE_WEIGHT,
             entropy_weight=S.ENTROPY_WEIGHT,
             grad_clip_norm=S.GRAD_CLIP_NORM,
+            batch_size=S.MINIBATCH_SIZE,
+            epoch_per_collect=S.EPOCHS,
         )
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, envs, n_sample=S.BATCH_SIZE))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=S.MINIBATCH_SIZE, epochs=S.EPOCHS))
+        task.use(OnPolicyLearner(policy))
         task.use(measure_rate())
         task.run()
 

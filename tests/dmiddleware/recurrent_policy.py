@@ -60,6 +60,7 @@ class GRUNet(nn.Module):
 class GRUPolicy(Policy):
     """PPO over whole lanes, through time from the stored state of the first row."""
 
+    config = {"learn": {"batch_size": 5, "epoch_per_collect": 1}}
     act_inputs = ("prev_action", "is_first")
     learn_columns = (
         "obs",

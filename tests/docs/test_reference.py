@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import dmiddleware
+from dmiddleware.settings import Settings
 from tests.docs.pages import ROOT
 
 SINGLE_MODULES = ("dmiddleware.config", "dmiddleware.errors", "dmiddleware.registry")
@@ -101,4 +102,5 @@ def test_the_guide_lists_all_stock_middleware() -> None:
     listed = set(re.findall(r"middleware\.(\w+)[>`]", page))
     named = {getattr(module, name) for name in listed}
     others = {module.RunFolder, module.ExperimentResult}
+    others |= {one for one in vars(module).values() if one in Settings.__subclasses__()}
     assert named == {getattr(module, name) for name in module.__all__} - others

@@ -101,11 +101,11 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         for name in ("node.joined", "node.left", "node.rejoined"):
             task.on(name, lambda node_id, name=name, **_: write(name, node_id))
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5000))
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(batch_recorder(write))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(learner, buffer, batch_size=64, update_per_collect=64))
+        task.use(OffPolicyLearner(learner, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 # Eight episodes would often choose a policy that is not the best.

@@ -9,6 +9,11 @@ from dmiddleware.data import TensorBuffer, as_tree
 SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
 
 
+def small(batch_size: int, **learn: Any) -> dict[str, Any]:
+    """Return the config of a small policy that learns from so many rows at a time."""
+    return {**SMALL, "learn": {"batch_size": batch_size, **learn}}
+
+
 def transitions(n: int, seed: int = 0) -> Any:
     draw = torch.Generator().manual_seed(seed)
     return as_tree(

@@ -58,13 +58,19 @@ def test_agents_learn_what_depends_on_what_they_see_and_who_they_are(
     cls: type[IPPOPolicy], recompute: bool
 ) -> None:
     policy = cls.for_env(
-        Matching(), seed=0, learning_rate=5e-3, value_norm=True, recompute_advantage=recompute
+        Matching(),
+        seed=0,
+        learning_rate=5e-3,
+        batch_size=128,
+        epoch_per_collect=4,
+        value_norm=True,
+        recompute_advantage=recompute,
     )
     envs = make_env_manager(Matching, env_num=32, seed=0)
     with envs, Task(OnlineRLContext(), seed=0) as task:
         task.use(StepCollector(policy, envs, n_sample=384))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy, batch_size=128, epochs=4))
+        task.use(OnPolicyLearner(policy))
         before = np.mean(evaluate_episodes(policy, envs, 64).get_episode_return())
         task.run(max_step=15)
         after = np.mean(evaluate_episodes(policy, envs, 64).get_episode_return())
@@ -81,6 +87,7 @@ def test_qmix_gets_8_in_the_two_step_game_and_vdn_gets_7(cls: type[VDNPolicy], b
         seed=0,
         model={"encoder_hidden_sizes": [64]},
         learning_rate=5e-3,
+        batch_size=128,
         target_update_freq=50,
         eps_type="constant",
     )
@@ -88,7 +95,7 @@ def test_qmix_gets_8_in_the_two_step_game_and_vdn_gets_7(cls: type[VDNPolicy], b
     with envs, Task(OnlineRLContext(), seed=0) as task:
         task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs, n_sample=400))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=128, update_per_collect=120))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=120))
         task.run(max_step=4)
         assert evaluate_episodes(policy, envs, 8).get_episode_return() == [best] * 8
 

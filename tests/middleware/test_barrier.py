@@ -142,7 +142,7 @@ def test_nodes_that_wait_for_each_other_name_all_missing_nodes_at_the_deadline(
             node_id = task.router.node_id
             name = "odd" if node_id % 2 else "even"
             try:
-                task.use(Barrier(name, timeout_s=30.0)).run(max_step=1)
+                task.use(Barrier(name=name, timeout_s=30.0)).run(max_step=1)
             except WaitTimeout as error:
                 errors[node_id] = f"{task.clock.now():.0f} s: {error}"
                 waiting = threading.Condition()
@@ -358,7 +358,7 @@ def test_no_node_passes_early_in_any_network(shape: str, seed: int) -> None:
 
 def test_two_barriers_are_distinguished_by_name(tmp_path: Path) -> None:
     def run(task: Task[Any]) -> None:
-        task.use(Barrier("first")).use(work).use(Barrier("second")).run(max_step=5)
+        task.use(Barrier(name="first")).use(work).use(Barrier(name="second")).run(max_step=5)
 
     run_nodes(tmp_path, (Role.LEARNER, run), (Role.COLLECTOR, run))
 

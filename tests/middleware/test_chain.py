@@ -41,11 +41,17 @@ from middleware import (
 )
 
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
+DQN = {
+    "seed": 0,
+    "model": MODEL,
+    "learn": {"batch_size": 16},
+    "other": {"eps": {"start": 1.0, "end": 0.1, "decay": 200}},
+}
 
 
 @pytest.fixture
 def dqn() -> DQNPolicy:
-    return DQNPolicy({"seed": 0, "model": MODEL})
+    return DQNPolicy(DQN)
 
 
 def envs(name: str = "CartPole-v1", seed: int = 0) -> Any:
@@ -53,10 +59,10 @@ def envs(name: str = "CartPole-v1", seed: int = 0) -> Any:
 
 
 def dqn_chain(task: Any, policy: DQNPolicy, run: RunFolder, buffer: TensorBuffer) -> None:
-    task.use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=200))
+    task.use(eps_greedy_handler(policy))
     task.use(StepCollector(policy.collect_mode, envs(), n_sample=20, random_steps=40))
     task.use(data_pusher(buffer))
-    task.use(OffPolicyLearner(policy.learn_mode, buffer, batch_size=16, update_per_collect=4))
+    task.use(OffPolicyLearner(policy.learn_mode, buffer, update_per_collect=4))
     task.use(
         interaction_evaluator(policy.eval_mode, envs(seed=1), n_episode=2, every_train_iter=20)
     )
@@ -84,7 +90,7 @@ def test_whole_chain_runs_and_writes_its_files(run: RunFolder, dqn: DQNPolicy) -
 
 def test_same_seeds_give_the_same_policy(tmp_path: Any) -> None:
     def train(name: str) -> Any:
-        policy = DQNPolicy({"seed": 0, "model": MODEL})
+        policy = DQNPolicy(DQN)
         with RunFolder.create(name, root=tmp_path) as folder, Task(OnlineRLContext()) as task:
             dqn_chain(task, policy, folder, TensorBuffer(1000, seed=0))
             task.run()
@@ -116,7 +122,7 @@ def test_chain_of_ppo_learns_cartpole(
             "seed": 0,
             "discount_factor": 0.98,
             "value_norm": value_norm,
-            "learn": {"learning_rate": 1e-3, **learn},
+            "learn": {"learning_rate": 1e-3, "batch_size": 128, "epoch_per_collect": 10, **learn},
             "model": {"obs_shape": 4, "action_shape": 2},
         }
     )
@@ -130,7 +136,7 @@ def test_chain_of_ppo_learns_cartpole(
     with Task(OnlineRLContext()) as task:
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=256))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy.learn_mode, batch_size=128, epochs=10))
+        task.use(OnPolicyLearner(policy.learn_mode))
         task.use(note).run(max_step=16)
     assert sum(returns[:3]) / 3 < 40
     assert sum(returns[-3:]) / 3 > 60
@@ -172,7 +178,7 @@ def test_second_yield_is_rejected_while_envs_and_files_are_closed(
 def test_reads_that_nothing_writes_are_all_reported(dqn: DQNPolicy) -> None:
     with Task(OnlineRLContext()) as task:
         task.use(data_pusher(TensorBuffer(10)))
-        task.use(OnPolicyLearner(dqn.learn_mode, batch_size=4, epochs=1))
+        task.use(OnPolicyLearner(PPOPolicy({"model": MODEL})))
         with pytest.raises(ChainError) as raised:
             task.run(max_step=1)
     message = str(raised.value)
@@ -201,7 +207,7 @@ def test_envs_that_do_not_fit_are_rejected_before_anything_is_collected(
     buffer = TensorBuffer(100)
     with Task(OnlineRLContext()) as task:
         task.use(StepCollector(dqn, envs(), n_sample=2)).use(data_pusher(buffer))
-        task.use(OffPolicyLearner(dqn, buffer)).use(eps_greedy_handler())
+        task.use(OffPolicyLearner(dqn, buffer)).use(eps_greedy_handler(dqn))
         task.use(interaction_evaluator(dqn, envs("Acrobot-v1"), n_episode=2))
         with pytest.raises(SpaceError):
             task.run(max_step=1)
@@ -239,10 +245,10 @@ def test_nan_loss_stops_the_run_names_the_iteration_and_saves_the_policy(
             ctx.trajectories["reward"][:] = float("nan")
 
     with Task(OnlineRLContext()) as task:
-        task.use(eps_greedy_handler())
+        task.use(eps_greedy_handler(dqn))
         task.use(StepCollector(dqn, envs(), n_sample=20)).use(spoil)
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(dqn, buffer, batch_size=16, update_per_collect=4))
+        task.use(OffPolicyLearner(dqn, buffer, update_per_collect=4))
         task.use(CkptSaver(dqn, run)).use(LearningCurve(run))
         with pytest.raises(NonFiniteLoss, match="collected at train_iter 12"):
             task.run(max_step=9)
@@ -255,10 +261,10 @@ def test_nan_loss_stops_the_run_names_the_iteration_and_saves_the_policy(
 def test_episodes_can_be_pushed_and_learned_from(dqn: DQNPolicy) -> None:
     buffer = TensorBuffer(1000, seed=0)
     with Task(OnlineRLContext()) as task:
-        task.use(eps_greedy_handler())
+        task.use(eps_greedy_handler(dqn))
         task.use(EpisodeCollector(dqn, envs(), n_episode=3))
         task.use(data_pusher(buffer, what="episodes"))
-        task.use(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8))
+        task.use(OffPolicyLearner(dqn.learn_mode, buffer))
         task.run(max_step=2)
         assert buffer.count() <= task.ctx.env_step
         assert task.ctx.train_iter == 2
@@ -276,15 +282,21 @@ def test_every_role_has_its_part_of_the_chain(run: RunFolder, dqn: DQNPolicy) ->
 
 
 NAMES = """
-OnlineRLContext OfflineRLContext RLContext Role BaseMiddleware ContextExchanger ModelExchanger
-PeriodicalModelExchanger Barrier EpsGreedyHandler eps_greedy_handler SelfPlay StepCollector
-EpisodeCollector data_pusher DataPusher priority_calculator PriorityCalculator
-nstep_reward_enhancer NStepRewardEnhancer gae_estimator GAEEstimator montecarlo_return_estimator
-MonteCarloReturnEstimator RewardLearner IntrinsicAdvantage offline_data_saver OfflineDataSaver
-OffPolicyLearner OnPolicyLearner OfflineLearner interaction_evaluator InteractionEvaluator
-Experiment ExperimentResult CkptSaver SnapshotSaver online_logger OnlineLogger offline_logger
-OfflineLogger termination_checker TerminationChecker epoch_timer EpochTimer ProgressBar
-LearningCurve final_ctx_saver FinalCtxSaver RunFolder
+OnlineRLContext OfflineRLContext RLContext Role BaseMiddleware ContextExchanger
+ContextExchangerSettings ModelExchanger ModelExchangerSettings PeriodicalModelExchanger
+PeriodicalModelExchangerSettings Barrier BarrierSettings EpsGreedyHandler eps_greedy_handler
+SelfPlay SelfPlaySettings StepCollector StepCollectorSettings EpisodeCollector
+EpisodeCollectorSettings data_pusher DataPusher DataPusherSettings priority_calculator
+PriorityCalculator nstep_reward_enhancer NStepRewardEnhancer gae_estimator GAEEstimator
+montecarlo_return_estimator MonteCarloReturnEstimator RewardLearner RewardLearnerSettings
+IntrinsicAdvantage IntrinsicAdvantageSettings offline_data_saver OfflineDataSaver
+OfflineDataSaverSettings OffPolicyLearner OffPolicyLearnerSettings OnPolicyLearner OfflineLearner
+interaction_evaluator InteractionEvaluator InteractionEvaluatorSettings Experiment
+ExperimentSettings ExperimentResult CkptSaver CkptSaverSettings SnapshotSaver SnapshotSaverSettings
+online_logger OnlineLogger OnlineLoggerSettings offline_logger OfflineLogger OfflineLoggerSettings
+termination_checker TerminationChecker TerminationCheckerSettings epoch_timer EpochTimer
+EpochTimerSettings ProgressBar ProgressBarSettings LearningCurve LearningCurveSettings
+final_ctx_saver FinalCtxSaver RunFolder
 """
 
 

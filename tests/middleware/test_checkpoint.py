@@ -238,9 +238,9 @@ def test_it_is_active_in_the_role_learner(run: RunFolder, dqn: DQNPolicy) -> Non
 
 
 def test_options_must_be_positive(run: RunFolder, dqn: DQNPolicy) -> None:
-    with pytest.raises(ValueError, match="every_train_iter must be positive, got 0"):
+    with pytest.raises(ValueError, match="every_train_iter must be an integer ≥ 1 or None, got 0"):
         CkptSaver(dqn.learn_mode, run, every_train_iter=0)
-    with pytest.raises(ValueError, match="keep must be positive, got 0"):
+    with pytest.raises(ValueError, match="keep must be an integer ≥ 1, got 0"):
         CkptSaver(dqn.learn_mode, run, keep=0)
 
 

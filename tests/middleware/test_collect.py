@@ -263,9 +263,9 @@ def test_collectors_are_active_in_the_role_collector(dqn: DQNPolicy, envs: Any) 
 
 
 def test_sizes_must_be_positive(dqn: DQNPolicy, envs: Any) -> None:
-    with pytest.raises(ValueError, match="n_sample must be positive, got 0"):
+    with pytest.raises(ValueError, match="n_sample must be an integer ≥ 1, got 0"):
         StepCollector(dqn.collect_mode, envs, n_sample=0)
-    with pytest.raises(ValueError, match="random_steps must not be negative, got -1"):
+    with pytest.raises(ValueError, match="random_steps must be an integer ≥ 0, got -1"):
         StepCollector(dqn.collect_mode, envs, n_sample=1, random_steps=-1)
-    with pytest.raises(ValueError, match="n_episode must be positive, got 0"):
+    with pytest.raises(ValueError, match="n_episode must be an integer ≥ 1, got 0"):
         EpisodeCollector(dqn.collect_mode, envs, n_episode=0)

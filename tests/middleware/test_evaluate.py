@@ -198,7 +198,7 @@ def test_it_is_active_in_the_role_evaluator(dqn: DQNPolicy) -> None:
 
 @pytest.mark.parametrize("name", ["every_train_iter", "film_every", "max_frames"])
 def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be an integer ≥ 1"):
         interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]
 
 

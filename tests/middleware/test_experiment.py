@@ -91,15 +91,22 @@ def experiment_chain(
     root: Path, *, resume: bool = False, **policy_options: Any
 ) -> tuple[Task[Any], Experiment]:
     policy = DQNPolicy.for_env(
-        cartpole(), seed=0, model={"encoder_hidden_sizes": [16]}, **policy_options
+        cartpole(),
+        seed=0,
+        model={"encoder_hidden_sizes": [16]},
+        batch_size=16,
+        eps_start=0.5,
+        eps_end=0.1,
+        eps_decay=100,
+        **policy_options,
     )
     buffer = TensorBuffer(1000, seed=0)
     run = RunFolder.create("short", root=root, resume=resume)
     experiment = Experiment(run, policy, n_fresh_episode=4)
     task = Task(seed=0)
-    task.use(eps_greedy_handler(start=0.5, end=0.1, decay_steps=100))
+    task.use(eps_greedy_handler(policy))
     task.use(StepCollector(policy, cartpole(), n_sample=20)).use(data_pusher(buffer))
-    task.use(OffPolicyLearner(policy, buffer, batch_size=16, update_per_collect=4))
+    task.use(OffPolicyLearner(policy, buffer, update_per_collect=4))
     task.use(interaction_evaluator(policy, cartpole(1), n_episode=2, every_train_iter=20))
     return task.use(experiment), experiment
 
@@ -185,7 +192,7 @@ def test_a_resumed_run_has_the_evaluations_and_the_duration_of_both_parts(
 
 
 def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
-    task, experiment = experiment_chain(tmp_path, batch_size=999)
+    task, experiment = experiment_chain(tmp_path)
     with task:
         task.run(max_step=1)
     config = yaml.safe_load((experiment.result.path / "config.yaml").read_text())
@@ -193,7 +200,6 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     assert config["algorithm"] == "DQNPolicy"
     policy = config["policy"]
     assert policy["learn"]["batch_size"] == 16
-    assert policy["collect"] == {"n_sample": 20}
     assert policy["other"]["eps"] == {
         "start": 0.5, "end": 0.1, "decay": 100, "type": "linear", "by": "env_step", "points": None
     }  # fmt: skip
@@ -203,10 +209,12 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     assert chain["StepCollector"] == {"env_num": 2, "n_sample": 20, "random_steps": 0}
     assert chain["OffPolicyLearner"]["update_per_collect"] == 4
     assert chain["OffPolicyLearner"]["buffer"]["size"] == 1000
-    assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {"type": "UniformSampler"}
+    assert chain["OffPolicyLearner"]["buffer"]["sampler"] == {
+        "type": "UniformSampler", "replace": True
+    }  # fmt: skip
     assert chain["InteractionEvaluator"]["every_train_iter"] == 20
     assert chain["InteractionEvaluator"]["stop_value"] is None
-    assert chain["Experiment"] == {"n_fresh_episode": 4}
+    assert chain["Experiment"]["n_fresh_episode"] == 4
 
 
 def test_failed_run_is_recorded_without_a_final_evaluation(

@@ -22,13 +22,16 @@ class Run:
 
     def __init__(self, folder: Path, *stoppers: Any, **evaluation: Any) -> None:
         policy = DQNPolicy(
-            {"model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+            {
+                "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
+                "other": {"eps": {"start": 1.0, "end": 0.1, "decay": 50}},
+            }
         )
         env = make_env_manager("CartPole-v1", env_num=2)
         self.n_steps = 0
         self.snapshots = SnapshotSaver(folder)
         self.task = Task()
-        self.task.use(self.snapshots).use(eps_greedy_handler(start=1.0, end=0.1, decay_steps=50))
+        self.task.use(self.snapshots).use(eps_greedy_handler(policy))
         self.task.use(StepCollector(policy, env, n_sample=10)).use(self.count)
         if evaluation:
             eval_env = make_env_manager("CartPole-v1", env_num=1)

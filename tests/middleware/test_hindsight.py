@@ -46,18 +46,20 @@ class BitRun:
             discount_factor=0.98,
             target_update_freq=1,
             target_tau=0.05,
+            batch_size=128,
+            eps_start=0.2,
+            eps_end=0.05,
+            eps_decay=2000,
         )
         transform = HindsightReplay(compute_reward, compute_terminated=reached)
         self.buffer = TensorBuffer(
             20_000, follow_episodes=True, transform=transform if hindsight else None, seed=0
         )
         self.task = Task(OnlineRLContext(), seed=0)
-        self.task.use(eps_greedy_handler(start=0.2, end=0.05, decay_steps=2000))
+        self.task.use(eps_greedy_handler(self.policy))
         self.task.use(StepCollector(self.policy, envs, n_sample=16 * n_bits))
         self.task.use(data_pusher(self.buffer))
-        self.task.use(
-            OffPolicyLearner(self.policy, self.buffer, batch_size=128, update_per_collect=40)
-        )
+        self.task.use(OffPolicyLearner(self.policy, self.buffer, update_per_collect=40))
 
 
 def success_rate(policy: Any, envs: BaseEnvManager, n_episode: int = 100) -> float:

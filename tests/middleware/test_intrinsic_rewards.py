@@ -49,7 +49,14 @@ class PPORun:
         n_sample: int = 1024,
     ) -> None:
         envs = corridor(length)
-        self.policy = PPOPolicy.for_env(envs, seed=0, learning_rate=1e-3, entropy_weight=0.01)
+        self.policy = PPOPolicy.for_env(
+            envs,
+            seed=0,
+            learning_rate=1e-3,
+            entropy_weight=0.01,
+            batch_size=256,
+            epoch_per_collect=4,
+        )
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(StepCollector(self.policy, envs, n_sample=n_sample))
         if kind is not None:
@@ -60,7 +67,7 @@ class PPORun:
         if own_critic:
             self.critic = IntrinsicCritic.for_env(envs, self.policy, hidden_sizes=(64,))
             self.task.use(IntrinsicAdvantage(self.model, self.critic))
-        self.task.use(OnPolicyLearner(self.policy, batch_size=256, epochs=4))
+        self.task.use(OnPolicyLearner(self.policy))
 
 
 def mean_return(policy: Any) -> float:

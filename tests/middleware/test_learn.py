@@ -28,6 +28,7 @@ from dmiddleware.policy import (
     DQNPolicy,
     IMPALAPolicy,
     IQLPolicy,
+    Policy,
     PPOPolicy,
     TD3BCPolicy,
 )
@@ -37,7 +38,13 @@ from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
 from middleware.learn import OffPolicyLearner, OnPolicyLearner
 from middleware.stop import termination_checker
-from tests.middleware.small_dqn import SMALL, filled, priorities_in_two_halves, transitions
+from tests.middleware.small_dqn import (
+    SMALL,
+    filled,
+    priorities_in_two_halves,
+    small,
+    transitions,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +64,12 @@ def test_an_update_that_is_not_finite_names_the_column_and_the_row(
 
 @pytest.fixture
 def dqn() -> DQNPolicy:
-    return DQNPolicy(SMALL)
+    return DQNPolicy(small(16))
 
 
 @pytest.fixture
 def ppo() -> PPOPolicy:
-    return PPOPolicy(SMALL)
+    return PPOPolicy(small(8, epoch_per_collect=3))
 
 
 def weights(policy: Any) -> torch.Tensor:
@@ -74,7 +81,7 @@ def test_offpolicy_learner_makes_updates_per_collect_updates(
     run_steps: Any, dqn: DQNPolicy
 ) -> None:
     before = weights(dqn)
-    learner = OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, update_per_collect=5)
+    learner = OffPolicyLearner(dqn.learn_mode, filled(), update_per_collect=5)
     ctx = run_steps(learner, n_steps=2)
     assert ctx.train_iter == 10
     assert len(ctx.train_output) == 5
@@ -84,14 +91,15 @@ def test_offpolicy_learner_makes_updates_per_collect_updates(
 
 def test_offpolicy_learner_equals_a_hand_written_loop(run_steps: Any, dqn: DQNPolicy) -> None:
     other = DQNPolicy(SMALL)
-    run_steps(OffPolicyLearner(dqn.learn_mode, filled(), batch_size=16, update_per_collect=7))
+    run_steps(OffPolicyLearner(dqn.learn_mode, filled(), update_per_collect=7))
     buffer = filled()
     for _ in range(7):
         other.learn_mode.forward(buffer.sample(16))
     assert torch.equal(weights(dqn), weights(other))
 
 
-def test_nothing_is_learned_until_the_buffer_holds_enough(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_nothing_is_learned_until_the_buffer_holds_enough(run_steps: Any) -> None:
+    dqn = DQNPolicy(small(8))
     buffer = TensorBuffer(1000, seed=0)
     done = []
 
@@ -102,32 +110,32 @@ def test_nothing_is_learned_until_the_buffer_holds_enough(run_steps: Any, dqn: D
     def note(ctx: OnlineRLContext) -> None:
         done.append((buffer.count(), ctx.train_iter, ctx.train_output is None))
 
-    learner = OffPolicyLearner(dqn.learn_mode, buffer, batch_size=8, learn_start=25)
+    learner = OffPolicyLearner(dqn.learn_mode, buffer, learn_start=25)
     run_steps(collect, learner, note, n_steps=4)
     assert done == [(10, 0, True), (20, 0, True), (30, 1, False), (40, 2, False)]
 
 
 def test_learning_starts_with_one_batch_by_default(run_steps: Any, dqn: DQNPolicy) -> None:
-    learner = OffPolicyLearner(dqn.learn_mode, filled(15), batch_size=16)
+    learner = OffPolicyLearner(dqn.learn_mode, filled(15))
     assert run_steps(learner).train_iter == 0
-    learner = OffPolicyLearner(dqn.learn_mode, filled(16), batch_size=16)
+    learner = OffPolicyLearner(dqn.learn_mode, filled(16))
     assert run_steps(learner).train_iter == 1
 
 
-def test_priorities_are_written_to_the_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_priorities_are_written_to_the_buffer(run_steps: Any) -> None:
+    dqn = DQNPolicy(small(4))
     sampler = PrioritySampler(alpha=1.0)
     buffer = filled(4, sampler=sampler)
     before = buffer.sample(4)["weight"]
-    ctx = run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=4, update_per_collect=20))
+    ctx = run_steps(OffPolicyLearner(dqn.learn_mode, buffer, update_per_collect=20))
     after = buffer.sample(4)["weight"]
     assert before.unique().tolist() == [1.0]
     assert len(after.unique()) > 1
     assert "priority" not in ctx.train_output[0]
 
 
-def test_priorities_of_several_outputs_go_to_the_rows_of_each(
-    run_steps: Any, dqn: DQNPolicy
-) -> None:
+def test_priorities_of_several_outputs_go_to_the_rows_of_each(run_steps: Any) -> None:
+    dqn = DQNPolicy(small(32))
     buffer = TensorBuffer(100, seed=0, sampler=PrioritySampler(alpha=1.0, beta=1.0))
     buffer.push(transitions(32))
     drawn: set[int] = set()
@@ -137,7 +145,7 @@ def test_priorities_of_several_outputs_go_to_the_rows_of_each(
         return priorities_in_two_halves(batch)
 
     mode = dataclasses.replace(dqn.learn_mode, forward=forward)
-    assert run_steps(OffPolicyLearner(mode, buffer, batch_size=32), n_steps=1).train_iter == 2
+    assert run_steps(OffPolicyLearner(mode, buffer), n_steps=1).train_iter == 2
     after = buffer.sample(32)
     # A row's importance weight is in inverse proportion to its priority.
     products = {
@@ -157,17 +165,17 @@ def test_stock_policies_update_priorities_or_refuse_them(run_steps: Any, policy_
         action_space=gym.spaces.Box(-1.0, 1.0, (2,)),
     )
     options = {"obs_norm": False} if policy_class is TD3BCPolicy else {}
-    policy = policy_class.for_env(env, seed=0, **options)
+    policy = policy_class.for_env(env, seed=0, batch_size=8, **options)
     buffer = TensorBuffer(1000, seed=0, sampler=PrioritySampler())
     rows = dict(transitions(64).items())
     buffer.push(as_tree({**rows, "action": torch.zeros(64, 2)}))
     returned = "priority" in policy.learn_mode.forward(buffer.sample(8))
     if returned:
-        run_steps(OffPolicyLearner(policy, buffer, batch_size=8))
+        run_steps(OffPolicyLearner(policy, buffer))
         assert not buffer.lacks_priorities
         return
     with pytest.raises(ConfigError, match="returned no priorities"):
-        run_steps(OffPolicyLearner(policy, buffer, batch_size=8))
+        run_steps(OffPolicyLearner(policy, buffer))
 
 
 def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPolicy) -> None:
@@ -177,7 +185,7 @@ def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPol
     buffer.push(bad)
     before = weights(dqn)
     with pytest.raises(NonFiniteLoss, match="train_iter 3"):
-        run_steps(OffPolicyLearner(dqn.learn_mode, buffer, batch_size=16))
+        run_steps(OffPolicyLearner(dqn.learn_mode, buffer))
     assert torch.equal(before, weights(dqn))
 
 
@@ -205,7 +213,7 @@ def test_hooks_of_a_learner_run_around_each_update_and_the_run(
 ) -> None:
     tape: list[Any] = []
     with hooked(dqn, tape, tmp_path) as learner:
-        middleware = OffPolicyLearner(learner, filled(), batch_size=16, update_per_collect=2)
+        middleware = OffPolicyLearner(learner, filled(), update_per_collect=2)
         ctx = run_steps(middleware, ctx=OnlineRLContext(env_step=80))
     assert ctx.train_iter == learner.train_iter == 2
     assert tape == [
@@ -226,7 +234,7 @@ def test_hooks_of_the_end_run_after_an_error_too(
 
     tape: list[Any] = []
     with hooked(dqn, tape, tmp_path) as learner, pytest.raises(RuntimeError, match="no"):
-        run_steps(OffPolicyLearner(learner, filled(), batch_size=16), fail)
+        run_steps(OffPolicyLearner(learner, filled()), fail)
     assert tape[-1][0] == "after_run"
 
 
@@ -236,7 +244,7 @@ def test_run_continues_from_the_checkpoint_that_a_hook_loads(
     path = tmp_path / "before.safetensors"
     save_checkpoint(path, {**dqn.learn_mode.state_dict(), "last_iter": 40, "last_step": 320})
     with hooked(dqn, [], tmp_path, load_ckpt_before_run=str(path)) as learner:
-        ctx = run_steps(OffPolicyLearner(learner, filled(), batch_size=16))
+        ctx = run_steps(OffPolicyLearner(learner, filled()))
     assert ctx.train_iter == learner.train_iter == 41
 
 
@@ -249,8 +257,8 @@ def learning_rates(run_steps: Any, schedule: Schedule, *others: Any, **start: in
     def note(ctx: OnlineRLContext) -> None:
         seen.extend(output["cur_lr"] for output in ctx.train_output)
 
-    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": schedule}})
-    learner = OffPolicyLearner(policy, filled(), batch_size=16, update_per_collect=2)
+    policy = DQNPolicy(small(16, learning_rate=schedule))
+    learner = OffPolicyLearner(policy, filled(), update_per_collect=2)
     run_steps(collect, learner, note, *others, n_steps=2, ctx=OnlineRLContext(**start))
     return seen
 
@@ -267,38 +275,51 @@ def test_learning_rate_follows_the_counter_of_its_schedule(run_steps: Any) -> No
 
 
 def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) -> None:
-    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": {"start": 1.0, "end": 0.0}}})
+    policy = DQNPolicy(small(16, learning_rate={"start": 1.0, "end": 0.0}))
     with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):
-        run_steps(OffPolicyLearner(policy, filled(), batch_size=16), ctx=OfflineRLContext())
+        run_steps(OffPolicyLearner(policy, filled()), ctx=OfflineRLContext())
     with pytest.raises(ChainError, match=r"learn\.learning_rate is scheduled by progress"):
         learning_rates(run_steps, Schedule.linear(1.0, 0.0, by="progress"))
 
 
 def test_argument_that_is_not_a_buffer_is_rejected(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="must be a TensorBuffer"):
-        OffPolicyLearner(dqn.learn_mode, [], batch_size=16)  # type: ignore[arg-type]
+        OffPolicyLearner(dqn.learn_mode, [])  # type: ignore[arg-type]
 
 
 def test_argument_that_is_not_a_learner_is_rejected(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="OffPolicyLearner takes a policy"):
-        OffPolicyLearner(dqn.eval_mode, filled(), batch_size=16)  # type: ignore[arg-type]
+        OffPolicyLearner(dqn.eval_mode, filled())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be positive, got 0"),
-        ({"batch_size": 8, "update_per_collect": 0}, "update_per_collect must be positive"),
+        ({"batch_size": 8, "update_per_collect": 0}, "update_per_collect must be an integer ≥ 1"),
         ({"batch_size": 8, "learn_start": 7}, r"learn_start must be at least batch_size \(8\)"),
         ({"batch_size": 8, "learn_start": 1001}, r"learn_start must be at most .* \(1000\)"),
         ({"batch_size": 1001}, r"batch_size must be at most the buffer's size \(1000\)"),
     ],
 )
-def test_invalid_options_are_rejected(
-    dqn: DQNPolicy, options: dict[str, int], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        OffPolicyLearner(dqn.learn_mode, filled(), **options)  # type: ignore[arg-type]
+def test_invalid_options_are_rejected(options: dict[str, int], message: str) -> None:
+    dqn = DQNPolicy(small(options.pop("batch_size")))
+    with pytest.raises(ConfigError, match=message):
+        OffPolicyLearner(dqn.learn_mode, filled(), **options)
+
+
+class WithoutBatchSize(Policy):
+    """Declares no settings."""
+
+    def learn(self, batch: Any) -> dict[str, Any]:
+        return {"total_loss": 0.0}
+
+
+def test_a_policy_without_a_batch_size_is_refused() -> None:
+    model = torch.nn.Linear(4, 2)
+    policy = WithoutBatchSize({}, model=model, modes=["learn"])
+    message = r"OffPolicyLearner reads learn\.batch_size from the policy, which has none"
+    with pytest.raises(ConfigError, match=message):
+        OffPolicyLearner(policy, filled())
 
 
 def on_policy_data(n_steps: int, n_envs: int) -> Any:
@@ -340,7 +361,7 @@ def recording(policy: PPOPolicy, seen: list[list[int]], **answer: Any) -> Any:
 
 def test_onpolicy_learner_uses_every_row_once_per_epoch(run_steps: Any, ppo: PPOPolicy) -> None:
     seen: list[list[int]] = []
-    learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=3)
+    learner = OnPolicyLearner(recording(ppo, seen))
     ctx = run_steps(give(on_policy_data(5, 6)), learner)
     assert ctx.train_iter == len(ctx.train_output) == 9
     epochs = [[row for part in seen[i : i + 3] for row in part] for i in (0, 3, 6)]
@@ -348,9 +369,10 @@ def test_onpolicy_learner_uses_every_row_once_per_epoch(run_steps: Any, ppo: PPO
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_minibatches_are_of_one_size_and_never_tiny(run_steps: Any, ppo: PPOPolicy) -> None:
+def test_minibatches_are_of_one_size_and_never_tiny(run_steps: Any) -> None:
+    ppo = PPOPolicy(small(8, epoch_per_collect=1))
     seen: list[list[int]] = []
-    learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
+    learner = OnPolicyLearner(recording(ppo, seen))
     run_steps(give(on_policy_data(11, 3)), learner)
     assert sorted(len(rows) for rows in seen) == [8, 8, 8, 9]
 
@@ -361,7 +383,7 @@ def test_the_age_of_the_weights_that_collected_is_logged(run_steps: Any, ppo: PP
     logged: dict[str, float] = {}
     run_steps(
         give(data),
-        OnPolicyLearner(ppo, batch_size=6, epochs=2),
+        OnPolicyLearner(ppo),
         lambda ctx: logged.update(ctx.logged),
         ctx=OnlineRLContext(train_iter=7),
     )
@@ -369,7 +391,7 @@ def test_the_age_of_the_weights_that_collected_is_logged(run_steps: Any, ppo: PP
 
 
 def test_policy_that_computes_its_targets_learns_from_trajectories(run_steps: Any) -> None:
-    policy = IMPALAPolicy(SMALL)
+    policy = IMPALAPolicy(small(10))
     rows = on_policy_data(5, 6)
     rows["next_obs"], rows["terminated"] = rows["obs"], rows["done"]
 
@@ -377,7 +399,7 @@ def test_policy_that_computes_its_targets_learns_from_trajectories(run_steps: An
     def collect(ctx: OnlineRLContext) -> None:
         ctx.trajectories = rows
 
-    learner = OnPolicyLearner(policy, batch_size=10)
+    learner = OnPolicyLearner(policy)
     assert learner.reads == ("trajectories", "train_iter")
     ctx = run_steps(collect, learner)
     assert ctx.train_iter == len(ctx.train_output) == 3
@@ -385,7 +407,7 @@ def test_policy_that_computes_its_targets_learns_from_trajectories(run_steps: An
         run_steps(give(rows), OnPolicyLearner(policy))
 
 
-def batches_of(policy: Any, run_steps: Any, data: Any, **options: Any) -> list[Any]:
+def batches_of(policy: Any, run_steps: Any, data: Any) -> list[Any]:
     seen: list[Any] = []
     mode = policy.learn_mode
 
@@ -393,25 +415,23 @@ def batches_of(policy: Any, run_steps: Any, data: Any, **options: Any) -> list[A
         seen.append(batch)
         return {"total_loss": 0.0}
 
-    run_steps(give(data), OnPolicyLearner(dataclasses.replace(mode, forward=forward), **options))
+    run_steps(give(data), OnPolicyLearner(dataclasses.replace(mode, forward=forward)))
     return seen
 
 
-def test_only_columns_that_the_policy_learns_from_are_gathered(
-    run_steps: Any, ppo: PPOPolicy
-) -> None:
+def test_only_columns_that_the_policy_learns_from_are_gathered(run_steps: Any) -> None:
+    ppo = PPOPolicy(small(8, epoch_per_collect=1))
     data = on_policy_data(5, 6)
-    for batch in batches_of(ppo, run_steps, data, batch_size=8, epochs=1):
+    for batch in batches_of(ppo, run_steps, data):
         assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter"}
 
 
-def test_minibatches_are_gathered_on_the_device_of_the_policy(
-    run_steps: Any, ppo: PPOPolicy
-) -> None:
+def test_minibatches_are_gathered_on_the_device_of_the_policy(run_steps: Any) -> None:
+    ppo = PPOPolicy(small(10, epoch_per_collect=2))
     # Nothing can be computed on the device meta from tensors of another one.
     mode = dataclasses.replace(ppo.learn_mode, spec=dataclasses.replace(ppo.spec, device="meta"))
     data = on_policy_data(5, 6)
-    batches = batches_of(SimpleNamespace(learn_mode=mode), run_steps, data, batch_size=10, epochs=2)
+    batches = batches_of(SimpleNamespace(learn_mode=mode), run_steps, data)
     assert {leaf.device.type for batch in batches for _, leaf in leaves(batch)} == {"meta"}
     assert [tuple(batch["obs"].shape) for batch in batches] == [(10, 4)] * 6
 
@@ -425,7 +445,7 @@ def test_what_the_policy_saw_when_it_acted_is_gathered_too(run_steps: Any) -> No
     columns["is_first"] = columns["done"]
     columns["info"] = {"lives": columns["ret"]}
     data = as_tree(columns)
-    (batch,) = batches_of(Seeing(SMALL), run_steps, data, batch_size=30, epochs=1)
+    (batch,) = batches_of(Seeing(small(30, epoch_per_collect=1)), run_steps, data)
     assert set(batch.keys()) == {*PPOPolicy.learn_columns, "collect_iter", "is_first", "info"}
 
 
@@ -435,7 +455,7 @@ class AnyColumn(PPOPolicy):
 
 def test_policy_that_does_not_say_what_it_reads_gets_every_column(run_steps: Any) -> None:
     data = on_policy_data(5, 6)
-    (batch,) = batches_of(AnyColumn(SMALL), run_steps, data, batch_size=30, epochs=1)
+    (batch,) = batches_of(AnyColumn(small(30, epoch_per_collect=1)), run_steps, data)
     assert set(batch.keys()) == set(data.keys())
 
 
@@ -445,7 +465,7 @@ class ByLanes(PPOPolicy):
 
 def test_lanes_stay_whole_and_in_order_of_time(run_steps: Any) -> None:
     data = on_policy_data(5, 7)
-    batches = batches_of(ByLanes(SMALL), run_steps, data, batch_size=8, epochs=2)
+    batches = batches_of(ByLanes(small(8, epoch_per_collect=2)), run_steps, data)
     # A lane has 5 rows, so at least two lanes make 8 rows.
     assert [tuple(batch["obs"].shape) for batch in batches] == [(5, 3, 4), (5, 2, 4), (5, 2, 4)] * 2
     seen = [batch["collect_iter"] for batch in batches]
@@ -458,12 +478,12 @@ def test_lanes_stay_whole_and_in_order_of_time(run_steps: Any) -> None:
 def test_lanes_of_rows_that_are_not_a_grid_are_refused(run_steps: Any) -> None:
     rows = as_tree({name: one[0] for name, one in on_policy_data(1, 6).items() if name != "obs"})
     with pytest.raises(StructureError, match=r"need batches \[T, E, …\]"):
-        batches_of(ByLanes(SMALL), run_steps, rows, batch_size=2, epochs=1)
+        batches_of(ByLanes(small(2, epoch_per_collect=1)), run_steps, rows)
 
 
 def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) -> None:
     learn = {"recompute_advantage": True, "learning_rate": 0.01, "adv_norm": False}
-    policy = PPOPolicy({**SMALL, "reward_norm": True, "learn": learn})
+    policy = PPOPolicy({**small(12, epoch_per_collect=3, **learn), "reward_norm": True})
     collected = {"next_obs": torch.randn(6, 2, 4), "terminated": torch.rand(6, 2) < 0.2}
     rows = {**dict(on_policy_data(6, 2).items()), **collected}
     rows["episode_id"] = torch.arange(2).expand(6, 2)
@@ -491,7 +511,7 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
         ctx.trajectories = as_tree(rows)
 
     provide.writes = ("trajectories",)  # type: ignore[attr-defined]
-    learner = OnPolicyLearner(dataclasses.replace(mode, forward=forward), batch_size=12, epochs=3)
+    learner = OnPolicyLearner(dataclasses.replace(mode, forward=forward))
     run_steps(provide, gae_estimator(policy), learner)
     (first, _), *later = seen
     assert torch.equal(first["value"], rows["value"])
@@ -506,17 +526,20 @@ def test_recomputing_advantages_of_lanes_is_refused() -> None:
         OnPolicyLearner(ByLanes({**SMALL, "learn": {"recompute_advantage": True}}))
 
 
-def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any, ppo: PPOPolicy) -> None:
+def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any) -> None:
+    ppo = PPOPolicy(small(64, epoch_per_collect=1))
     seen: list[list[int]] = []
-    learner = OnPolicyLearner(recording(ppo, seen), batch_size=64, epochs=1)
+    learner = OnPolicyLearner(recording(ppo, seen))
     run_steps(give(on_policy_data(2, 3)), learner)
     assert [len(rows) for rows in seen] == [6]
 
 
-def test_order_of_minibatches_follows_the_seed_of_the_task(run_steps: Any, ppo: PPOPolicy) -> None:
+def test_order_of_minibatches_follows_the_seed_of_the_task(run_steps: Any) -> None:
+    ppo = PPOPolicy(small(8, epoch_per_collect=1))
+
     def order(seed: int) -> list[list[int]]:
         seen: list[list[int]] = []
-        learner = OnPolicyLearner(recording(ppo, seen), batch_size=8, epochs=1)
+        learner = OnPolicyLearner(recording(ppo, seen))
         run_steps(give(on_policy_data(5, 6)), learner, seed=seed)
         return seen
 
@@ -525,26 +548,28 @@ def test_order_of_minibatches_follows_the_seed_of_the_task(run_steps: Any, ppo: 
 
 def test_policy_that_moved_too_far_ends_the_epochs(run_steps: Any, ppo: PPOPolicy) -> None:
     seen: list[list[int]] = []
-    learner = OnPolicyLearner(recording(ppo, seen, kl_stop=True), batch_size=8, epochs=3)
+    learner = OnPolicyLearner(recording(ppo, seen, kl_stop=True))
     ctx = run_steps(give(on_policy_data(5, 6)), learner)
     assert len(seen) == len(ctx.train_output) == 1
     assert ctx.train_iter == 0
 
 
 def test_real_kl_stop_of_ppo_ends_the_epochs(run_steps: Any) -> None:
-    policy = PPOPolicy({**SMALL, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
-    learner = OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=100)
+    policy = PPOPolicy({**small(8, epoch_per_collect=100, learning_rate=0.05), "target_kl": 0.01})
+    learner = OnPolicyLearner(policy.learn_mode)
     ctx = run_steps(give(on_policy_data(5, 6)), learner)
     assert ctx.train_output[-1]["kl_stop"]
     assert ctx.train_iter == len(ctx.train_output) - 1 < 299
 
 
-def test_order_continues_from_a_saved_state(ppo: PPOPolicy) -> None:
+def test_order_continues_from_a_saved_state() -> None:
+    ppo = PPOPolicy(small(30, epoch_per_collect=1))
+
     def order(n_steps: int, state: Any = None) -> tuple[list[list[int]], Any]:
         seen: list[list[int]] = []
         with Task(OnlineRLContext()) as task:
             task.use(give(on_policy_data(5, 6)))
-            task.use(OnPolicyLearner(recording(ppo, seen), batch_size=30, epochs=1))
+            task.use(OnPolicyLearner(recording(ppo, seen)))
             if state is not None:
                 task.load_state_dict(state)
             task.run(max_step=n_steps)
@@ -556,10 +581,6 @@ def test_order_continues_from_a_saved_state(ppo: PPOPolicy) -> None:
     assert begin + rest == whole
 
 
-def test_learners_are_active_in_the_role_learner(dqn: DQNPolicy) -> None:
-    mode = dqn.learn_mode
-    for one in (
-        OffPolicyLearner(mode, filled(), batch_size=1),
-        OnPolicyLearner(mode, batch_size=1, epochs=1),
-    ):
-        assert one.roles == (Role.LEARNER,)  # type: ignore[union-attr]
+def test_learners_are_active_in_the_role_learner(dqn: DQNPolicy, ppo: PPOPolicy) -> None:
+    for one in (OffPolicyLearner(dqn, filled()), OnPolicyLearner(ppo)):
+        assert one.roles == (Role.LEARNER,)

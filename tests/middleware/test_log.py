@@ -174,9 +174,9 @@ def test_resumed_run_continues_its_interval(run: RunFolder, run_steps: Any) -> N
 
 
 def test_intervals_must_be_positive(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="every_env_step must be positive, got 0"):
+    with pytest.raises(ValueError, match="every_env_step must be an integer ≥ 1, got 0"):
         online_logger(run, every_env_step=0)
-    with pytest.raises(ValueError, match="every_train_iter must be positive, got -1"):
+    with pytest.raises(ValueError, match="every_train_iter must be an integer ≥ 1, got -1"):
         offline_logger(run, every_train_iter=-1)
 
 

@@ -218,8 +218,8 @@ def test_weights_are_published_at_the_given_period(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every_train_iter": 0}, "every_train_iter must be positive"),
-        ({"max_policy_lag": 0}, "max_policy_lag must be positive"),
+        ({"every_train_iter": 0}, "every_train_iter must be an integer ≥ 1"),
+        ({"max_policy_lag": 0}, "max_policy_lag must be an integer ≥ 1"),
         ({"every_train_iter": 5, "max_policy_lag": 4}, "at least every_train_iter"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_resumed_run_saves_what_was_collected_before_too(
         path = tmp_path / folder
         torch.manual_seed(0)
         policy = DQNPolicy({"seed": 0, "model": MODEL})
-        snapshots = SnapshotSaver(path, {"policy": policy.learn_mode})
+        snapshots = SnapshotSaver(path, parts={"policy": policy.learn_mode})
         saver = offline_data_saver(path / "data.safetensors", max_rows=60)
         envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
         collector = StepCollector(policy.collect_mode, envs, n_sample=10)
@@ -119,9 +119,9 @@ def test_missing_column_is_named(run_steps: Any, collector: StepCollector, tmp_p
 
 
 def test_invalid_options_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_rows must be positive, got 0"):
+    with pytest.raises(ValueError, match="max_rows must be an integer ≥ 1 or None, got 0"):
         offline_data_saver(tmp_path / "x", max_rows=0)
-    with pytest.raises(ValueError, match="columns must include 'done'"):
+    with pytest.raises(ValueError, match="columns must be names that include 'done'"):
         offline_data_saver(tmp_path / "x", columns=["obs"])
 
 
@@ -138,9 +138,10 @@ def learned(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any 
         seen.append(batch["row"].tolist())
         return {"total_loss": 0.0}
 
-    mode = dataclasses.replace(BCPolicy({"seed": 0, "model": MODEL}).learn_mode, forward=forward)
+    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 5}})
+    mode = dataclasses.replace(policy.learn_mode, forward=forward)
     with Task(OfflineRLContext(), seed=seed) as task:
-        task.use(OfflineLearner(mode, dataset, batch_size=5))
+        task.use(OfflineLearner(mode, dataset))
         if state is not None:
             task.load_state_dict(state)
         task.run(max_step=n_steps)
@@ -189,12 +190,12 @@ def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
 def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
     run_steps: Any, collector: StepCollector, tmp_path: Path, nstep: int, saves_n_step: bool
 ) -> None:
-    policy = DQNPolicy({"nstep": nstep, "model": MODEL})
+    policy = DQNPolicy({"nstep": nstep, "model": MODEL, "learn": {"batch_size": 5}})
     path = tmp_path / "rows.safetensors"
     enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
     run_steps(collector, *enhancers, offline_data_saver(path))
     with OfflineDataset(path) as dataset:
-        learner = OfflineLearner(policy, dataset, batch_size=5)
+        learner = OfflineLearner(policy, dataset)
         if nstep == 1 or saves_n_step:
             assert run_steps(learner, ctx=OfflineRLContext()).train_iter == 1
             return
@@ -203,9 +204,9 @@ def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
 
 
 def test_dataset_smaller_than_a_minibatch_is_rejected(dataset: OfflineDataset) -> None:
-    policy = BCPolicy({"seed": 0, "model": MODEL})
+    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 11}})
     with pytest.raises(NotEnoughData, match="no minibatch of 11 is full"):
-        OfflineLearner(policy, dataset, batch_size=11)
+        OfflineLearner(policy, dataset)
 
 
 def test_argument_that_is_not_a_dataset_is_rejected() -> None:
@@ -217,6 +218,7 @@ def test_argument_that_is_not_a_dataset_is_rejected() -> None:
 def test_offline_middleware_are_active_in_their_roles(
     dataset: OfflineDataset, tmp_path: Path
 ) -> None:
-    learner = OfflineLearner(BCPolicy({"seed": 0, "model": MODEL}), dataset, batch_size=1)
+    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 1}})
+    learner = OfflineLearner(policy, dataset)
     assert learner.roles == (Role.LEARNER,)
     assert offline_data_saver(tmp_path / "x").roles == (Role.COLLECTOR,)

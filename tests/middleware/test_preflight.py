@@ -41,7 +41,7 @@ def envs(seed: int = 0) -> Any:
 
 @pytest.fixture
 def dqn() -> DQNPolicy:
-    return DQNPolicy.for_env(envs(), seed=0, model=MODEL)
+    return DQNPolicy.for_env(envs(), seed=0, model=MODEL, batch_size=16)
 
 
 @pytest.fixture
@@ -61,7 +61,9 @@ def refused(*chain: Any) -> str:
 
 def test_buffer_that_nothing_fills_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     message = refused(
-        eps_greedy_handler(), StepCollector(dqn, envs(), n_sample=8), OffPolicyLearner(dqn, buffer)
+        eps_greedy_handler(dqn),
+        StepCollector(dqn, envs(), n_sample=8),
+        OffPolicyLearner(dqn, buffer),
     )
     assert "add data_pusher(buffer)" in message
 
@@ -73,20 +75,13 @@ def test_policy_that_never_explores_is_rejected(dqn: DQNPolicy, buffer: TensorBu
     assert "add eps_greedy_handler(" in message
 
 
-def test_schedule_that_ignores_the_policys_is_refused(buffer: TensorBuffer) -> None:
+def test_epsilon_follows_the_schedule_of_the_policy(buffer: TensorBuffer) -> None:
     with envs() as cartpole:
-        policy = DQNPolicy.for_env(cartpole, eps_start=0.5, eps_decay=500)
-    learn = (StepCollector(policy, envs(), n_sample=8), data_pusher(buffer))
-    message = refused(
-        eps_greedy_handler(start=0.9), *learn, OffPolicyLearner(policy, buffer, batch_size=8)
-    )
-    assert "other.eps.decay is 500" in message
-    assert "eps_greedy_handler(policy)" in message
-    assert "other.eps.start" not in message, "it was given"
+        policy = DQNPolicy.for_env(cartpole, eps_start=0.5, eps_decay=500, batch_size=8)
     seen: list[float] = []
     with Task() as task:
-        task.use(eps_greedy_handler(policy)).use(learn[0]).use(learn[1])
-        task.use(OffPolicyLearner(policy, buffer, batch_size=8))
+        task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs(), n_sample=8))
+        task.use(data_pusher(buffer)).use(OffPolicyLearner(policy, buffer))
         task.use(lambda ctx: seen.append(ctx.collect_kwargs["eps"])).run(max_step=2)
     assert seen == [0.5, pytest.approx(0.5 - 0.45 * 8 / 500)]
 
@@ -124,7 +119,7 @@ def test_roles_that_are_inactive_here_count_as_part_of_the_chain(
 ) -> None:
     for role in ("learner", "collector", "evaluator"):
         with Task(roles=(role,)) as task:
-            task.use(eps_greedy_handler())
+            task.use(eps_greedy_handler(dqn))
             task.use(StepCollector(dqn, envs(), n_sample=8))
             task.use(given_trajectories).use(data_pusher(buffer))
             task.use(OffPolicyLearner(dqn, buffer))
@@ -140,7 +135,7 @@ def given_trajectories(ctx: OnlineRLContext) -> None:
 def test_env_manager_of_two_middleware_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     shared = envs()
     message = refused(
-        eps_greedy_handler(),
+        eps_greedy_handler(dqn),
         StepCollector(dqn, shared, n_sample=8),
         data_pusher(buffer),
         OffPolicyLearner(dqn, buffer),
@@ -155,7 +150,7 @@ def test_two_savers_of_one_run_folder_are_rejected(
     dqn: DQNPolicy, buffer: TensorBuffer, run: RunFolder
 ) -> None:
     buffer_chain = (data_pusher(buffer), OffPolicyLearner(dqn, buffer))
-    start = (eps_greedy_handler(), StepCollector(dqn, envs(), n_sample=8), *buffer_chain)
+    start = (eps_greedy_handler(dqn), StepCollector(dqn, envs(), n_sample=8), *buffer_chain)
     message = refused(*start, CkptSaver(dqn, run), Experiment(run, dqn))
     assert "CkptSaver" in message
     assert "ckpt" in message
@@ -167,7 +162,7 @@ def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) 
         OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
     one_step = TensorBuffer(100)
     message = refused(
-        eps_greedy_handler(),
+        eps_greedy_handler(three),
         StepCollector(three, envs(), n_sample=8),
         data_pusher(one_step),
         OffPolicyLearner(three, one_step),
@@ -182,7 +177,7 @@ def test_discount_that_differs_from_the_policy_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"0\.99.*0\.5"):
         OffPolicyLearner(policy, buffer)
     message = refused(
-        eps_greedy_handler(),
+        eps_greedy_handler(policy),
         StepCollector(policy, envs(), n_sample=8),
         data_pusher(buffer),
         offpolicy_data_fetcher(buffer, batch_size=8),
@@ -198,10 +193,10 @@ def test_buffer_takes_its_discount_from_the_policy() -> None:
     assert buffer.discount == 0.5
 
 
-def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
-    policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, n_sample=32, seed=0)
+def test_a_learner_has_the_batch_size_and_epochs_of_its_policy() -> None:
+    policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, seed=0)
     with Task() as task:
-        task.use(StepCollector(policy, envs())).use(gae_estimator(policy))
+        task.use(StepCollector(policy, envs(), n_sample=32)).use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy)).run(max_step=1)
         assert task.ctx.env_step == 32
         assert task.ctx.train_iter == 6
@@ -213,8 +208,8 @@ def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
         lambda value: StepCollector(value, envs(), n_sample=8),
         lambda value: EpisodeCollector(value, envs(), n_episode=8),
         lambda value: interaction_evaluator(value, envs(), n_episode=8),
-        lambda value: OffPolicyLearner(value, TensorBuffer(100), batch_size=8),
-        lambda value: OnPolicyLearner(value, batch_size=8, epochs=1),
+        lambda value: OffPolicyLearner(value, TensorBuffer(100)),
+        lambda value: OnPolicyLearner(value),
         lambda value: trainer(value),
         lambda value: gae_estimator(value),
         lambda value: CkptSaver(value, RunFolder(".")),
@@ -222,7 +217,7 @@ def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
         lambda value: Experiment("never-made", value),
         lambda value: StepCollector(DQNPolicy.for_env(envs()), value, n_sample=8),
         lambda value: interaction_evaluator(DQNPolicy.for_env(envs()), value, n_episode=8),
-        lambda value: OffPolicyLearner(DQNPolicy.for_env(envs()), value, batch_size=8),
+        lambda value: OffPolicyLearner(DQNPolicy.for_env(envs()), value),
         lambda value: CkptSaver(DQNPolicy.for_env(envs()), value),
         lambda value: data_pusher(value),
         lambda value: online_logger(value),
@@ -246,7 +241,7 @@ def test_policy_is_accepted_for_each_of_its_modes(dqn: DQNPolicy, run: RunFolder
     buffer = TensorBuffer(100, seed=0)
     with Task() as task:
         task.use(eps_greedy_handler(dqn)).use(StepCollector(dqn, envs(), n_sample=40))
-        task.use(data_pusher(buffer)).use(OffPolicyLearner(dqn, buffer, batch_size=16))
+        task.use(data_pusher(buffer)).use(OffPolicyLearner(dqn, buffer))
         task.use(interaction_evaluator(dqn, envs(1), n_episode=2)).use(CkptSaver(dqn, run))
         task.run(max_step=2)
         assert task.ctx.train_iter == 2

@@ -37,5 +37,5 @@ def test_middleware_before_the_timer_is_not_measured(run_steps: Any, clock: Any)
 
 
 def test_number_of_steps_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="every_step must be positive, got 0"):
+    with pytest.raises(ValueError, match="every_step must be an integer ≥ 1, got 0"):
         epoch_timer(every_step=0)

@@ -148,5 +148,5 @@ def test_task_that_never_ran_shows_nothing(clock: Any) -> None:
 
 
 def test_interval_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="every_s must be positive, got 0"):
+    with pytest.raises(ValueError, match="every_s must be a positive number, got 0"):
         ProgressBar(every_s=0)

@@ -71,6 +71,8 @@ def train_dqn(
         make_env_manager(ENV, env_num=1),
         model=SMALL,
         seed=3,
+        batch_size=32,
+        eps_decay=200,
         multi_gpu=rank_and_world_size()[1] > 1,
     )
     experiment = Experiment(RunFolder(run) if resume else str(run), policy, n_fresh_episode=2)
@@ -79,12 +81,12 @@ def train_dqn(
         eval_envs = make_env_manager(ENV, env_num=2, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(1000, seed=task.seed_for("buffer"))
         task.use(ContextExchanger())
-        task.use(eps_greedy_handler(decay_steps=200))
+        task.use(eps_greedy_handler(policy))
         # Rank 1 collects more in each step, and may learn earlier.
         task.use(StepCollector(policy, envs, n_sample=16 * (rank + 1)))
         task.use(record(seen))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, batch_size=32, update_per_collect=2))
+        task.use(OffPolicyLearner(policy, buffer, update_per_collect=2))
         task.use(interaction_evaluator(policy, eval_envs, n_episode=2, every_train_iter=4))
         if stop is not None:
             task.use(functools.partial(stop, rank=rank))
@@ -151,7 +153,12 @@ def resume_damaged(rank: int, folder: Path) -> list[Any]:
 def train_ppo(rank: int, folder: Path) -> Any:
     """Rank 1 collects more rows, but makes as many minibatches."""
     policy = PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1), model=SMALL, seed=3, multi_gpu=True, batch_size=16
+        make_env_manager(ENV, env_num=1),
+        model=SMALL,
+        seed=3,
+        multi_gpu=True,
+        batch_size=16,
+        epoch_per_collect=2,
     )
     outputs: list[int] = []
 
@@ -163,7 +170,7 @@ def train_ppo(rank: int, folder: Path) -> Any:
         envs = make_env_manager(ENV, env_num=2, seed=task.seed_for("collector"))
         task.use(ContextExchanger())
         task.use(StepCollector(policy, envs, n_sample=64 if rank == 0 else 100))
-        task.use(gae_estimator(policy)).use(OnPolicyLearner(policy, epochs=2)).use(count)
+        task.use(gae_estimator(policy)).use(OnPolicyLearner(policy)).use(count)
         task.use(termination_checker(max_env_step=400))
         task.run()
     return outputs, parameters(policy)
@@ -173,14 +180,16 @@ def refuse_chains(rank: int, folder: Path) -> list[str]:
     problems = []
     for multi_gpu, exchanger, given in ((False, True, rank), (True, False, rank), (True, True, 7)):
         envs = make_env_manager(ENV, env_num=1)
-        policy = DQNPolicy.for_env(envs, model=SMALL, multi_gpu=multi_gpu)
+        policy = DQNPolicy.for_env(
+            envs, model=SMALL, batch_size=8, eps_decay=200, multi_gpu=multi_gpu
+        )
         buffer = TensorBuffer(100)
         with Task(rank=given) as task:
             if exchanger:
                 task.use(ContextExchanger())
-            task.use(eps_greedy_handler(decay_steps=200))
+            task.use(eps_greedy_handler(policy))
             task.use(StepCollector(policy, envs, n_sample=16)).use(data_pusher(buffer))
-            task.use(OffPolicyLearner(policy, buffer, batch_size=8))
+            task.use(OffPolicyLearner(policy, buffer))
             try:
                 task.check()
             except ChainError as error:

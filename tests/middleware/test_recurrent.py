@@ -40,18 +40,25 @@ def hand_over(ctx: Any) -> None:
 def custom_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     """A policy of the user's own."""
     policy = GRUPolicy(seed=0)
-    learner = OnPolicyLearner(policy, batch_size=5, epochs=1)
+    learner = OnPolicyLearner(policy)
     return policy, [StepCollector(policy, collect_env, n_sample=10), hand_over, learner]
 
 
 def ppo_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
     policy = RecurrentPPOPolicy.for_env(
-        collect_env, seed=0, model=SMALL, obs_norm=True, reward_norm=True, learning_rate=1e-2
+        collect_env,
+        seed=0,
+        model=SMALL,
+        obs_norm=True,
+        reward_norm=True,
+        learning_rate=1e-2,
+        batch_size=5,
+        epoch_per_collect=2,
     )
     return policy, [
         StepCollector(policy, collect_env, n_sample=10),
         gae_estimator(policy),
-        OnPolicyLearner(policy, batch_size=5, epochs=2),
+        OnPolicyLearner(policy),
     ]
 
 
@@ -68,13 +75,23 @@ def buffer_for(policy: R2D2Policy, **options: Any) -> TensorBuffer:
 
 
 def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
-    policy = R2D2Policy.for_env(collect_env, seed=0, model=SMALL, burn_in=2, learning_rate=1e-2)
+    policy = R2D2Policy.for_env(
+        collect_env,
+        seed=0,
+        model=SMALL,
+        burn_in=2,
+        learning_rate=1e-2,
+        batch_size=3,
+        eps_start=0.5,
+        eps_end=0.1,
+        eps_decay=100,
+    )
     buffer = buffer_for(policy)
     return policy, [
-        eps_greedy_handler(start=0.5, end=0.1, decay_steps=100),
+        eps_greedy_handler(policy),
         StepCollector(policy, collect_env, n_sample=10),
         data_pusher(buffer),
-        OffPolicyLearner(policy, buffer, batch_size=3, update_per_collect=2, learn_start=30),
+        OffPolicyLearner(policy, buffer, update_per_collect=2, learn_start=30),
     ]
 
 

@@ -143,7 +143,7 @@ def test_pusher_reads_what_it_pushes() -> None:
 
 
 def test_unknown_field_to_push_is_rejected() -> None:
-    with pytest.raises(ValueError, match="'trajectories' or 'episodes', got 'obs'"):
+    with pytest.raises(ValueError, match="one of 'trajectories', 'episodes', got 'obs'"):
         data_pusher(TensorBuffer(1), what="obs")  # type: ignore[arg-type]
 
 
@@ -153,6 +153,8 @@ PARTS = slice(None, BURN_IN), slice(BURN_IN, None)
 
 class RecurrentQ(GRUPolicy):
     """Learns Q-values over sequences, from the stored state, with the priorities of R2D2."""
+
+    config = {"learn": {"batch_size": 16}}
 
     def learn(self, batch: Any) -> dict[str, Any]:
         assert batch["obs"].shape == (BURN_IN + 8, 16, 2)
@@ -188,7 +190,7 @@ def recurrent_chain(envs: Any) -> tuple[TensorBuffer, RecurrentQ, list[Any]]:
         seed=0,
     )
     policy = RecurrentQ()
-    learner = OffPolicyLearner(policy, buffer, batch_size=16, update_per_collect=2, learn_start=200)
+    learner = OffPolicyLearner(policy, buffer, update_per_collect=2, learn_start=200)
     return buffer, policy, [StepCollector(policy, envs, n_sample=32), data_pusher(buffer), learner]
 
 

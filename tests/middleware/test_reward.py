@@ -12,6 +12,7 @@ from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.pipeline import middleware
 from dmiddleware.policy import Component, adam
 from dmiddleware.reward import IntrinsicCritic, RewardModel
+from dmiddleware.settings import plain_values
 from middleware import IntrinsicAdvantage, OnlineRLContext, RewardLearner, Role
 
 
@@ -75,9 +76,9 @@ def test_snapshots_and_the_config_have_the_model() -> None:
     model = Constant(learns_first=True)
     learner = RewardLearner(model, weight=0.5)
     assert learner.snapshot_parts == {"reward_model": model}
-    assert learner.settings == {
-        "model": "Constant", "batch_size": 100, "epochs": 1, "weight": 0.5, "env_weight": 0.0
-    }  # fmt: skip
+    assert plain_values(learner.settings) == {"weight": 0.5, "env_weight": 0.0}
+    assert learner.components == {"model": model}
+    assert model.settings == {"batch_size": 100, "epochs": 1}
     assert learner.roles == (Role.LEARNER,)
 
 
@@ -105,8 +106,8 @@ def test_the_advantages_of_learned_rewards_are_added_with_a_weight(run_steps: An
     assert found["logged"]["reward/learned"] == pytest.approx(2.5)
     assert found["logged"]["reward/value_loss"] > 0.0
     assert given.snapshot_parts == {"reward_model": given._model, "intrinsic_critic": critic}
-    assert given.settings["critic"]["learning_rate"] == 3e-4
-    assert given.settings["weight"] == 0.5
+    assert given.components["critic"].settings["learning_rate"] == 3e-4
+    assert given.settings.weight == 0.5
 
 
 def test_one_learned_reward_for_several_agents_is_refused(run_steps: Any) -> None:

@@ -33,7 +33,6 @@ from middleware import (
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
 from tests.dmiddleware.policy.every_policy import (
-    DISCRETE,
     EVERY,
     buffer_of,
     collected,
@@ -44,14 +43,21 @@ from tests.dmiddleware.policy.every_policy import (
 
 def config_of_a_run(root: Path, policy: Any, *middleware: Any) -> dict[str, Any]:
     """Run one step of a chain, and return the policy's part of its config.yaml."""
+    config: dict[str, Any] = saved_by_a_run(root, policy, *middleware)["policy"]
+    return config
+
+
+def saved_by_a_run(root: Path, policy: Any, *middleware: Any) -> dict[str, Any]:
+    """Run one step of a chain, and return its config.yaml."""
     experiment = Experiment("short", policy, root=root)
     with Task(seed=0) as task:
         for one in (*middleware, experiment):
             task.use(one)
         task.run(max_step=1)
-    saved = yaml.safe_load((experiment.run.path / "config.yaml").read_text(encoding="utf-8"))
-    config: dict[str, Any] = saved["policy"]
-    return config
+    saved: dict[str, Any] = yaml.safe_load(
+        (experiment.run.path / "config.yaml").read_text(encoding="utf-8")
+    )
+    return saved
 
 
 def usual_chain(policy: Any) -> list[Any]:
@@ -66,7 +72,7 @@ def usual_chain(policy: Any) -> list[Any]:
         return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
     buffer = buffer_of(policy, collected(policy))
     explores = [] if policy.explores else [eps_greedy_handler(policy)]
-    learner = OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2)
+    learner = OffPolicyLearner(policy, buffer, update_per_collect=2)
     return [*explores, collector, data_pusher(buffer), learner]
 
 
@@ -90,10 +96,6 @@ def test_the_config_of_every_policy_builds_it_again(cls: Any, tmp_path: Path) ->
         own, wanted = to_dict(again.cfg), to_dict(policy.cfg)
         own.pop("type", None)
         for saved in (own, wanted):
-            # What the middleware of the chain used in place of the policy's own values.
-            for path in ("learn.batch_size", "learn.update_per_collect", "collect.n_sample"):
-                section, _, key = path.partition(".")
-                saved[section].pop(key, None)
             saved["model"] = yaml.safe_load(yaml.safe_dump(list_of(saved["model"])))
         assert own == wanted
 
@@ -106,14 +108,15 @@ def list_of(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", [SACPolicy, DQNPolicy])
-def test_random_steps_are_saved_where_the_policy_has_them(cls: Any, tmp_path: Path) -> None:
+def test_random_steps_are_saved_with_the_collector(cls: Any, tmp_path: Path) -> None:
     policy = made(cls)
     chain = usual_chain(policy)
     envs = make_env_manager(lambda: env_for(cls), env_num=2, seed=0)
     chain[-3] = StepCollector(policy, envs, n_sample=48, random_steps=64)
-    config = config_of_a_run(tmp_path, policy, *chain)
-    assert config.get("random_collect_size") == (64 if cls in DISCRETE else None)
-    assert type(create_policy(config)) is cls
+    saved = saved_by_a_run(tmp_path, policy, *chain)
+    collector = {"env_num": 2, "n_sample": 48, "random_steps": 64}
+    assert {"StepCollector": collector} in saved["chain"]
+    assert type(create_policy(saved["policy"])) is cls
 
 
 def test_schedules_are_saved(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_schedules_are_saved(tmp_path: Path) -> None:
 class OneOption(Policy):
     """An algorithm of one's own that declares none of the settings that middleware use."""
 
-    config = {"shift": 1}
+    config = {"shift": 1, "learn": {"batch_size": 8}}
 
     def default_model(self) -> tuple[str, list[str]]:
         return "q_network", ["dmiddleware.model"]
@@ -148,7 +151,7 @@ def test_the_config_of_a_policy_of_ones_own_names_its_module(tmp_path: Path) -> 
     chain = [
         StepCollector(policy, envs, n_sample=48),
         data_pusher(buffer),
-        OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2),
+        OffPolicyLearner(policy, buffer, update_per_collect=2),
     ]
     config = config_of_a_run(tmp_path, policy, *chain)
     assert (config["type"], config["import_names"]) == ("policy_with_one_option", [__name__])

@@ -18,11 +18,12 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.reward import GAIL, IntrinsicCritic
 from dmiddleware.rollout import OpponentPool
+from dmiddleware.settings import plain_values
 from middleware import RunFolder
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "root", "metadata", "period", "model", "pool", "critic",
+    "console", "period", "model", "pool", "critic",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -30,14 +31,14 @@ STOCK = {
     name
     for name in middleware.__all__
     if issubclass(getattr(middleware, name), middleware.BaseMiddleware)
-} - {"BaseMiddleware", "GAEEstimator", "gae_estimator"}
+} - {"BaseMiddleware", "GAEEstimator", "gae_estimator", "OnPolicyLearner"}
 """All that have arguments which this policy and these envs fit."""
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
     envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-    policy = DQNPolicy.for_env(envs, seed=0)
+    policy = DQNPolicy.for_env(envs, seed=0, batch_size=2)
     path = tmp_path / "data.safetensors"
     expert = as_tree({"obs": torch.zeros(4, 4), "action": torch.zeros(4, dtype=torch.int64)})
     save_dataset(path, {"obs": torch.zeros(4, 4), "done": torch.zeros(4, dtype=torch.bool)})
@@ -56,7 +57,6 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "name": "tried",
             "root": tmp_path,
             "batch_size": 2,
-            "epochs": 3,
             "n_episode": 2,
             "n_sample": 4,
             "period": 5,
@@ -76,9 +76,10 @@ def test_settings_have_every_plain_argument_of_a_middleware(
     parameters = set(inspect.signature(factory).parameters)
     built = factory(**{key: value for key, value in arguments.items() if key in parameters})
     expected = parameters - NOT_SETTINGS - ({"name"} if name == "Experiment" else set())
-    assert expected <= set(built.settings)
-    given = {key: arguments[key] for key in expected & set(arguments) - {"path"}}
-    assert {key: built.settings[key] for key in given} == given
+    settings = plain_values({**plain_values(built.settings), **built.components})
+    assert expected <= set(settings)
+    given = {key: plain_values(arguments[key]) for key in expected & set(arguments)}
+    assert {key: settings[key] for key in given} == given
 
 
 def test_settings_of_a_buffer_have_those_of_its_sampler() -> None:

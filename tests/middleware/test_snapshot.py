@@ -78,9 +78,11 @@ class DQNRun:
                 "nstep": 3,
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
                 "learn": {
+                    "batch_size": 8,
                     "target_update_freq": 7,
                     "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
                 },
+                "other": {"eps": {"type": "exponential", "decay": 10, "by": "update"}},
             }
         )
         self.noise: list[float] = []
@@ -93,12 +95,10 @@ class DQNRun:
         self.snapshots = SnapshotSaver(folder, **options)
         self.task = Task(OnlineRLContext(), seed=0)
         self.task.use(self.snapshots).use(termination_checker(max_env_step=6 * N_STEPS + 1))
-        self.task.use(eps_greedy_handler(decay_steps=10, kind="exponential", by="update"))
+        self.task.use(eps_greedy_handler(self.policy))
         self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
         self.task.use(data_pusher(self.buffer))
-        self.task.use(
-            OffPolicyLearner(self.learner, self.buffer, batch_size=8, update_per_collect=2)
-        )
+        self.task.use(OffPolicyLearner(self.learner, self.buffer, update_per_collect=2))
         self.task.use(
             interaction_evaluator(self.policy.eval_mode, eval_env, n_episode=2, every_train_iter=10)
         )
@@ -194,6 +194,8 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
                 "obs_norm": True,
                 "value_norm": True,
                 "learn": {
+                    "batch_size": 8,
+                    "epoch_per_collect": 2,
                     "recompute_advantage": True,
                     "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
                     "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
@@ -207,7 +209,7 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
         task = Task(OnlineRLContext(), seed=0)
         task.use(StepCollector(policy.collect_mode, envs, n_sample=32))
         task.use(gae_estimator(policy))
-        task.use(OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=2)).use(snapshots)
+        task.use(OnPolicyLearner(policy.learn_mode)).use(snapshots)
         task.use(termination_checker(max_env_step=193))
         return task, snapshots, policy
 
@@ -261,7 +263,7 @@ def stop_and_skip(ctx: Any) -> None:
 
 @pytest.mark.parametrize("stopper", [stop_late, stop_and_skip])
 def test_a_stop_at_any_point_leaves_a_snapshot(tmp_path: Path, stopper: Any) -> None:
-    snapshots = SnapshotSaver(tmp_path, {})
+    snapshots = SnapshotSaver(tmp_path)
     with Task(OnlineRLContext()) as task:
         task.use(stopper).use(snapshots).run()
     assert [path.stem for path in snapshots.paths] == ["step_000000000002"]
@@ -314,7 +316,7 @@ def test_a_snapshot_of_more_devices_can_be_resumed(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: generators)
     monkeypatch.setattr(torch.cuda, "set_rng_state", set_state)
-    snapshots = SnapshotSaver(tmp_path, {})
+    snapshots = SnapshotSaver(tmp_path)
     with Task(OnlineRLContext()) as task:
         task.use(snapshots).run(max_step=1)
         snapshots.save(task)
@@ -325,7 +327,7 @@ def test_a_snapshot_of_more_devices_can_be_resumed(
 
 def test_a_run_resumed_from_an_older_snapshot_replaces_the_later_ones(tmp_path: Path) -> None:
     def begin(keep: int) -> tuple[Task[Any], SnapshotSaver]:
-        snapshots = SnapshotSaver(tmp_path, {}, keep=keep)
+        snapshots = SnapshotSaver(tmp_path, keep=keep)
         return Task(OnlineRLContext()).use(snapshots), snapshots
 
     task, snapshots = begin(keep=3)
@@ -355,7 +357,7 @@ def test_a_snapshot_of_other_parts_or_of_another_chain_is_rejected(tmp_path: Pat
         run.snapshots.save(run.task)
     fewer = DQNRun(tmp_path)
     with fewer.task:
-        saver = SnapshotSaver(tmp_path, {"learner": fewer.learner})
+        saver = SnapshotSaver(tmp_path, parts={"learner": fewer.learner})
         with pytest.raises(CheckpointMismatch, match=r"DataPusher\.buffer, .*, but this chain has"):
             saver.resume(fewer.task)
     other = DQNRun(tmp_path)
@@ -381,9 +383,9 @@ def test_a_snapshot_that_cannot_be_written_leaves_those_before_it(tmp_path: Path
 
 def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep"):
-        SnapshotSaver(tmp_path, {}, keep=0)
+        SnapshotSaver(tmp_path, keep=0)
     with pytest.raises(ValueError, match="every_train_iter"):
-        SnapshotSaver(tmp_path, {}, every_train_iter=0)
+        SnapshotSaver(tmp_path, every_train_iter=0)
 
 
 @dataclass
@@ -474,13 +476,13 @@ def test_state_that_exists_only_after_setup_is_checked_in_the_first_step(tmp_pat
 
 def test_part_without_a_state_is_rejected_at_construction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'counter'"):
-        SnapshotSaver(tmp_path, {"counter": object()})  # type: ignore[dict-item]
+        SnapshotSaver(tmp_path, parts={"counter": object()})
 
 
 def test_a_snapshot_takes_no_copy_of_the_rows_of_a_buffer(tmp_path: Path) -> None:
     buffer = TensorBuffer(1000, seed=0)
     buffer.push({"x": torch.zeros(1000, 3000)})
-    snapshots = SnapshotSaver(tmp_path, {"buffer": buffer})
+    snapshots = SnapshotSaver(tmp_path, parts={"buffer": buffer})
     with Task(OnlineRLContext()) as task:
         task.use(snapshots)
         tracemalloc.start()
@@ -667,15 +669,17 @@ def train_together(
         {
             "seed": 0,
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
+            "learn": {"batch_size": 8},
+            "other": {"eps": {"decay": 100}},
         }
     )
     buffer = TensorBuffer(500, seed=0)
     snapshots = SnapshotSaver(folder, every_train_iter=every_train_iter)
     task.use(ContextExchanger()).use(ModelExchanger(policy))
-    task.use(eps_greedy_handler(decay_steps=100))
+    task.use(eps_greedy_handler(policy))
     task.use(StepCollector(policy, make_env_manager("CartPole-v1", env_num=2, seed=0), n_sample=8))
     task.use(data_pusher(buffer))
-    task.use(OffPolicyLearner(policy, buffer, batch_size=8, update_per_collect=2))
+    task.use(OffPolicyLearner(policy, buffer, update_per_collect=2))
     envs = make_env_manager("CartPole-v1", env_num=2, seed=1)
     task.use(interaction_evaluator(policy, envs, n_episode=2, every_train_iter=4)).use(snapshots)
     task.use(termination_checker(max_train_iter=max_train_iter))

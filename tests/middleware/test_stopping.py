@@ -24,7 +24,7 @@ from middleware import (
 )
 
 envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-policy = DQNPolicy.for_env(envs, seed=0, model={"encoder_hidden_sizes": [8]})
+policy = DQNPolicy.for_env(envs, seed=0, model={"encoder_hidden_sizes": [8]}, batch_size=8)
 buffer = TensorBuffer(1000, seed=0)
 experiment = Experiment("stopped", policy)
 
@@ -33,8 +33,8 @@ def report(ctx):
         print("running", flush=True)
 
 with Task() as task:
-    task.use(eps_greedy_handler()).use(StepCollector(policy, envs, n_sample=16))
-    task.use(data_pusher(buffer)).use(OffPolicyLearner(policy, buffer, batch_size=8))
+    task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs, n_sample=16))
+    task.use(data_pusher(buffer)).use(OffPolicyLearner(policy, buffer))
     task.use(experiment).use(SnapshotSaver(experiment.run)).use(report)
     task.run()
 """

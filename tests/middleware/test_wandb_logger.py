@@ -62,7 +62,7 @@ def train(run: RunFolder, *, n_steps: int = 10, env_step: int = 0) -> None:
         policy = DQNPolicy.for_env(envs, seed=0, batch_size=8)
         buffer = TensorBuffer(1000, seed=0)
         experiment = Experiment(run, policy)
-        task.use(eps_greedy_handler())
+        task.use(eps_greedy_handler(policy))
         task.use(StepCollector(policy, envs, n_sample=8))
         task.use(data_pusher(buffer))
         task.use(OffPolicyLearner(policy, buffer))

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
+from dmiddleware.classic.arguments import check_count
 from dmiddleware.classic.deque_buffer import BufferedData
 from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
 from dmiddleware.config import Option, Range, check_value, positive
-from dmiddleware.data.arguments import check_count
 
 __all__ = ["ElasticReplayBuffer", "NaiveReplayBuffer", "PeriodicBuffer"]
 

@@ -232,7 +232,7 @@ def test_function_of_one_pair_of_goals_is_refused():
         ({"compute_terminated": True}, ConfigError),
         ({"strategy": "episode"}, ConfigError),
         ({"n_goals": 0}, ValueError),
-        ({"n_goals": 1.5}, TypeError),
+        ({"n_goals": 1.5}, ConfigError),
     ],
     ids=str,
 )

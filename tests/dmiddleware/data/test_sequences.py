@@ -12,7 +12,7 @@ from dmiddleware.data import (
     load_checkpoint,
     save_checkpoint,
 )
-from dmiddleware.errors import CheckpointMismatch, NotEnoughData, StructureError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData, StructureError
 
 from .collecting import Collector, NaiveBuffer, as_batch
 
@@ -290,9 +290,9 @@ def test_priorities_of_rows_where_no_sequence_starts_are_ignored():
         ({"stride": 2}, ValueError, "stride is an option of sequences"),
         ({"start_columns": ("state",)}, ValueError, "start_columns is an option"),
         ({"unroll_len": 3, "stride": 4}, ValueError, "at most unroll_len=3"),
-        ({"unroll_len": 3, "burn_in": -1}, ValueError, "burn_in must be at least 0"),
-        ({"unroll_len": 3, "start_columns": "state"}, TypeError, "several names"),
-        ({"follow_episodes": 1}, TypeError, "follow_episodes must be"),
+        ({"unroll_len": 3, "burn_in": -1}, ConfigError, "burn_in must be an integer ≥ 0"),
+        ({"unroll_len": 3, "start_columns": "state"}, ConfigError, "several names"),
+        ({"follow_episodes": 1}, ConfigError, "follow_episodes must be"),
     ],
 )
 def test_wrong_options_of_sequences_are_rejected(options, error, message):

@@ -97,5 +97,5 @@ def test_values_are_read_only():
 
 @pytest.mark.parametrize(("size", "fan_out"), [(0, 16), (4, 1)])
 def test_invalid_sizes_are_rejected(size, fan_out):
-    with pytest.raises(ValueError, match="must be at least"):
+    with pytest.raises(ValueError, match="must be an integer ≥"):
         SumTree(size, fan_out=fan_out)

@@ -158,7 +158,7 @@ def test_convolutions_of_nested_observations_are_for_their_images():
     [
         ([], ValueError, "at least one layer"),
         ([(8, 4)], ValueError, r"\(channels, kernel size, stride\).*got \(8, 4\)"),
-        ([(8, 0, 1)], ValueError, r"positive integers, got 0 in \[8, 0, 1\]"),
+        ([(8, 0, 1)], ValueError, r"a list of integers ≥ 1, got \(8, 0, 1\)"),
         ([(8, 8, 4), (8, 4, 2)], SpaceError, "at least 20 by 20, got 19 by 30.*conv_layers"),
     ],
 )

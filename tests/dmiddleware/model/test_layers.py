@@ -70,12 +70,12 @@ def test_an_unknown_activation_is_rejected_with_the_nearest():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((0, (8,)), {}, r"in_features must be positive integers, got 0"),
-        ((4, (8, -1)), {}, r"hidden_sizes must be positive integers, got -1 in \[8, -1\]"),
-        ((4, (8.0,)), {}, r"hidden_sizes must be positive integers, got 8\.0"),
-        ((4, 8), {}, r"hidden_sizes must be a list of positive integers, got 8"),
-        ((4, "8"), {}, r"hidden_sizes must be a list of positive integers, got '8'"),
-        ((4, (8,)), {"out_features": 0}, r"out_features must be positive integers, got 0"),
+        ((0, (8,)), {}, r"in_features must be an integer ≥ 1, got 0"),
+        ((4, (8, -1)), {}, r"hidden_sizes must be a list of integers ≥ 1, got \(8, -1\)"),
+        ((4, (8.5,)), {}, r"hidden_sizes must be a list of integers ≥ 1, got \(8\.5,\)"),
+        ((4, 8), {}, r"hidden_sizes must be a list of integers ≥ 1, got 8"),
+        ((4, "8"), {}, r"hidden_sizes must be a list of integers ≥ 1, got the text '8'"),
+        ((4, (8,)), {"out_features": 0}, r"out_features must be an integer ≥ 1, got 0"),
         ((4, (8,)), {"norm": "batch"}, r"norm must be one of 'layer', None, got 'batch'"),
         ((4, (8,)), {"init": "zeros"}, r"init must be one of 'orthogonal', None, got 'zeros'"),
     ],
@@ -154,7 +154,7 @@ def test_a_noisy_layer_starts_as_the_paper_says():
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf])
 def test_noise_without_a_size_is_rejected(sigma):
-    with pytest.raises(ValueError, match="sigma must be positive"):
+    with pytest.raises(ValueError, match="sigma must be a positive number"):
         NoisyLinear(2, 2, sigma=sigma)
 
 

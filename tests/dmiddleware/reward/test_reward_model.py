@@ -126,5 +126,5 @@ def test_weights_that_an_unchecked_gradient_broke_are_named() -> None:
 
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"epochs": 0}, {"epochs": 1.5}])
 def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be a positive integer"):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} must be an integer ≥ 1"):
         Predictor(**options)

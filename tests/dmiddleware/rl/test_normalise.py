@@ -109,7 +109,7 @@ def test_items_of_another_shape_are_rejected():
 
 
 def test_eps_must_be_positive():
-    with pytest.raises(ValueError, match="eps must be positive, got 0"):
+    with pytest.raises(ValueError, match="eps must be a positive number, got 0"):
         RunningMeanStd((), eps=0)
 
 
@@ -249,7 +249,7 @@ def test_a_restored_reward_normaliser_continues_unfinished_episodes():
 
 
 def test_a_discount_outside_its_range_is_rejected():
-    with pytest.raises(ValueError, match=r"discount must be in \[0, 1\], got 1\.5"):
+    with pytest.raises(ValueError, match=r"discount must be a number from 0 to 1, got 1\.5"):
         RewardNormaliser(discount=1.5)
 
 

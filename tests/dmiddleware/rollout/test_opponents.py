@@ -98,5 +98,5 @@ def test_an_opponent_plays_in_a_game_of_its_own() -> None:
 def test_an_empty_pool_and_an_invalid_size_are_refused() -> None:
     with pytest.raises(ConfigError, match="is empty"):
         OpponentPool(make_policy).draw(np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="must be positive"):
+    with pytest.raises(ConfigError, match="size must be an integer ≥ 1"):
         OpponentPool(make_policy, size=0)

@@ -63,7 +63,8 @@ class Program:
         self.learned = []
 
     def get_attribute(self, name):
-        known = {"n_sample": 8, "batch_size": 4, "unknown_elsewhere": 7}
+        cfg = {"learn": {"batch_size": 4}}
+        known = {"n_sample": 8, "batch_size": 4, "unknown_elsewhere": 7, "cfg": cfg}
         if name in known:
             return known[name]
         if self.missing is None:
@@ -159,7 +160,7 @@ def test_a_chain_adopts_foreign_modes(program, envs):
     with RunFolder.create("run") as run, Task(OnlineRLContext()) as task:
         task.use(StepCollector(collect, envs, n_sample=8))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(learn, buffer, batch_size=4))
+        task.use(OffPolicyLearner(learn, buffer))
         task.use(CkptSaver(learn, run, every_train_iter=1))
         task.run(max_step=2)
     assert [len(data) for data in program.learned] == [4, 4]
@@ -198,6 +199,8 @@ def test_a_mode_of_another_kind_is_refused(envs, tmp_path):
 
 class PerEnv(Policy):
     """A policy in DI-engine's style."""
+
+    config = {"learn": {"batch_size": 4}}
 
     def default_model(self):
         return "q_network", []
@@ -288,7 +291,7 @@ def in_style(base, *styles):
     ids=lambda styles: "+".join(style.__name__ for style in styles),
 )
 def test_policies_in_the_classic_style_act_and_learn_like_their_base(styles, envs, tmp_path):
-    cfg = {"model": SMALL, "seed": 0}
+    cfg = {"model": SMALL, "seed": 0, "learn": {"batch_size": 4}}
 
     def run(cls):
         policy, buffer = cls(cfg), TensorBuffer(100, seed=0)
@@ -303,7 +306,7 @@ def test_policies_in_the_classic_style_act_and_learn_like_their_base(styles, env
             task.use(StepCollector(collect, envs, n_sample=8, random_steps=8))
             task.use(data_pusher(buffer))
             learn = as_learn_mode(policy, user="test")
-            task.use(OffPolicyLearner(learn, buffer, batch_size=4))
+            task.use(OffPolicyLearner(learn, buffer))
             task.run(max_step=1)
             loss = task.ctx.train_output[0]["total_loss"]
         with BaseLearner({}, policy, exp_name=str(tmp_path)) as learner:

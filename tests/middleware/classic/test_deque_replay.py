@@ -27,12 +27,12 @@ from middleware import (
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
 from tests.middleware.replay_rows import FORMS, rows, write
-from tests.middleware.small_dqn import SMALL, filled, priorities_in_two_halves, transitions
+from tests.middleware.small_dqn import filled, priorities_in_two_halves, small, transitions
 
 
 @pytest.fixture
 def dqn() -> DQNPolicy:
-    return DQNPolicy(SMALL)
+    return DQNPolicy(small(16))
 
 
 def deque(n: int) -> DequeReplay:
@@ -87,33 +87,32 @@ def test_deque_buffer_stores_whole_episodes(run_steps: Any) -> None:
 
 
 def test_deque_buffer_is_learned_from_like_any_other(run_steps: Any, dqn: DQNPolicy) -> None:
-    learner = OffPolicyLearner(dqn.learn_mode, deque(64), batch_size=16, update_per_collect=3)
+    learner = OffPolicyLearner(dqn.learn_mode, deque(64), update_per_collect=3)
     ctx = run_steps(learner)
     assert ctx.train_iter == 3
     assert ctx.train_output[0]["total_loss"] > 0
 
 
 def test_priorities_of_several_outputs_are_written_to_a_deque_buffer(
-    run_steps: Any, dqn: DQNPolicy
+    run_steps: Any,
 ) -> None:
     replay = deque(32)
-    mode = dataclasses.replace(dqn.learn_mode, forward=priorities_in_two_halves)
-    run_steps(OffPolicyLearner(mode, replay, batch_size=32), n_steps=1)
+    mode = dataclasses.replace(DQNPolicy(small(32)).learn_mode, forward=priorities_in_two_halves)
+    run_steps(OffPolicyLearner(mode, replay), n_steps=1)
     changed = [item for item in replay.buffer if "priority" in item.meta]
     assert len(changed) == 32
     for item in changed:
         assert item.meta["priority"] == pytest.approx(float(item.data["reward"]) + 1)
 
 
-def test_priorities_are_written_to_a_deque_buffer(run_steps: Any, dqn: DQNPolicy) -> None:
+def test_priorities_are_written_to_a_deque_buffer(run_steps: Any) -> None:
+    dqn = DQNPolicy(small(8))
     buffer = DequeBuffer(1000, seed=0)
     buffer.use(PriorityExperienceReplay(buffer))
     batch = transitions(8)
     for number in range(8):
         buffer.push(to_dict(index_rows(batch, number)))
-    learner = OffPolicyLearner(
-        dqn.learn_mode, DequeReplay(buffer), batch_size=8, update_per_collect=20
-    )
+    learner = OffPolicyLearner(dqn.learn_mode, DequeReplay(buffer), update_per_collect=20)
     run_steps(learner)
     assert len({item.meta["priority"] for item in buffer}) > 1
 
@@ -139,7 +138,7 @@ def prioritised(kind: str) -> Any:
 
 def learning_from(buffer: Any, policy: Any, *, by: str) -> list[Any]:
     if by == "OffPolicyLearner":
-        return [OffPolicyLearner(policy, buffer, batch_size=8)]
+        return [OffPolicyLearner(policy, buffer)]
     return [offpolicy_data_fetcher(buffer, batch_size=8), trainer(policy)]
 
 
@@ -152,7 +151,7 @@ LEARNERS = ["OffPolicyLearner", "fetcher"]
 def test_a_prioritized_buffer_that_nothing_updates_is_refused(
     run_steps: Any, kind: str, by: str
 ) -> None:
-    policy = WithoutPriorities(SMALL)
+    policy = WithoutPriorities(small(8))
     with pytest.raises(ConfigError, match="returned no priorities"):
         run_steps(*learning_from(prioritised(kind), policy, by=by))
 
@@ -160,7 +159,7 @@ def test_a_prioritized_buffer_that_nothing_updates_is_refused(
 @pytest.mark.parametrize("by", LEARNERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) -> None:
-    buffer, policy = prioritised(kind), WithoutPriorities(SMALL)
+    buffer, policy = prioritised(kind), WithoutPriorities(small(8))
     buffer.update_priority([3], [2.0])
     ctx = run_steps(*learning_from(buffer, policy, by=by))
     assert ctx.train_iter == 1
@@ -169,13 +168,13 @@ def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_buffer_counts_as_updated(run_steps: Any, kind: str) -> None:
     buffer, resumed = prioritised(kind), prioritised(kind)
-    run_steps(OffPolicyLearner(DQNPolicy(SMALL), buffer, batch_size=8))
+    run_steps(OffPolicyLearner(DQNPolicy(small(8)), buffer))
     resumed.load_state_dict(buffer.state_dict())
     assert not resumed.lacks_priorities
 
 
 def test_buffer_that_limits_staleness_gets_the_iteration(run_steps: Any, dqn: DQNPolicy) -> None:
-    learner = OffPolicyLearner(dqn.learn_mode, fresh(64), batch_size=16, update_per_collect=9)
+    learner = OffPolicyLearner(dqn.learn_mode, fresh(64), update_per_collect=9)
     # The rows were collected at iteration 3, so updates 0 to 8 may use them.
     assert run_steps(learner).train_iter == 9
 
@@ -198,7 +197,7 @@ def test_update_without_enough_fresh_rows_is_skipped_and_counted(
     def collect_old_rows(ctx: OnlineRLContext) -> None:
         replay.push(transitions(32))
 
-    learner = OffPolicyLearner(dqn, replay, batch_size=16)
+    learner = OffPolicyLearner(dqn, replay)
     ctx = run_steps(collect_old_rows, learner, n_steps=15)
     assert ctx.train_iter == 9
     assert ctx.train_output is None
@@ -211,7 +210,7 @@ def test_update_without_enough_unused_rows_is_skipped_and_counted(
 ) -> None:
     replay = deque(64)
     replay.buffer.use(use_time_check(replay.buffer, max_use=1))
-    learner = OffPolicyLearner(dqn, replay, batch_size=16, update_per_collect=9)
+    learner = OffPolicyLearner(dqn, replay, update_per_collect=9)
     ctx = run_steps(learner)
     assert 1 <= ctx.train_iter < 9
     assert len(ctx.train_output) == ctx.train_iter
@@ -222,8 +221,8 @@ def test_update_without_enough_unused_rows_is_skipped_and_counted(
 def test_beta_of_a_buffer_may_follow_the_progress(run_steps: Any, fetches: bool) -> None:
     def draw(*limits: Any) -> float:
         sampler = PrioritySampler(beta=Schedule.linear(0.0, 1.0, by="progress"))
-        policy, buffer = DQNPolicy(SMALL), filled(sampler=sampler)
-        chain: list[Any] = [OffPolicyLearner(policy, buffer, batch_size=16)]
+        policy, buffer = DQNPolicy(small(16)), filled(sampler=sampler)
+        chain: list[Any] = [OffPolicyLearner(policy, buffer)]
         if fetches:
             chain = [offpolicy_data_fetcher(buffer, batch_size=16), trainer(policy)]
         run_steps(*chain, *limits, ctx=OnlineRLContext(env_step=25))

@@ -12,7 +12,7 @@ from dmiddleware.data import (
     load_checkpoint,
     save_checkpoint,
 )
-from dmiddleware.errors import CheckpointMismatch, NotEnoughData, StructureError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData, StructureError
 
 
 class StackingEnvs:
@@ -200,7 +200,7 @@ def test_a_million_rows_of_four_frames_of_84_by_84_fit_into_8_gb():
     ("options", "error", "message"),
     [
         ({"frame_stacks": ("obs",)}, ValueError, "store_next_obs=False"),
-        ({"frame_stacks": "obs", "store_next_obs": False}, TypeError, "several paths"),
+        ({"frame_stacks": "obs", "store_next_obs": False}, ConfigError, "several names"),
         ({"frame_stacks": ("action",), "store_next_obs": False}, ValueError, "leaves of obs"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 
 from dmiddleware.data import TensorBuffer, as_tree
 from dmiddleware.data.ring.storage import in_memory, mapped_to
+from dmiddleware.errors import ConfigError
 
 
 def rows(first, n):
@@ -89,7 +90,7 @@ def test_a_full_disk_is_detected_at_the_first_push(tmp_path):
 
 @pytest.mark.parametrize("storage", ["disk", "/tmp/replay"])
 def test_a_storage_that_is_not_a_path_is_rejected(storage):
-    with pytest.raises(TypeError, match=r"pathlib\.Path"):
+    with pytest.raises(ConfigError, match=r"pathlib\.Path"):
         TensorBuffer(8, storage=storage)
 
 

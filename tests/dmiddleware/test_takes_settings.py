@@ -1,0 +1,144 @@
+"""Constructors that take the fields of their settings as keyword arguments."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.settings import Count, Settings, Whole, takes_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class CollectorSettings(Settings):
+    """Two fields, one of which must be given."""
+
+    n_sample: Count
+    """Env steps in each step of the task."""
+    random_steps: Whole = 0
+    """Env steps with random actions."""
+
+
+class Other(Settings):
+    """Not those of the collector."""
+
+
+class Collector:
+    """Its last parameter is its settings."""
+
+    @takes_settings(CollectorSettings)
+    def __init__(self, policy: str, env_num: int, settings: CollectorSettings) -> None:
+        self.policy, self.env_num, self.settings = policy, env_num, settings
+
+
+class Child(Collector):
+    """Inherits the constructor."""
+
+
+@takes_settings(CollectorSettings)
+def make(policy: str, settings: CollectorSettings) -> tuple[str, CollectorSettings]:
+    return policy, settings
+
+
+def build(*args: Any, cls: Any = Collector, **kwargs: Any) -> Any:
+    return cls(*args, **kwargs)
+
+
+def refused(**given: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        build("dqn", 2, **given)
+    return str(raised.value)
+
+
+def test_fields_are_keyword_arguments() -> None:
+    built = Collector("dqn", 2, n_sample=8)
+    assert (built.policy, built.env_num) == ("dqn", 2)
+    assert built.settings == CollectorSettings(n_sample=8, random_steps=0)
+    assert build(policy="dqn", env_num=2, n_sample=8).settings == built.settings
+    assert make("dqn", n_sample=8) == ("dqn", built.settings)
+
+
+def test_settings_are_an_argument_too() -> None:
+    settings = CollectorSettings(n_sample=8)
+    assert build("dqn", 2, settings=settings).settings is settings
+    assert Collector("dqn", 2, **vars(settings)).settings == settings
+    assert refused(settings=settings, n_sample=8) == (
+        "Collector: give either settings or n_sample, not both"
+    )
+    assert "settings must be a CollectorSettings, got Other()" in refused(settings=Other())
+
+
+def test_messages_name_what_is_built() -> None:
+    assert refused(n_sample=0) == "Collector: n_sample must be an integer ≥ 1, got 0"
+    assert refused() == "Collector: n_sample must be given: an integer ≥ 1"
+    with pytest.raises(ConfigError, match=r"^Child: n_sample"):
+        build("dqn", 2, cls=Child, n_sample=0)
+    with pytest.raises(ConfigError, match=r"^make: n_sample"):
+        make("dqn", n_sample=0)
+
+
+def test_an_unknown_keyword_is_answered_with_the_known_ones() -> None:
+    assert refused(n_smple=8) == "Collector: unknown keyword n_smple; did you mean n_sample?"
+    assert "did you mean n_sample?" in refused(rollout_length=8)
+    assert "did you mean env_num?" in refused(n_envs=8, n_sample=1)
+
+
+def test_a_missing_argument_is_the_usual_error() -> None:
+    with pytest.raises(TypeError, match="env_num"):
+        build("dqn", n_sample=8)
+
+
+def test_the_signature_has_the_fields() -> None:
+    for subject in (Collector, Child):
+        assert str(inspect.signature(subject)).startswith(
+            "(policy: 'str', env_num: 'int', *, n_sample: int, random_steps: int = 0)"
+        )
+    parameters = inspect.signature(make).parameters
+    assert list(parameters) == ["policy", "n_sample", "random_steps"]
+
+
+CHECKED = """
+from dmiddleware.settings import Count, Settings, Whole, takes_settings
+
+class CollectorSettings(Settings):
+    n_sample: Count
+    random_steps: Whole = 0
+
+class Collector:
+    @takes_settings(CollectorSettings)
+    def __init__(self, policy: str, env_num: int, settings: CollectorSettings) -> None:
+        self.settings = settings
+
+one: int = Collector("dqn", 2, n_sample=8).settings.random_steps
+Collector("dqn", 2, **vars(CollectorSettings(n_sample=8)))
+reveal_type(Collector)
+Collector("dqn", 2, n_sample="8")
+Collector("dqn", 2, n_smple=8, n_sample=8)
+Collector("dqn", 2)
+Collector(1, 2, n_sample=8)
+"""
+
+
+def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(CHECKED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache"), str(program)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [line.partition(": ")[2] for line in result.stdout.splitlines() if "program" in line]
+    assert found == [
+        'note: Revealed type is "def (str, int, *, n_sample: int, random_steps: int =) -> '
+        'program.Collector"',
+        'error: Argument "n_sample" to "Collector" has incompatible type "str"; expected "int"'
+        "  [arg-type]",
+        'error: Unexpected keyword argument "n_smple" for "Collector"; did you mean "n_sample"?'
+        "  [call-arg]",
+        'error: Missing named argument "n_sample" for "Collector"  [call-arg]',
+        'error: Argument 1 to "Collector" has incompatible type "int"; expected "str"  [arg-type]',
+    ]
