@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

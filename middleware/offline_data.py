@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
+from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

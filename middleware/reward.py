@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch, as_tree
 from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
+from dmiddleware.tree import Batch, as_tree
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

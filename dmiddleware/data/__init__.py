@@ -1,23 +1,5 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.batch import (
-    Batch,
-    Nested,
-    as_tree,
-    cat,
-    flatten_lead,
-    from_numpy,
-    index_rows,
-    lead_shape,
-    leaves,
-    map_leaves,
-    map_nested,
-    nest,
-    stack,
-    to_device,
-    to_dict,
-    to_numpy,
-)
 from dmiddleware.data.checkpoint import (
     check_saveable,
     convert_checkpoint,
@@ -38,6 +20,23 @@ from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_d
 from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import Eligible, PrioritySampler, Sampler, UniformSampler
 from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer
+from dmiddleware.tree import (
+    Batch,
+    Nested,
+    as_tree,
+    cat,
+    flatten_lead,
+    from_numpy,
+    index_rows,
+    lead_shape,
+    leaves,
+    map_leaves,
+    nest,
+    stack,
+    to_device,
+    to_dict,
+    to_numpy,
+)
 
 __all__ = [
     "Batch",
@@ -50,7 +49,6 @@ __all__ = [
     "leaves",
     "nest",
     "map_leaves",
-    "map_nested",
     "lead_shape",
     "flatten_lead",
     "index_rows",

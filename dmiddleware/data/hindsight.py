@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.arguments import check_count
-from dmiddleware.data.batch import Batch, leaves
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.tree import Batch, leaves
 
 __all__ = ["GoalFunction", "HindsightReplay"]
 

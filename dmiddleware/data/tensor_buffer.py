@@ -15,16 +15,16 @@ import numpy.typing as npt
 import torch
 
 from dmiddleware.data.arguments import check_count, check_flag, check_number
-from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
 from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, Rows, as_index, to_array
+from dmiddleware.data.schema import Array, Rows, as_index
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.tree import Batch, nest, to_array
 
 __all__ = ["SampleTransform", "TensorBuffer"]
 

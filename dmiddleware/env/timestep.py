@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.batching import NestedArrays, take_row
+from dmiddleware.env.batching import NestedArrays, index_rows
 
 __all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
 
@@ -226,7 +226,7 @@ class BatchedTimestep:
                 continue
             yield EnvTimestep(
                 env_id=env_id,
-                obs=take_row(self.next_obs, row),
+                obs=index_rows(self.next_obs, row),
                 reward=reward[row],
                 done=done[row],
                 terminated=terminated[row],

@@ -9,7 +9,6 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_critic import Actor
 from dmiddleware.model.encoders import ConvLayers
 from dmiddleware.model.layers import Norm, check_sizes
@@ -18,6 +17,7 @@ from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork, require_discrete
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["DiscreteActorQ"]
 

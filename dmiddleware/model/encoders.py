@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, check_sizes, orthogonal_init
 from dmiddleware.model.spaces import (
@@ -27,6 +26,7 @@ from dmiddleware.model.spaces import (
     is_pixels,
     shape_leaves,
 )
+from dmiddleware.tree import Nested
 
 __all__ = [
     "VectorEncoder",

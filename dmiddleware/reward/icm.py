@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data import Batch
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
@@ -24,6 +22,7 @@ from dmiddleware.model.spaces import (
 )
 from dmiddleware.policy import ActionCodec, Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+from dmiddleware.tree import Batch, Value
 
 __all__ = ["ICM"]
 

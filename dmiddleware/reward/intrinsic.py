@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.policy import Component, HasModes, LearnMode, as_learn_mode
@@ -16,6 +14,7 @@ from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.seeding import derive_seed
+from dmiddleware.tree import Batch, Value
 
 __all__ = ["IntrinsicReward", "settings_of"]
 

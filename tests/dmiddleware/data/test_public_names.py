@@ -1,7 +1,7 @@
 import dmiddleware.data as data
 
 NAMES = """
-Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves map_nested
+Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves
 lead_shape flatten_lead index_rows cat stack
 ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler
