@@ -274,7 +274,7 @@ def _closed(
         turn["output"],
         EnvTimestep(
             env_id=timestep.env_id,
-            obs=obs[player],
+            next_obs=obs[player],
             reward=turn["reward"],
             done=timestep.done,
             terminated=timestep.terminated,

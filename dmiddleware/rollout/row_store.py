@@ -32,7 +32,10 @@ from dmiddleware.tree import (
 __all__ = ["Columns", "RowStore"]
 
 Columns: TypeAlias = dict[str, Any]
-"""Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees."""
+"""Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees.
+
+As in a batch, ``obs`` is what was acted on, and ``next_obs`` what followed.
+"""
 
 
 _NOWHERE: Final = torch.zeros(0, dtype=torch.int64)

@@ -35,6 +35,8 @@ _OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
 class VectorStep:
     """One step of several environments.
 
+    As in a batch, ``obs`` is what was acted on, and ``timestep.next_obs`` what followed.
+
     Attributes:
         timestep: what the env manager returned, ``E'`` rows.
         obs: what the policy acted on, a tensor or tree ``[E', …]``, row by row as in the timestep.
