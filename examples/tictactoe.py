@@ -12,12 +12,12 @@ import pettingzoo
 import torch
 
 from dmiddleware.classic import BattleEnvManager, create_buffer, game_result
-from dmiddleware.data.batch import Value
 from dmiddleware.env import PettingZooAdapter
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import DQNPolicy, Policy
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
+from dmiddleware.tree import Value
 from dmiddleware.worker import (
     BaseLearner,
     BattleEpisodeSerialCollector,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 import torch
 
-from dmiddleware.data import Batch, as_tree, cat, map_nested
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
+from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -70,7 +67,7 @@ class AdvantageEstimator:
         """
         value_fn, n_rows = self._value_fn, rows["done"].numel()
         parts = (slice(at, at + _VALUES_AT_ONCE) for at in range(0, n_rows, _VALUES_AT_ONCE))
-        values = [value_fn(map_nested(itemgetter(part), obs)) for part in parts]
+        values = [value_fn(index_rows(obs, part)) for part in parts]
         value = torch.cat(values).reshape(rows["value"].shape)
         estimated = self._estimate(_with(rows, value=value), rows["reward"])
         return as_tree({name: estimated[name] for name in ("value", "adv", "ret")})

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import cat
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.settings import Count, Settings, Whole, takes_settings
+from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

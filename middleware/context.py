@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from dmiddleware.data import Batch
-from dmiddleware.data.batch import Value
 from dmiddleware.pipeline import Context, Vocabulary, kept, produced, renewed
+from dmiddleware.tree import Batch, Value
 from middleware.roles import Role
 
 __all__ = ["OfflineRLContext", "OnlineRLContext", "RLContext"]

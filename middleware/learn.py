@@ -8,16 +8,12 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from dmiddleware.data import (
-    Batch,
     MinibatchUnit,
     OfflineDataset,
     ReplayBuffer,
-    as_tree,
-    flatten_lead,
     minibatches,
     n_minibatches,
     select_columns,
-    to_device,
 )
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NotEnoughData
@@ -25,6 +21,7 @@ from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.tree import Batch, as_tree, flatten_lead, to_device
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from dmiddleware.data import Batch, as_tree, cat, map_leaves, save_dataset
+from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
 from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, takes_settings
+from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 
-from dmiddleware.data import Batch, ReplayBuffer, as_tree
+from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.tree import Batch, as_tree
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from dmiddleware.data import Batch, as_tree
 from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
 from dmiddleware.settings import Number, Settings, takes_settings
+from dmiddleware.tree import Batch, as_tree
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dmiddleware.classic.battle_manager import BattleEnvManager, BattleTimestep
-from dmiddleware.data import as_tree, from_numpy, to_dict, to_numpy
-from dmiddleware.data.batch import Batch, Value
 from dmiddleware.env import EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.opponents import check_sees_games
 from dmiddleware.rollout.stepper import first_episode_id
+from dmiddleware.tree import Batch, Value, as_tree, from_numpy, to_dict, to_numpy
 
 __all__ = ["BattleStep", "BattleStepper", "PlayerTurn", "TurnTracker"]
 
@@ -68,7 +67,7 @@ class TurnTracker:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the open turns, as plain data."""
         return [
-            {"env_id": env_id, "player": player, **_plain(turn)}
+            {"env_id": env_id, "player": player, **to_dict(turn)}
             for env_id, turns in self._open.items()
             for player, turn in turns.items()
         ]
@@ -275,7 +274,7 @@ def _closed(
         turn["output"],
         EnvTimestep(
             env_id=timestep.env_id,
-            obs=obs[player],
+            next_obs=obs[player],
             reward=turn["reward"],
             done=timestep.done,
             terminated=timestep.terminated,
@@ -289,10 +288,6 @@ def _action(value: Any) -> Any:
     """Return an action as games take it: a number or an array."""
     action = to_numpy(value) if isinstance(value, Batch) or hasattr(value, "detach") else value
     return action[()] if getattr(action, "ndim", None) == 0 else action
-
-
-def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: to_dict(value) for key, value in turn.items()}
 
 
 def _value(plain: Any) -> Any:

@@ -17,9 +17,9 @@ import torch
 
 from dmiddleware.classic.arguments import check_count, check_flag, check_number
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.data.batch import Batch, map_leaves
 from dmiddleware.data.samplers import Ints, PrioritySampler
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Batch, map_leaves
 
 __all__ = [
     "ActionMiddleware",

@@ -12,29 +12,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import (
+from dmiddleware.env import BatchedTimestep, EnvTimestep
+from dmiddleware.errors import PolicyError, StructureError
+from dmiddleware.policy.acting import ACT_KEYWORDS
+from dmiddleware.tree import (
     Batch,
     Nested,
     Value,
     as_tree,
     from_numpy,
     index_rows,
+    items_of,
     leaves,
     map_leaves,
+    stack,
 )
-from dmiddleware.env import BatchedTimestep, EnvTimestep
-from dmiddleware.errors import PolicyError, StructureError
-from dmiddleware.policy.acting import ACT_KEYWORDS
 
 __all__ = [
     "collate",
     "collate_samples",
-    "collate_values",
     "is_per_env",
     "join_inputs",
     "join_outputs",
     "join_transitions",
-    "row",
     "sample_by_trajectory",
     "split_inputs",
     "split_outputs",
@@ -67,8 +67,8 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
         >>> collate([{"reward": 0.5}, {"reward": 1.0}])["reward"]
         tensor([0.5000, 1.0000])
     """
-    _check_any(samples)
-    return as_tree(_collate_mappings(samples, ""))
+    batch: Batch = stack(samples)
+    return batch
 
 
 def collate_samples(samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -93,32 +93,10 @@ def collate_samples(samples: Sequence[Mapping[str, Any]]) -> Batch:
         samples = [
             {key: value for key, value in one.items() if key not in lists} for one in samples
         ]
-    columns = _collate_mappings(samples, "")
+    columns: dict[str, Any] = dict(items_of(stack(samples)))
     if "IS" in columns and "weight" not in columns:
         columns["weight"] = columns["IS"]
     return as_tree(columns, lists=lists)
-
-
-def collate_values(values: Sequence[Any], path: str = "") -> Value:
-    """Stack values of one kind along a new first dimension.
-
-    Args:
-        values: numbers, tensors, arrays, treetensors, or nested dicts or tuples of them.
-        path: where the values come from, named in messages.
-
-    Returns:
-        A tensor, or for nested values a treetensor.
-
-    Raises:
-        StructureError: if the values differ in keys or shapes, or cannot be stacked.
-    """
-    stacked = _collate_any(values, path)
-    return as_tree(stacked) if isinstance(stacked, dict) else stacked
-
-
-def row(value: Value, index: int) -> Value:
-    """Return one row of a tensor or treetensor."""
-    return index_rows(value, index) if isinstance(value, Batch) else value[index]
 
 
 def split_outputs(
@@ -126,7 +104,7 @@ def split_outputs(
 ) -> dict[int, dict[str, Value]]:
     """Turn ``{key: [E, …]}`` into ``{env_id: {key: […]}}``."""
     return {
-        env_id: {key: row(value, position) for key, value in outputs.items()}
+        env_id: {key: index_rows(value, position) for key, value in outputs.items()}
         for position, env_id in enumerate(env_ids)
     }
 
@@ -134,7 +112,7 @@ def split_outputs(
 def split_inputs(inputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[str, Any]:
     """Turn the declared inputs among keyword arguments from ``[E, …]`` into ``{env_id: […]}``."""
     return {
-        name: {env_id: row(value, position) for position, env_id in enumerate(env_ids)}
+        name: {env_id: index_rows(value, position) for position, env_id in enumerate(env_ids)}
         if name in ACT_KEYWORDS and isinstance(value, torch.Tensor | Batch)
         else value
         for name, value in inputs.items()
@@ -148,7 +126,7 @@ def join_inputs(inputs: Mapping[str, Any], env_ids: Sequence[int]) -> dict[str, 
         StructureError: if they differ in keys or shapes.
     """
     return {
-        name: collate_values([value[env_id] for env_id in env_ids], name)
+        name: stack([value[env_id] for env_id in env_ids], path=name)
         if name in ACT_KEYWORDS and is_per_env(value)
         else value
         for name, value in inputs.items()
@@ -170,8 +148,7 @@ def join_outputs(
             f"the policy was given observations of the envs {list(env_ids)}, but returned no "
             f"output for {missing}; return one output for every env id"
         )
-    stacked = _collate_mappings([outputs[env_id] for env_id in env_ids], "output")
-    return {key: as_tree(item) if isinstance(item, dict) else item for key, item in stacked.items()}
+    return dict(items_of(stack([outputs[env_id] for env_id in env_ids], path="output")))
 
 
 def join_transitions(
@@ -184,7 +161,7 @@ def join_transitions(
     per_env = split_outputs(outputs, list(range(len(timestep.env_id))))
     return collate(
         [
-            process(row(from_numpy(obs), index), output, one)
+            process(index_rows(from_numpy(obs), index), output, one)
             for (index, output), one in zip(per_env.items(), timestep, strict=True)
         ]
     )
@@ -194,7 +171,7 @@ def to_rows(batch: Batch) -> list[dict[str, Any]]:
     """Turn a treetensor ``[N, …]`` into ``N`` dictionaries; leaves are views."""
     keys = [str(key) for key in batch]
     length = next(iter(leaves(batch)))[1].shape[0]
-    return [{key: row(batch[key], position) for key in keys} for position in range(length)]
+    return [{key: index_rows(batch[key], position) for key in keys} for position in range(length)]
 
 
 def split_trajectories(transitions: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -257,33 +234,3 @@ def _samples_of(
 
 def _other_episode(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return "episode_id" in after and int(before["episode_id"]) != int(after["episode_id"])
-
-
-def _collate_mappings(samples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
-    keys = [str(key) for key in samples[0]]
-    for position, sample in enumerate(samples):
-        odd = set(map(str, sample)) ^ set(keys)
-        if odd:
-            raise StructureError(
-                f"{path or 'sample'} {position} differs from the first one in the keys "
-                f"{', '.join(sorted(odd))}; all must have the same keys"
-            )
-    prefix = f"{path}." if path else ""
-    return {key: _collate_any([s[key] for s in samples], f"{prefix}{key}") for key in keys}
-
-
-def _collate_any(values: Sequence[Any], path: str) -> Any:
-    first = values[0]
-    if isinstance(first, Mapping | Batch):
-        return _collate_mappings(values, path)
-    if isinstance(first, tuple):
-        numbered = [{str(i): item for i, item in enumerate(value)} for value in values]
-        return _collate_mappings(numbered, path)
-    try:
-        if isinstance(first, torch.Tensor | np.ndarray):
-            return torch.stack([torch.as_tensor(value) for value in values])
-        return torch.as_tensor([v.item() if isinstance(v, np.generic) else v for v in values])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise StructureError(
-            f"the values of {path!r} cannot be stacked (the first one is {first!r:.100}): {error}"
-        ) from error

@@ -9,10 +9,10 @@ import torch
 
 from dmiddleware.classic.collate import collate_samples
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
-from dmiddleware.data import Batch, flatten_lead, index_rows, to_dict
 from dmiddleware.data.schema import as_index
 from dmiddleware.errors import ConfigError
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.tree import Batch, flatten_lead, index_rows, to_dict
 
 __all__ = ["DequeReplay"]
 

@@ -14,12 +14,10 @@ import numpy.typing as npt
 from dmiddleware.classic.collate import (
     collate,
     collate_samples,
-    collate_values,
     is_per_env,
     join_inputs,
     join_outputs,
     join_transitions,
-    row,
     sample_by_trajectory,
     split_inputs,
     split_outputs,
@@ -27,7 +25,6 @@ from dmiddleware.classic.collate import (
 )
 from dmiddleware.classic.di_engine_state import load_acting_state, load_learner_state
 from dmiddleware.classic.monitored import monitored_of
-from dmiddleware.data.batch import Batch, Nested, as_tree, leaves, map_leaves
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import Policy as CorePolicy
@@ -37,6 +34,16 @@ from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
 from dmiddleware.rl import epsilon_schedule, with_advantages, with_nstep_returns
 from dmiddleware.schedule import Counters
+from dmiddleware.tree import (
+    Batch,
+    Nested,
+    as_tree,
+    flatten_lead,
+    index_rows,
+    leaves,
+    map_leaves,
+    stack,
+)
 
 __all__ = [
     "CollectMode",
@@ -448,7 +455,7 @@ def _adapted_collect_mode(mode: core.CollectMode) -> CollectMode:
         batch = _with_targets(mode.spec, mode.train_batch(columns))
         if batch is columns:
             return data
-        return to_rows(map_leaves(lambda leaf: leaf.flatten(0, 1), batch))
+        return to_rows(flatten_lead(batch))
 
     attributes = _Attributes(mode.spec)
     return CollectMode(
@@ -491,7 +498,7 @@ def _acting_on_both(mode: core.CollectMode | core.EvalMode) -> Callable[..., dic
             return {}
         check_finite(data, user=mode.spec.kind.__name__)
         env_ids = list(data)
-        obs = collate_values(list(data.values()), "obs")
+        obs = stack(list(data.values()), path="obs")
         inputs = join_inputs(kwargs, env_ids)
         return split_outputs(mode.forward(obs, env_id=np.array(env_ids), **inputs), env_ids)
 
@@ -654,7 +661,7 @@ def _per_env_forward(mode: Any) -> Callable[..., Any]:
             return mode.forward(data, **kwargs)
         n_envs = len(next(iter(leaves(data)))[1])
         ids = (np.arange(n_envs) if env_id is None else np.asarray(env_id)).tolist()
-        per_env = {one: row(data, index) for index, one in enumerate(ids)}
+        per_env = {one: index_rows(data, index) for index, one in enumerate(ids)}
         return join_outputs(mode.forward(per_env, **split_inputs(kwargs, ids)), ids)
 
     return forward
@@ -671,8 +678,8 @@ def transitions_by(process: Callable[..., Mapping[str, Any]]) -> Callable[..., B
         return collate(
             [
                 process(
-                    row(obs, index),
-                    {name: row(column, index) for name, column in output.items()},
+                    index_rows(obs, index),
+                    {name: index_rows(column, index) for name, column in output.items()},
                     timesteps[index],
                 )
                 for index in rows.tolist()

@@ -21,7 +21,6 @@ from dmiddleware.classic.collate import (
     is_per_env,
     join_outputs,
     join_transitions,
-    row,
     sample_by_trajectory,
     split_inputs,
     to_rows,
@@ -37,7 +36,6 @@ from dmiddleware.classic.modes import (
     transitions_by,
 )
 from dmiddleware.config import Option, config_of, entries_of, switch
-from dmiddleware.data.batch import Batch, Nested, Value, as_tree, to_device
 from dmiddleware.distributed import all_agree
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
@@ -51,6 +49,7 @@ from dmiddleware.policy.policy import Policy as CorePolicy
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
 from dmiddleware.policy.update import check_columns, non_finite_error
 from dmiddleware.registry import nearest
+from dmiddleware.tree import Batch, Nested, Value, as_tree, index_rows, to_device
 
 __all__ = ["CommandModePolicy", "Policy"]
 
@@ -564,7 +563,7 @@ class Policy(CorePolicy):
         self, name: str, obs: Value, env_id: npt.NDArray[np.int64], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         env_ids = env_id.tolist()
-        data = {one: row(obs, index) for index, one in enumerate(env_ids)}
+        data = {one: index_rows(obs, index) for index, one in enumerate(env_ids)}
         answers = getattr(self, name)(data, **split_inputs(kwargs, env_ids))
         self._check_answers(answers, name)
         return join_outputs(answers, env_ids)

@@ -1,23 +1,5 @@
 """Batches, replay buffers, offline datasets and checkpoints."""
 
-from dmiddleware.data.batch import (
-    Batch,
-    Nested,
-    as_tree,
-    cat,
-    flatten_lead,
-    from_numpy,
-    index_rows,
-    lead_shape,
-    leaves,
-    map_leaves,
-    map_nested,
-    nest,
-    stack,
-    to_device,
-    to_dict,
-    to_numpy,
-)
 from dmiddleware.data.checkpoint import (
     check_saveable,
     convert_checkpoint,
@@ -45,6 +27,23 @@ from dmiddleware.data.samplers import (
     UniformSamplerSettings,
 )
 from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer, TensorBufferSettings
+from dmiddleware.tree import (
+    Batch,
+    Nested,
+    as_tree,
+    cat,
+    flatten_lead,
+    from_numpy,
+    index_rows,
+    lead_shape,
+    leaves,
+    map_leaves,
+    nest,
+    stack,
+    to_device,
+    to_dict,
+    to_numpy,
+)
 
 __all__ = [
     "Batch",
@@ -57,7 +56,6 @@ __all__ = [
     "leaves",
     "nest",
     "map_leaves",
-    "map_nested",
     "lead_shape",
     "flatten_lead",
     "index_rows",

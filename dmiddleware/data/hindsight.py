@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.batch import Batch, leaves
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.tree import Batch, leaves
 
 __all__ = ["GoalFunction", "HindsightReplay", "HindsightReplaySettings"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import (
-    Batch,
-    Value,
-    as_tree,
-    cat,
-    index_rows,
-    leaves,
-    map_leaves,
-    map_nested,
-    to_numpy,
-)
-from dmiddleware.data.schema import Array, lead_of
+from dmiddleware.data.schema import lead_of
 from dmiddleware.errors import ConfigError, DatasetError, StructureError
 from dmiddleware.registry import nearest
+from dmiddleware.tree import Batch, as_tree, cat, index_rows, leaves, map_leaves, to_numpy
 
 __all__ = ["load_minari", "save_minari"]
 
@@ -190,8 +179,8 @@ def _rows_of(episode: Any, number: int, *, name: str) -> Batch:
     truncated[-1] |= not terminated[-1]
     return as_tree(
         {
-            "obs": _part(columns["obs"], slice(0, n)),
-            "next_obs": _part(columns["obs"], slice(1, None)),
+            "obs": index_rows(columns["obs"], slice(0, n)),
+            "next_obs": index_rows(columns["obs"], slice(1, None)),
             "action": columns["action"],
             "reward": np.asarray(episode.rewards, np.float32),
             "done": terminated | truncated,
@@ -200,10 +189,6 @@ def _rows_of(episode: Any, number: int, *, name: str) -> Batch:
             "episode_id": np.full(n, number, np.int64),
         }
     )
-
-
-def _part(column: Value, rows: slice) -> Value:
-    return index_rows(column, rows) if isinstance(column, Batch) else column[rows]
 
 
 def _as_float32(leaf: torch.Tensor) -> torch.Tensor:
@@ -248,7 +233,7 @@ def _split_episodes(rows: Batch) -> list[dict[str, Any]]:
     ends = (torch.nonzero(last).flatten() + 1).tolist()
     columns = to_numpy(rows)
     return [
-        map_nested(itemgetter(slice(start, end)), columns)
+        index_rows(columns, slice(start, end))
         for start, end in zip([0, *ends[:-1]], ends, strict=True)
     ]
 
@@ -272,10 +257,7 @@ def _episode_of(
 
 def _with_last(obs: Any, next_obs: Any) -> Any:
     """Return observations with the successor of the last one."""
-    if isinstance(obs, dict):
-        return {key: _with_last(inner, next_obs[key]) for key, inner in obs.items()}
-    array: Array = np.concatenate([obs, next_obs[-1:]])
-    return array
+    return map_leaves(lambda leaf, after: np.concatenate([leaf, after[-1:]]), obs, next_obs)
 
 
 def _as_of_space(space: gym.Space[Any] | None, column: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, index_rows, lead_shape, leaves, map_leaves
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import Batch, as_tree, index_rows, lead_shape, leaves, map_leaves
 
 __all__ = ["MinibatchUnit", "minibatches", "n_minibatches", "select_columns"]
 

@@ -43,6 +43,10 @@ def n_step_returns(
     With k rows in the window, ``ret = r_0 + γ r_1 + … + γ^(k-1) r_(k-1)``, and the target is
     ``ret + γ^k V(next_obs of the last row)`` unless that row is terminal.
 
+    :func:`dmiddleware.rl.nstep_return` computes the same for trajectories of tensors, time first.
+    There are two, because a buffer's rows are linked, not in order, and only the drawn rows count:
+    drawing a batch would take twice as long if it first gathered trajectories for that function.
+
     Source: Sutton & Barto, "Reinforcement Learning", 2nd edition, equation 7.1.
 
     Args:

@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dmiddleware.data.atomic_file import checksum, write_safetensors
-from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Schema, as_batch, as_index, lead_of
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
 from dmiddleware.settings import Count, Whole, checked
+from dmiddleware.tree import Batch, nest
 
 __all__ = ["Minibatches", "OfflineDataset", "save_dataset"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from dmiddleware.data.batch import Batch
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.tree import Batch
 
 __all__ = ["ReplayBuffer"]
 

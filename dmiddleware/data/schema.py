@@ -8,10 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, leaves, stack
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import Batch, Value, as_tree, leaves, stack, to_array
 
 __all__ = [
     "Array",
@@ -22,7 +21,6 @@ __all__ = [
     "as_index",
     "lead_of",
     "same_rows",
-    "to_array",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -148,21 +146,6 @@ class Schema:
         if found.keys() != expected:
             raise StructureError(_key_difference(set(found), set(expected)))
         return list(found.items())
-
-
-def to_array(leaf: Any) -> Array:
-    """Return a tensor (on any device) or an array as a numpy array, sharing memory if possible."""
-    if isinstance(leaf, torch.Tensor):
-        try:
-            return leaf.numpy()
-        except (RuntimeError, TypeError):
-            if leaf.dtype is torch.bfloat16:
-                raise StructureError(
-                    "a buffer stores numpy arrays, which cannot be bfloat16; convert the leaf, "
-                    "e.g. `leaf.float()`"
-                ) from None
-            return leaf.detach().cpu().numpy()
-    return np.asarray(leaf)
 
 
 def same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:

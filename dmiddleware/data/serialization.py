@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from dmiddleware.data.atomic_file import DTYPE_NAMES
-from dmiddleware.data.batch import Batch, as_tree, items_of
+from dmiddleware.tree import Batch, as_tree, items_of
 
 __all__ = ["pack", "unpack"]
 

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data.batch import Batch, nest
 from dmiddleware.data.buffer_state import check_state, generator_from_text, generator_to_text
 from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.data.ring.row_ring import RowRing
 from dmiddleware.data.ring.storage import in_memory, mapped_to
 from dmiddleware.data.samplers import Eligible, Ints, PrioritySampler, Sampler, UniformSampler
-from dmiddleware.data.schema import Array, Rows, as_index, to_array
+from dmiddleware.data.schema import Array, Rows, as_index
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.settings import (
@@ -34,6 +33,7 @@ from dmiddleware.settings import (
     plain_values,
     takes_settings,
 )
+from dmiddleware.tree import Batch, nest, to_array
 
 __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 

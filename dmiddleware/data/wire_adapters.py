@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, items_of
+from dmiddleware.tree import Batch, as_tree, items_of
 
 __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 

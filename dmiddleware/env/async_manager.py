@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.env.batching import NestedArrays, copy_arrays, make_write, replace_rows, take_rows
+from dmiddleware.env.batching import NestedArrays, copy_arrays, index_rows, make_write, replace_rows
 from dmiddleware.env.contract import as_frame
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
@@ -153,7 +153,7 @@ class AsyncEnvManager(BaseEnvManager):
         """
         memory, index = self._running.memory, slice(None) if ids is None else ids
         env_ids = self._id_array(ids).tolist()
-        next_obs = copy_arrays(memory.next_obs) if ids is None else take_rows(memory.next_obs, ids)
+        next_obs = copy_arrays(memory.next_obs) if ids is None else index_rows(memory.next_obs, ids)
         reward = memory.reward[index].copy()
         terminated, truncated = memory.terminated[index].copy(), memory.truncated[index].copy()
         done = terminated | truncated
@@ -189,11 +189,11 @@ class AsyncEnvManager(BaseEnvManager):
         """Return a copy of ``obs`` with the first observations of new episodes in some rows."""
         if not rows:
             return obs
-        fresh = take_rows(self._running.memory.first_obs, [env_ids[row] for row in rows])
+        fresh = index_rows(self._running.memory.first_obs, [env_ids[row] for row in rows])
         return replace_rows(obs, rows, fresh)
 
     def _install_first_obs(self, ids: Sequence[int], infos: Mapping[int, Any]) -> None:
-        first_obs = take_rows(self._running.memory.first_obs, list(ids))
+        first_obs = index_rows(self._running.memory.first_obs, list(ids))
         self._install_reset(ids, first_obs, [infos[env_id] for env_id in ids])
 
     # Failures

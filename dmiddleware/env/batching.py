@@ -1,4 +1,8 @@
-"""Observations and actions of several envs: batching rows into arrays, and splitting them."""
+"""Observations and actions of several envs: batching rows into arrays, and splitting them.
+
+The processes that step envs import this module, but never torch. Everything else uses the functions
+of ``dmiddleware.tree``, which take batches too.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,12 @@ __all__ = [
     "allocate",
     "copy_arrays",
     "has_items",
+    "index_rows",
     "is_tensor",
     "map_arrays",
     "map_space",
     "own_copy",
     "replace_rows",
-    "take_row",
-    "take_rows",
 ]
 
 NestedArrays: TypeAlias = Any
@@ -379,11 +382,12 @@ def is_tensor(array: Any) -> bool:
     return hasattr(array, "detach")
 
 
-def take_row(nested: NestedArrays, row: int) -> Any:
-    """Return one env's element of a batch; arrays are views."""
-    return map_arrays(lambda array: array[row], nested)
+def index_rows(nested: NestedArrays, index: Any) -> Any:
+    """Index the first dimension of every array.
 
-
-def take_rows(nested: NestedArrays, index: Any) -> NestedArrays:
-    """Return a copy of some rows of a batch (an index array or a mask)."""
+    Args:
+        nested: arrays ``[E, …]``.
+        index: an integer, which gives one env's element as views, or an index array, a list of
+            integers or a mask, which give copies.
+    """
     return map_arrays(lambda array: array[index], nested)

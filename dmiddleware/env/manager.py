@@ -19,6 +19,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     has_items,
+    index_rows,
     is_tensor,
     make_check,
     make_collate,
@@ -26,7 +27,6 @@ from dmiddleware.env.batching import (
     make_write,
     map_arrays,
     replace_rows,
-    take_row,
 )
 from dmiddleware.env.env_state import (
     MissingObjectError,
@@ -615,7 +615,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             return
         assert self._observation_space is not None
         for row, env_id in enumerate(range(self._env_num) if ids is None else ids):
-            found = describe_unusable(self._observation_space, take_row(obs, row))
+            found = describe_unusable(self._observation_space, index_rows(obs, row))
             if found:
                 step = self._totals.length_of(env_id) + 1
                 when = f"in step {step}" if after_step else "at the start"

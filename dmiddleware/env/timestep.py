@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.batching import NestedArrays, take_row
+from dmiddleware.env.batching import NestedArrays, index_rows
 
 __all__ = ["BatchedTimestep", "EnvTimestep", "StepInfo"]
 
@@ -135,12 +135,12 @@ class StepInfo(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class EnvTimestep:
-    """One transition of one env.
+    """One transition of one env, without the observation that was acted on.
 
     Attributes:
         env_id: the env's index in its manager.
-        obs: the true successor; at the end of an episode the final observation. What to act on next
-            is in the manager's ``ready_obs``.
+        next_obs: the true successor; at the end of an episode the final observation. What to act on
+            next is in the manager's ``ready_obs``.
         reward: the reward of this step; for several agents a list with one for each.
         done: whether the episode ended: ``terminated or truncated``.
         terminated: whether the episode reached a terminal state, whose value is zero.
@@ -152,7 +152,7 @@ class EnvTimestep:
     """
 
     env_id: int
-    obs: Any
+    next_obs: Any
     reward: float | list[float]
     done: bool
     terminated: bool
@@ -160,12 +160,14 @@ class EnvTimestep:
     info: dict[str, Any]
 
     @property
-    def next_obs(self) -> Any:
-        """The same as ``obs``, under the name that it has in a batch."""
-        return self.obs
+    def obs(self) -> Any:
+        """The same as ``next_obs``, under the name that it has in DI-engine's timesteps."""
+        return self.next_obs
 
     def _replace(self, **changes: Any) -> Self:
         """Return a copy with other values of some fields, as a named tuple does."""
+        if "obs" in changes:
+            changes["next_obs"] = changes.pop("obs")
         return replace(self, **changes)
 
 
@@ -173,17 +175,18 @@ class EnvTimestep:
 class BatchedTimestep:
     """One transition of each of ``E'`` envs; usually of all ``E`` envs of a manager.
 
+    The observations that were acted on are not in it: the manager's ``ready_obs`` before the step.
     The manager never writes to the arrays again. Do not write to ``env_id``, ``valid`` and
     ``abnormal``, which steps share. Iterating yields the rows, without those of envs that spent the
     step on their reset.
 
     Attributes:
         env_id: ``[E'] int64``, the envs that were stepped.
-        obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
+        ready_obs: ``[E', …]`` of the observation space's dtype, or nested dicts and tuples of such
             arrays (tensors, if a vector env returns them): the observations to act on next. After
             the end of an episode they are the first ones of the next episode.
         next_obs: ``[E', …]``, the true successors; at the end of an episode the final observation.
-            The same object as ``obs`` if no episode ended.
+            The same object as ``ready_obs`` if no episode ended.
         reward: ``[E'] float32``; ``[E', A]`` for several agents (:class:`ParallelEnvAdapter`).
         done: ``[E'] bool``, ``terminated | truncated``.
         terminated: ``[E'] bool``.
@@ -203,7 +206,7 @@ class BatchedTimestep:
     """
 
     env_id: IdArray
-    obs: NestedArrays
+    ready_obs: NestedArrays
     next_obs: NestedArrays
     reward: FloatArray
     done: BoolArray
@@ -226,7 +229,7 @@ class BatchedTimestep:
                 continue
             yield EnvTimestep(
                 env_id=env_id,
-                obs=take_row(self.next_obs, row),
+                next_obs=index_rows(self.next_obs, row),
                 reward=reward[row],
                 done=done[row],
                 terminated=terminated[row],

@@ -18,13 +18,13 @@ from gymnasium.vector import AutoresetMode
 from dmiddleware.env.batching import (
     NestedArrays,
     copy_arrays,
+    index_rows,
     is_tensor,
     make_check,
     map_arrays,
     map_space,
     own_copy,
     replace_rows,
-    take_rows,
 )
 from dmiddleware.env.contract import (
     MISFITS,
@@ -327,7 +327,7 @@ class VectorEnvManager(BaseEnvManager):
         if isinstance(final, np.ndarray) and final.dtype == object:
             final_rows = self._collate([final[env_id] for env_id in ended])
         else:
-            final_rows = take_rows(self._own(final), ended)
+            final_rows = index_rows(self._own(final), ended)
         first_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         last_infos = first_infos
         if infos.get("final_info"):
@@ -474,7 +474,7 @@ class VectorEnvManager(BaseEnvManager):
         if self._abandoned is not None:
             self._abandoned[ids] = False
         info = StepInfo.from_columns(infos, self._env_num)
-        return take_rows(self._own(obs), ids), [info.row(env_id) for env_id in ids]
+        return index_rows(self._own(obs), ids), [info.row(env_id) for env_id in ids]
 
     @contextlib.contextmanager
     def _failing_for_good(self) -> Iterator[None]:

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.rl import mask_logit
+from dmiddleware.tree import Batch, Nested
 
 __all__ = ["ACTION_MASK", "action_mask_of", "as_mask", "masked_logit", "sorted_names"]
 

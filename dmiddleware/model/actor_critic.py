@@ -9,7 +9,6 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import MLP, Init, Norm, orthogonal_init
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -25,6 +24,7 @@ from dmiddleware.model.spaces import (
     shape_leaves,
 )
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["Actor", "ActorCritic"]
 

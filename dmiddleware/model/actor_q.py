@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm, activation_of
@@ -18,6 +17,7 @@ from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, as_obs_shape
 from dmiddleware.settings import Count, Counts, checked
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["ActorQ", "EnsembleLinear", "GaussianActor", "QEnsemble"]
 

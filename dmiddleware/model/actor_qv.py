@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_q import ActorQ, GaussianActor
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["ActorQV", "BoundedGaussianActor", "StateValue"]
 

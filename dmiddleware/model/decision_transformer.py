@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.model_registry import MODEL_REGISTRY
@@ -14,6 +13,7 @@ from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape
 from dmiddleware.model.transformer import TransformerLayer
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["DecisionTransformer"]
 

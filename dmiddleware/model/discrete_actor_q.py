@@ -9,7 +9,6 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.model.actor_critic import Actor
 from dmiddleware.model.encoders import ConvLayers
 from dmiddleware.model.layers import Norm
@@ -19,6 +18,7 @@ from dmiddleware.model.q_network import QNetwork, require_discrete
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = ["DiscreteActorQ"]
 

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
 from dmiddleware.model.spaces import (
@@ -28,6 +27,7 @@ from dmiddleware.model.spaces import (
     shape_leaves,
 )
 from dmiddleware.settings import Counts, checked
+from dmiddleware.tree import Nested
 
 __all__ = [
     "VectorEncoder",

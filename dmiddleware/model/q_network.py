@@ -10,7 +10,6 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import (
@@ -26,6 +25,7 @@ from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, 
 from dmiddleware.rl.distributional import interval_middles
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested
 
 __all__ = [
     "CategoricalQNetwork",

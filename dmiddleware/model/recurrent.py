@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data.batch import Nested, leaves
 from dmiddleware.model.actor_critic import ActorCritic
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import Init, Norm, check_choice
@@ -19,6 +18,7 @@ from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
 from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, is_image, shape_leaves
 from dmiddleware.settings import Count, checked
+from dmiddleware.tree import Nested, leaves
 
 __all__ = [
     "CoreKind",

@@ -38,9 +38,9 @@ import gymnasium as gym
 import numpy as np
 from torch import nn
 
-from dmiddleware.data.batch import Value, from_numpy, leaves
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.action_mask import ACTION_MASK, sorted_names
+from dmiddleware.tree import Value, from_numpy, leaves
 
 __all__ = [
     "ObsShape",

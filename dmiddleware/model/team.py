@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, agent_spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model.action_mask import masked_logit
@@ -42,6 +41,7 @@ from dmiddleware.model.spaces import (
     obs_shape_of,
 )
 from dmiddleware.settings import Count, checked
+from dmiddleware.tree import Nested
 
 __all__ = [
     "AgentActorCritic",

@@ -14,9 +14,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, from_numpy, leaves
 from dmiddleware.env.usable_values import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
+from dmiddleware.tree import Batch, Value, as_tree, from_numpy, leaves
 
 __all__ = [
     "ACT_KEYWORDS",

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.config import Option, Range, one_of, optional
-from dmiddleware.data.batch import Batch, Nested, leaves, nest
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -40,6 +39,7 @@ from dmiddleware.rl import (
     MultiCategorical,
     TanhGaussian,
 )
+from dmiddleware.tree import Batch, Nested, leaves, nest
 
 __all__ = [
     "ACTION_OPTIONS",

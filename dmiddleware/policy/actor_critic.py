@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from dmiddleware.config import Option, at_least, count, fraction, one_of, optional, positive
-from dmiddleware.data.batch import Nested, Value, leaves
 from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, mask_of
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
@@ -18,6 +17,7 @@ from dmiddleware.policy.options import ON_POLICY_OPTIONS
 from dmiddleware.policy.policy import Policy, PolicyOptions
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.tree import Nested, Value, leaves
 
 __all__ = [
     "POLICY_GRADIENT_OPTIONS",

@@ -10,7 +10,6 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import Option, check_value, fraction, optional, positive, switch
-from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.actions import ActionOptions
 from dmiddleware.policy.actor_critic import ActorCriticPolicy
@@ -19,6 +18,7 @@ from dmiddleware.policy.component import Component
 from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
 from dmiddleware.policy.policy import PolicyOptions
 from dmiddleware.rl import RewardNormaliser, RunningMeanStd
+from dmiddleware.tree import Batch, Nested
 
 __all__ = ["AdvantageOptions", "AdvantagePolicy"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dmiddleware.data.batch import Nested, map_nested
 from dmiddleware.env.team import AGENT_MASK, AGENTS
+from dmiddleware.tree import Nested, index_rows
 
 __all__ = ["present_agents", "present_observations", "weights_of_agents"]
 
@@ -19,7 +19,7 @@ def present_agents(obs: Nested) -> torch.Tensor:
 def present_observations(obs: Nested) -> Nested:
     """Return observations without those of the agents that do not take part."""
     present = present_agents(obs)
-    seen = map_nested(lambda leaf: leaf[present], obs[AGENTS])
+    seen = index_rows(obs[AGENTS], present)
     return {**{key: obs[key] for key in obs}, AGENTS: seen}
 
 

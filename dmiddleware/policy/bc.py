@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, optional, positive
-from dmiddleware.data.batch import Nested, Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, mask_of
 from dmiddleware.policy.component import Component, adam
@@ -19,6 +18,7 @@ from dmiddleware.policy.policy import MODES, Mode, Policy, PolicyOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Nested, Value
 
 __all__ = ["BCOptions", "BCPolicy"]
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, number, optional, positive
-from dmiddleware.data.batch import map_nested
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.component import Component, adam
 from dmiddleware.policy.obs_norm import dataset_norm_options
@@ -19,6 +18,7 @@ from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import map_leaves
 
 __all__ = ["CQLOptions", "CQLPolicy"]
 
@@ -163,7 +163,7 @@ class CQLPolicy(SACPolicy):
         action = torch.cat([random_action, own, following])
         log_density = torch.cat([uniform, own_log_prob, following_log_prob])
         n = len(action)
-        repeated = map_nested(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
+        repeated = map_leaves(lambda leaf: leaf.expand(n, *leaf.shape).flatten(0, 1), obs)
         q: Any = self.critics(critic, repeated, action.flatten(0, 1))
         integral = (q.unflatten(1, (n, -1)) - log_density).logsumexp(1) - math.log(n)
         taken = self.critics(critic, obs, self.codec.to_raw(batch["action"]))

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, one_of, positive
-from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import PolicyError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
@@ -23,6 +22,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import ensemble_td_loss
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Nested, Value
 
 __all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
 

@@ -17,7 +17,6 @@ from dmiddleware.config import (
     optional,
     positive,
 )
-from dmiddleware.data.batch import Batch, Nested, Value
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
@@ -30,6 +29,7 @@ from dmiddleware.policy.policy import MODES, Mode, Policy, PolicyOptions
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Batch, Nested, Value
 
 __all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, positive, switch
-from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
@@ -23,6 +22,7 @@ from dmiddleware.policy.sac import Temperature
 from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import Categorical, ensemble_td_loss
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Value
 
 __all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
 

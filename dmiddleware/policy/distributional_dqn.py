@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, TypeAlias, Unpack
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Batch
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -22,6 +21,7 @@ from dmiddleware.rl import (
     taken_rows,
     weighted_mean,
 )
+from dmiddleware.tree import Batch
 
 __all__ = ["C51Policy", "QRDQNPolicy", "QuantilePolicy"]
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from dmiddleware.config import Option, check_value, count, fraction, positive
 from dmiddleware.data import MinibatchUnit
-from dmiddleware.data.batch import Batch
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actor_critic import (
@@ -27,6 +26,7 @@ from dmiddleware.policy.options import LEARNING_RATE
 from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
+from dmiddleware.tree import Batch
 
 __all__ = ["IMPALAOptions", "IMPALAPolicy"]
 

@@ -14,10 +14,10 @@ import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Batch, Nested
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import ConfigError
 from dmiddleware.schedule import Counters, Schedule
+from dmiddleware.tree import Batch, Nested
 
 __all__ = [
     "CollectMode",

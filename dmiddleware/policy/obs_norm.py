@@ -8,10 +8,10 @@ from typing import Any, Final, TypedDict
 import torch
 
 from dmiddleware.config import Option, optional, positive, switch
-from dmiddleware.data.batch import Batch, Nested, as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
 from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
 from dmiddleware.rl import RunningMeanStd
+from dmiddleware.tree import Batch, Nested, as_tree
 
 __all__ = ["OBS_NORM_OPTIONS", "ObsNorm", "ObsNormOptions", "dataset_norm_options"]
 

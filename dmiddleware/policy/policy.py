@@ -28,18 +28,6 @@ from dmiddleware.config import (
     options_of,
     switch,
 )
-from dmiddleware.data.batch import (
-    Batch,
-    Nested,
-    Value,
-    as_tree,
-    from_numpy,
-    leaves,
-    map_leaves,
-    map_nested,
-    to_device,
-    to_dict,
-)
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import (
     GradientReducer,
@@ -89,6 +77,17 @@ from dmiddleware.policy.update import (
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Counters, Schedule, is_scheduled
 from dmiddleware.seeding import derive_seed
+from dmiddleware.tree import (
+    Batch,
+    Nested,
+    Value,
+    as_tree,
+    from_numpy,
+    leaves,
+    map_leaves,
+    to_device,
+    to_dict,
+)
 
 __all__ = ["MODES", "Mode", "Policy", "PolicyOptions"]
 
@@ -1239,9 +1238,7 @@ def _by_name(value: Any) -> Any:
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    def moved(value: Any) -> Any:
-        if isinstance(value, Batch):
-            return map_leaves(lambda leaf: leaf.cpu(), value)  # to_device would not wait
-        return map_nested(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
+    def moved(leaf: Any) -> Any:
+        return leaf.cpu() if hasattr(leaf, "cpu") else leaf  # to_device would not wait
 
-    return {key: moved(value) for key, value in outputs.items()}
+    return {key: map_leaves(moved, value) for key, value in outputs.items()}

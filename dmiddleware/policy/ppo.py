@@ -17,7 +17,6 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import Batch
 from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.advantage import AdvantageOptions, AdvantagePolicy
@@ -29,6 +28,7 @@ from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.tree import Batch
 
 __all__ = ["PPOOptions", "PPOPolicy"]
 

@@ -21,7 +21,6 @@ from dmiddleware.config import (
     positive,
     switch,
 )
-from dmiddleware.data.batch import Nested, Value
 from dmiddleware.errors import PolicyOutputError
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
@@ -36,6 +35,7 @@ from dmiddleware.schedule import (
     ScheduleType,
 )
 from dmiddleware.torch_private import call
+from dmiddleware.tree import Nested, Value
 
 __all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, at_least, count, fraction, positive, switch
-from dmiddleware.data.batch import Batch, Nested, Value, map_nested
 from dmiddleware.errors import StructureError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import mask_of
@@ -30,6 +29,7 @@ from dmiddleware.rl import (
     td_loss,
     unscale_value,
 )
+from dmiddleware.tree import Batch, Nested, Value, index_rows, map_leaves
 
 __all__ = ["R2D2Options", "R2D2Policy"]
 
@@ -232,9 +232,9 @@ class R2D2Policy(QLearningPolicy):
                 obs, seen, state, network=self.components["q"].target, within_episode=True
             )
             if start:
-                warm_up = _part(obs, slice(start)), _part(seen, slice(start))
+                warm_up = index_rows(obs, slice(start)), index_rows(seen, slice(start))
                 state = self.memory.run(*warm_up, state, within_episode=True)["state"]
-        learned = _part(obs, slice(start, None)), _part(seen, slice(start, None))
+        learned = index_rows(obs, slice(start, None)), index_rows(seen, slice(start, None))
         online = self.memory.run(*learned, state, within_episode=True)
         return online["logit"], by_target["logit"][start:]
 
@@ -281,10 +281,4 @@ def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _with_successors(column: Nested, following: Nested) -> Any:
     """Return ``[T + 1, …]``: the first row of a column, and what follows each of its rows."""
-    if isinstance(column, Mapping):
-        return {key: _with_successors(column[key], following[key]) for key in column}
-    return torch.cat([column[:1], following])
-
-
-def _part(columns: Nested, rows: slice) -> Any:
-    return map_nested(lambda leaf: leaf[rows], columns)
+    return map_leaves(lambda leaf, after: torch.cat([leaf[:1], after]), column, following)

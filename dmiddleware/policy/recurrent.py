@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Nested
 from dmiddleware.errors import PolicyError
 from dmiddleware.model import RecurrentNetwork
 from dmiddleware.policy.actions import ActionCodec
+from dmiddleware.tree import Nested
 
 __all__ = ["Memory"]
 

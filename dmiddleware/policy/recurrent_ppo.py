@@ -10,13 +10,13 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.config import check_value
-from dmiddleware.data.batch import Batch, Nested, Value, stack
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import StructureError
 from dmiddleware.policy.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy
 from dmiddleware.policy.recurrent import Memory
+from dmiddleware.tree import Batch, Nested, Value, stack
 
 __all__ = ["RecurrentPPOPolicy"]
 
@@ -121,19 +121,12 @@ class RecurrentPPOPolicy(PPOPolicy):
         if self.model.training:
             self.model.eval()
         with torch.no_grad():
-            seen = {"is_first": _both(rows["is_first"], torch.zeros_like(rows["is_first"]))}
+            seen = {"is_first": stack([rows["is_first"], torch.zeros_like(rows["is_first"])])}
             for name, following in (("prev_action", "action"), ("prev_reward", "reward")):
                 if name in rows:
-                    seen[name] = _both(rows[name], rows[following])
+                    seen[name] = stack([rows[name], rows[following]])
             seen = {name: self.as_obs(column) for name, column in seen.items()}
-            both = self.obs_norm(self.as_obs(_both(rows["obs"], obs)))
+            both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
             value = self.memory.run(both, seen, rows["state"].to(self.device))["value"]
             value = values_of_rows(value, (2, len(rows["is_first"])))[1]
         return self.as_return(value).cpu()
-
-
-def _both(first: Value, second: Any) -> Value:
-    """Return two steps ``[2, N, …]``, nested like both."""
-    if isinstance(first, torch.Tensor):
-        return torch.stack([first, second])
-    return stack([first, second])

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from dmiddleware.config import Option, count, fraction, number, optional, positive, switch
-from dmiddleware.data.batch import Value
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
 from dmiddleware.policy.component import Component, TargetRule, adam
@@ -21,6 +20,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy
 from dmiddleware.rl import TanhGaussian, ensemble_td_loss
 from dmiddleware.schedule import Schedule
+from dmiddleware.tree import Value
 
 __all__ = ["SACOptions", "SACPolicy"]
 

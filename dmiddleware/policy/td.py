@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from dmiddleware.data.batch import Batch
 from dmiddleware.data.minibatches import select_columns
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy.options import TD_COLUMNS, TD_OPTIONS
 from dmiddleware.policy.policy import Policy
 from dmiddleware.rl import td_target
+from dmiddleware.tree import Batch
 
 __all__ = ["TDPolicy"]
 

@@ -10,7 +10,6 @@ from easydict import EasyDict
 from torch import nn
 
 from dmiddleware.config import Option, at_least, check_value
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.network_outputs import with_rows
@@ -18,6 +17,7 @@ from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.sac import SACOptions, SACPolicy
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
+from dmiddleware.tree import Value
 
 __all__ = ["TQCOptions", "TQCPolicy"]
 

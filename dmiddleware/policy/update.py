@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, Value, as_tree, leaves, map_leaves
 from dmiddleware.errors import (
     DMiddlewareError,
     NonFiniteLoss,
@@ -21,6 +20,7 @@ from dmiddleware.errors import (
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.torch_private import compiler_traces_gradients
+from dmiddleware.tree import Batch, Value, as_tree, leaves, map_leaves
 
 __all__ = [
     "CHECK_EVERY",

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from dmiddleware.data import Batch
 from dmiddleware.reward.row_learner import RowLearner
+from dmiddleware.tree import Batch
 
 __all__ = ["RewardModel"]
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from dmiddleware.data import Batch, as_tree, to_device
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
@@ -19,6 +18,7 @@ from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.reward.row_learner import RowLearner
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
+from dmiddleware.tree import Batch, as_tree, to_device
 
 __all__ = ["IntrinsicCritic"]
 

@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.data import (
-    Batch,
-    flatten_lead,
-    index_rows,
-    lead_shape,
-    select_columns,
-    to_device,
-)
-from dmiddleware.data.batch import Nested
+from dmiddleware.data import select_columns
 from dmiddleware.errors import NotEnoughData, StructureError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
@@ -26,6 +18,7 @@ from dmiddleware.model.spaces import HasSpaces, spaces_of
 from dmiddleware.policy import ActionCodec, Component, adam
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.seeding import derive_seed
+from dmiddleware.tree import Batch, Nested, flatten_lead, index_rows, lead_shape, to_device
 
 __all__ = ["GAIL", "Discriminator"]
 

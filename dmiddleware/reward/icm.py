@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from annotated_types import Lt
 from torch import nn
 
-from dmiddleware.data import Batch
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
@@ -26,6 +24,7 @@ from dmiddleware.model.spaces import (
 from dmiddleware.policy import ActionCodec, Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
 from dmiddleware.settings import Positive, checked
+from dmiddleware.tree import Batch, Value
 
 __all__ = ["ICM"]
 

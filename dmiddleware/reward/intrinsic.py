@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data import Batch
-from dmiddleware.data.batch import Value
 from dmiddleware.errors import ConfigError
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.policy import Component, HasModes, LearnMode, as_learn_mode
@@ -17,6 +15,7 @@ from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormaliser
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Positive, checked
+from dmiddleware.tree import Batch, Value
 
 __all__ = ["IntrinsicReward", "settings_of"]
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from dmiddleware.data import Batch
 from dmiddleware.model import ConvLayers, make_encoder, obs_shape_of
 from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
 from dmiddleware.policy import Component, HasModes, LearnMode, adam
 from dmiddleware.reward.intrinsic import IntrinsicReward, settings_of
+from dmiddleware.tree import Batch
 
 __all__ = ["RND"]
 

@@ -9,15 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from dmiddleware.data import (
-    Batch,
-    flatten_lead,
-    index_rows,
-    minibatches,
-    n_minibatches,
-    select_columns,
-    to_device,
-)
+from dmiddleware.data import minibatches, n_minibatches, select_columns
 from dmiddleware.errors import CheckpointMismatch, NonFiniteLoss
 from dmiddleware.policy import Component
 from dmiddleware.policy.component import broken_weights, take_flag
@@ -28,6 +20,7 @@ from dmiddleware.policy.state import (
     optimizer_states,
 )
 from dmiddleware.settings import Count, checked
+from dmiddleware.tree import Batch, flatten_lead, index_rows, to_device
 
 __all__ = ["RowLearner"]
 

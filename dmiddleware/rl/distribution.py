@@ -22,8 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.data.batch import Batch, Value, leaves, nest
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import Batch, Value, leaves, nest
 
 __all__ = [
     "Bernoulli",

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.data.batch import leaves
 from dmiddleware.errors import StructureError
 from dmiddleware.rl.distribution import (
     Bernoulli,
@@ -20,6 +19,7 @@ from dmiddleware.rl.distribution import (
 )
 from dmiddleware.rl.rows import check_shape
 from dmiddleware.rl.td import weighted_mean
+from dmiddleware.tree import leaves
 
 __all__ = ["bc_discrete_loss", "bc_continuous_loss", "bc_hits", "bc_loss"]
 

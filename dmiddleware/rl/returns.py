@@ -110,6 +110,10 @@ def nstep_return(
     The sum of a row stops early, with ``k < n``, at the end of its episode or of the data. It then
     still bootstraps from the last row that it covers, unless that row terminated.
 
+    A :class:`~dmiddleware.data.TensorBuffer` computes the same for rows that are linked by episode,
+    in numpy. There are two, because this one is part of updates (R2D2): it works on any device,
+    never waits for it, and can be compiled.
+
     Args:
         reward: ``[T, …]`` float32.
         terminated: ``[T, …]`` bool.

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, index_rows, map_nested
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
+from dmiddleware.tree import Batch, as_tree, index_rows, map_leaves
 
 __all__ = ["episode_cuts", "with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
@@ -37,7 +37,7 @@ def with_nstep_returns(rows: Batch, *, n: int, discount: float) -> Batch:
     )
     index = summed.bootstrap_row
     successors = {
-        name: map_nested(lambda leaf: take_rows(leaf, index), rows[name])
+        name: map_leaves(lambda leaf: take_rows(leaf, index), rows[name])
         for name in ("next_obs", "next_action_mask")
         if name in rows
     }
@@ -84,7 +84,7 @@ def with_advantages(
     value, cut = rows["value"], episode_cuts(rows)
     next_value = torch.empty_like(value)
     next_value[:-1] = value[1:]
-    successors = _as_obs(map_nested(lambda leaf: leaf[cut], rows["next_obs"]))
+    successors = index_rows(rows["next_obs"], cut)
     before = {"rows": index_rows(rows, cut)} if "state" in rows else {}
     next_value[cut] = value_fn(successors, **before).to(value.dtype)
     terminated = rows["terminated"]
@@ -149,7 +149,3 @@ def episode_cuts(rows: Batch | Mapping[str, Any]) -> torch.Tensor:
 
 def _with(rows: Batch, **columns: Any) -> Batch:
     return as_tree({**dict(rows.items()), **columns})
-
-
-def _as_obs(nested: Any) -> Any:
-    return as_tree(nested) if isinstance(nested, dict) else nested

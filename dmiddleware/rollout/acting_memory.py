@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data import Batch, as_tree, from_numpy, index_rows, leaves, map_leaves, to_dict
-from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, StepInfo
 from dmiddleware.env.batching import NestedArrays, make_collate
 from dmiddleware.env.timestep import IdArray
@@ -20,8 +18,19 @@ from dmiddleware.model import action_mask_of
 from dmiddleware.model.action_mask import as_mask, sorted_names
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.policy.acting import STATE, first_inputs, info_names
+from dmiddleware.tree import (
+    Batch,
+    Value,
+    as_tree,
+    assign_rows,
+    clone,
+    from_numpy,
+    index_rows,
+    leaves,
+    to_dict,
+)
 
-__all__ = ["ActingMemory", "check_masks", "masks_in", "rows_of", "sample_allowed"]
+__all__ = ["ActingMemory", "check_masks", "masks_in", "sample_allowed"]
 
 _MASK = "action_mask"
 _NEXT_MASK = "next_action_mask"
@@ -108,7 +117,7 @@ class ActingMemory:
         if len(env_id) == self._manager.env_num:
             return inputs
         index = torch.from_numpy(env_id)
-        return {name: rows_of(column, index) for name, column in inputs.items()}
+        return {name: index_rows(column, index) for name, column in inputs.items()}
 
     def record(
         self, env_id: IdArray, action: Value, timestep: BatchedTimestep
@@ -131,9 +140,9 @@ class ActingMemory:
             position = np.full(self._manager.env_num, -1)
             position[env_id] = np.arange(len(env_id))
             rows = torch.from_numpy(position[timestep.env_id])
-            inputs = {name: rows_of(column, rows) for name, column in inputs.items()}
-            action = rows_of(action, rows)
-            state = None if state is None else rows_of(state, rows)
+            inputs = {name: index_rows(column, rows) for name, column in inputs.items()}
+            action = index_rows(action, rows)
+            state = None if state is None else index_rows(state, rows)
         seen: dict[str, Any] = {
             "prev_action": action,
             "prev_reward": torch.from_numpy(timestep.reward),
@@ -144,11 +153,11 @@ class ActingMemory:
             # An env that spent the step on its reset keeps what it had.
             kept = torch.from_numpy(timestep.valid.nonzero()[0])
             acted = torch.from_numpy(timestep.env_id)[kept]
-            seen = {name: rows_of(seen[name], kept) for name in self._held}
+            seen = {name: index_rows(seen[name], kept) for name in self._held}
         # New tensors, because the old ones belong to the rows of this step.
-        self._held = {name: _clone(column) for name, column in self._held.items()}
+        self._held = {name: clone(column) for name, column in self._held.items()}
         for name, column in self._held.items():
-            _assign(column, acted, seen[name])
+            assign_rows(column, acted, seen[name])
         if not self.has_masks:
             return inputs
         mask = self._masks(timestep.next_obs, timestep.info)
@@ -181,7 +190,7 @@ class ActingMemory:
             return
         index = torch.tensor(env_ids)
         for name, column in self._first(len(env_ids)).items():
-            _assign(self._held[name], index, column)
+            assign_rows(self._held[name], index, column)
 
     def _check_state(self, n_rows: int) -> None:
         state = self._next_state
@@ -198,7 +207,7 @@ class ActingMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept between steps, as plain data."""
-        return {name: to_dict(_clone(column)) for name, column in self._held.items()}
+        return {name: to_dict(clone(column)) for name, column in self._held.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -214,27 +223,7 @@ class ActingMemory:
             )
         self._mask = None
         for name, column in state.items():
-            _assign(self._held[name], slice(None), from_numpy(column))
-
-
-def rows_of(column: Value, index: Any) -> Value:
-    """Return some rows of a tensor or treetensor."""
-    return column[index] if isinstance(column, torch.Tensor) else index_rows(column, index)
-
-
-def _clone(column: Value) -> Value:
-    if isinstance(column, torch.Tensor):
-        return column.detach().clone()
-    return map_leaves(lambda leaf: leaf.detach().clone(), column)
-
-
-def _assign(target: Value, index: Any, source: Value) -> None:
-    """Write rows, converting dtype and device."""
-    if isinstance(target, torch.Tensor):
-        target[index] = source.detach().to(target)  # type: ignore[union-attr]
-        return
-    for key in target:
-        _assign(target[key], index, source[key])  # type: ignore[index]
+            assign_rows(self._held[name], slice(None), from_numpy(column))
 
 
 def masks_in(obs: Any, info: StepInfo) -> torch.Tensor | None:

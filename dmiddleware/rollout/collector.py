@@ -8,14 +8,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from dmiddleware.data import Batch, as_tree, index_rows, map_nested
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
-from dmiddleware.rollout.acting_memory import rows_of
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.row_store import Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
+from dmiddleware.tree import Batch, as_tree, index_rows
 
 __all__ = ["RolloutCollector", "even_shares"]
 
@@ -366,7 +365,7 @@ class RolloutCollector:
         if self._make_transitions is not None:
             columns = self._transitions(step, stamps, wanted)
         else:
-            columns = _select_rows(self._columns(step, stamps), wanted)
+            columns = index_rows(self._columns(step, stamps), wanted)
         self._store.add_some(columns, env_id)
         if step.lost:
             self._dropped += self._store.drop(step.lost)
@@ -405,7 +404,7 @@ class RolloutCollector:
             "done": timestep.done[wanted],
             "terminated": timestep.terminated[wanted],
             "truncated": timestep.truncated[wanted],
-            **{name: rows_of(column, kept) for name, column in step.inputs.items()},
+            **{name: index_rows(column, kept) for name, column in step.inputs.items()},
             **{str(key): transitions[key] for key in transitions},
             "episode_id": step.episode_id[wanted],
             "collect_iter": stamps[: len(wanted)],
@@ -434,10 +433,6 @@ class RolloutCollector:
         if not self._stepper.load_state_dict(state["stepper"]):
             self._dropped += self._store.drop(self._store.open_episodes)
             self._skipped.clear()
-
-
-def _select_rows(columns: Columns, rows: IdArray) -> Columns:
-    return {name: map_nested(lambda leaf: leaf[rows], column) for name, column in columns.items()}
 
 
 def even_shares(n_episode: int, env_num: int, first: int) -> tuple[IdArray, int]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.data import from_numpy, map_nested, to_numpy
 from dmiddleware.env.opponent_env import Act
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
 from dmiddleware.settings import Count, checked
+from dmiddleware.tree import from_numpy, index_rows, map_leaves, to_numpy
 
 __all__ = ["OpponentPool", "check_sees_games"]
 
@@ -106,9 +106,9 @@ class OpponentPool:
         inputs = {}
         if mask is not None and "action_mask" in mode.spec.act_inputs:
             inputs["action_mask"] = from_numpy(mask[None] != 0)
-        rows = map_nested(lambda leaf: np.asarray(leaf)[None], obs)
+        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
         action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
-        plain = map_nested(lambda leaf: leaf[0], to_numpy(action))
+        plain = index_rows(to_numpy(action), 0)
         return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
 

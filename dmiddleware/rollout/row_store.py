@@ -15,14 +15,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.data import as_tree, cat, from_numpy, index_rows, map_leaves, map_nested, stack
-from dmiddleware.data.batch import Batch
 from dmiddleware.env.timestep import IdArray
+from dmiddleware.tree import (
+    Batch,
+    as_tree,
+    cat,
+    clone,
+    from_numpy,
+    index_rows,
+    map_leaves,
+    stack,
+    to_array,
+    to_dict,
+)
 
 __all__ = ["Columns", "RowStore"]
 
 Columns: TypeAlias = dict[str, Any]
-"""Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees."""
+"""Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees.
+
+As in a batch, ``obs`` is what was acted on, and ``next_obs`` what followed.
+"""
 
 
 _NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
@@ -88,14 +101,14 @@ class RowStore:
     def n_ends(self) -> IdArray:
         """Number of finished episodes among the rows of each environment, ``[E] int64``."""
         rows, env_id = self._joined()
-        return np.bincount(env_id[_as_array(rows["done"])], minlength=self._env_num)
+        return np.bincount(env_id[to_array(rows["done"])], minlength=self._env_num)
 
     @property
     def open_episodes(self) -> IdArray:
         """Ids of the episodes that have rows here, but not their last one."""
         rows, _ = self._joined()
-        ids = _as_array(rows["episode_id"])
-        return np.setdiff1d(ids, ids[_as_array(rows["done"])])
+        ids = to_array(rows["episode_id"])
+        return np.setdiff1d(ids, ids[to_array(rows["done"])])
 
     @property
     def cut_episodes(self) -> IdArray:
@@ -169,9 +182,9 @@ class RowStore:
             del self._pieces[:n_steps]
             if n_steps == 1:
                 return self.pass_on(taken[0])
-            self._last_id = _as_array(taken[-1]["episode_id"])
-            self._last_done = _as_array(taken[-1]["done"])
-            columns = _stack(taken)
+            self._last_id = to_array(taken[-1]["episode_id"])
+            self._last_done = to_array(taken[-1]["done"])
+            columns = {name: stack([piece[name] for piece in taken]) for name in taken[0]}
             self.ends = _true_at(columns["done"].numpy())
             return as_tree(columns)
         rows, env_id = self._joined(with_dropped=True)
@@ -189,7 +202,7 @@ class RowStore:
         self._keep_others(rows, env_id, picked)
         # The last row taken from each environment; a borrower keeps the one before.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
-        episode, done = _as_array(rows["episode_id"]), _as_array(rows["done"])
+        episode, done = to_array(rows["episode_id"]), to_array(rows["done"])
         is_lent = source != self._all
         for lanes in ((~is_lent).nonzero()[0], is_lent.nonzero()[0]):
             self._last_id[source[lanes]] = episode[picked[-1, lanes]]
@@ -206,17 +219,7 @@ class RowStore:
         """
         self._last_id, self._last_done = piece["episode_id"], piece["done"]
         self.ends = _true_at(self._last_done)
-        lead: dict[str, Any] = {}
-        for name, column in piece.items():
-            if type(column) is torch.Tensor:
-                lead[name] = column.unsqueeze(0)
-            elif type(column) is np.ndarray:
-                lead[name] = torch.from_numpy(column[None].copy())
-            elif isinstance(column, Batch):
-                lead[name] = map_leaves(lambda leaf: leaf.unsqueeze(0), column)
-            else:
-                lead[name] = from_numpy(map_nested(lambda leaf: leaf[None].copy(), column))
-        return as_tree(lead)
+        return as_tree({name: _as_one_step(column) for name, column in piece.items()})
 
     def take_all(self) -> tuple[Columns, IdArray]:
         """Take all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
@@ -224,8 +227,8 @@ class RowStore:
         self._forget_rows()
         # Where an environment has several rows, its last one is written last.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
-        self._last_id[env_id] = _as_array(rows["episode_id"])
-        self._last_done[env_id] = _as_array(rows["done"])
+        self._last_id[env_id] = to_array(rows["episode_id"])
+        self._last_done[env_id] = to_array(rows["done"])
         index = torch.arange(len(env_id))  # selecting copies
         return {name: _select(column, index) for name, column in rows.items()}, env_id.copy()
 
@@ -236,14 +239,14 @@ class RowStore:
             Batches ``[T_i, …]``, in the order in which the episodes ended.
         """
         rows, env_id = self._joined()
-        done = np.flatnonzero(_as_array(rows["done"]))
+        done = np.flatnonzero(to_array(rows["done"]))
         # The rank of each end among the ends of its environment.
         rank = np.zeros(len(done), np.int64)
         for env in range(self._env_num):
             mine = env_id[done] == env
             rank[mine] = np.arange(np.count_nonzero(mine))
         ends = done[rank < shares[env_id[done]]]
-        episode = _as_array(rows["episode_id"])
+        episode = to_array(rows["episode_id"])
         indices = [np.flatnonzero(episode[: end + 1] == episode[end]) for end in ends]
         self._keep_others(rows, env_id, np.concatenate(indices) if indices else done[:0])
         return [
@@ -262,7 +265,7 @@ class RowStore:
         if not self._pieces:
             return 0
         rows, env_id = self._joined()
-        unwanted = np.flatnonzero(np.isin(_as_array(rows["episode_id"]), episode_ids))
+        unwanted = np.flatnonzero(np.isin(to_array(rows["episode_id"]), episode_ids))
         if len(unwanted):
             self._keep_others(rows, env_id, unwanted)
         return len(unwanted)
@@ -279,28 +282,22 @@ class RowStore:
         return {
             **last,
             "env_id": torch.from_numpy(env_id.copy()),
-            "rows": {
-                name: map_nested(torch.clone, _as_tensors(column)) for name, column in rows.items()
-            },
+            "rows": {name: to_dict(clone(from_numpy(column))) for name, column in rows.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace all rows by those of ``state``."""
         self._forget_rows()
-        self._last_id = _as_array(state["last_id"]).copy()
-        self._last_done = _as_array(state["last_done"]).copy()
-        rows = {name: map_nested(torch.clone, column) for name, column in state["rows"].items()}
-        rows = {
-            name: as_tree(column) if isinstance(column, Mapping) else column
-            for name, column in rows.items()
-        }
-        self.add_some(rows, _as_array(state["env_id"]).astype(np.int64))
+        self._last_id = to_array(state["last_id"]).copy()
+        self._last_done = to_array(state["last_done"]).copy()
+        rows = {name: from_numpy(clone(column)) for name, column in state["rows"].items()}
+        self.add_some(rows, to_array(state["env_id"]).astype(np.int64))
 
     def _joined(self, *, with_dropped: bool = False) -> tuple[Columns, IdArray]:
         """Return all rows as one piece, with the environment of each (``_DROPPED``: none)."""
         if not self._pieces:
             return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
-        rows = join(self._pieces)
+        rows = _join(self._pieces)
         if self._regular:
             return rows, np.tile(self._all, len(self._pieces))
         env_id = np.concatenate(self._env_ids)
@@ -319,16 +316,16 @@ class RowStore:
         self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
 
 
-def join(pieces: Sequence[Columns]) -> Columns:
+def _join(pieces: Sequence[Columns]) -> Columns:
     """Concatenate pieces with the same columns; columns become tensors or trees."""
     if len(pieces) == 1:
-        return {name: _as_tensors(column) for name, column in pieces[0].items()}
-    return {name: _cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        return {name: from_numpy(column) for name, column in pieces[0].items()}
+    return {name: cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _split_at(rows: Columns, mine: IdArray, position: int, split: Callable[[int], int]) -> Columns:
     """Give the rows of one environment from a position on another id, if an episode continues."""
-    episode, rest = _as_array(rows["episode_id"]), mine[position:]
+    episode, rest = to_array(rows["episode_id"]), mine[position:]
     before = episode[mine[position - 1]]
     continued = rest[episode[rest] == before]
     if len(continued) == 0:
@@ -338,19 +335,13 @@ def _split_at(rows: Columns, mine: IdArray, position: int, split: Callable[[int]
     return {**rows, "episode_id": torch.from_numpy(episode)}
 
 
-def _cat(parts: list[Any]) -> Any:
-    if all(isinstance(part, np.ndarray) for part in parts):
-        return torch.from_numpy(np.concatenate(parts))
-    tensors = [_as_tensors(part) for part in parts]
-    return torch.cat(tensors) if isinstance(tensors[0], torch.Tensor) else cat(tensors)
-
-
-def _as_tensors(column: Any) -> Any:
-    return column if isinstance(column, torch.Tensor | Batch) else from_numpy(column)
-
-
-def _as_array(column: Any) -> npt.NDArray[Any]:
-    return column if isinstance(column, np.ndarray) else column.numpy()
+def _as_one_step(column: Any) -> Any:
+    """Return ``[1, E, …]``; arrays are copied."""
+    if type(column) is np.ndarray:
+        return torch.from_numpy(column[None].copy())
+    if type(column) is torch.Tensor or isinstance(column, torch.Tensor):
+        return column.unsqueeze(0)
+    return map_leaves(_as_one_step, column)
 
 
 def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
@@ -361,20 +352,5 @@ def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.nonzero()[0])
 
 
-def _stack(pieces: Sequence[Columns]) -> dict[str, Any]:
-    """Stack the columns ``[E, …]`` of several steps into ``[T, E, …]``."""
-    stacked: dict[str, Any] = {}
-    for name, first in pieces[0].items():
-        parts = [piece[name] for piece in pieces]
-        if type(first) is np.ndarray:
-            stacked[name] = torch.from_numpy(np.stack(parts))
-        elif isinstance(first, torch.Tensor):
-            stacked[name] = torch.stack(parts)
-        else:
-            stacked[name] = stack([_as_tensors(part) for part in parts])
-    return stacked
-
-
 def _select(column: Any, index: torch.Tensor) -> Any:
-    tensors = _as_tensors(column)
-    return tensors[index] if isinstance(tensors, torch.Tensor) else index_rows(tensors, index)
+    return index_rows(from_numpy(column), index)

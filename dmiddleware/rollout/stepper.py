@@ -11,20 +11,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from dmiddleware.data import Batch, from_numpy, leaves, map_nested, to_numpy
-from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.rollout.acting_memory import (
-    ActingMemory,
-    check_masks,
-    masks_in,
-    rows_of,
-    sample_allowed,
-)
+from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
+from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
 __all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
 
@@ -41,6 +34,8 @@ _OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
 @dataclass(slots=True)
 class VectorStep:
     """One step of several environments.
+
+    As in a batch, ``obs`` is what was acted on, and ``timestep.next_obs`` what followed.
 
     Attributes:
         timestep: what the env manager returned, ``E'`` rows.
@@ -216,7 +211,7 @@ class Stepper:
             only = None
         if only is not None:
             chosen = np.flatnonzero(np.isin(env_id, only))
-            env_id, ready_obs = env_id[chosen], map_nested(lambda leaf: leaf[chosen], ready_obs)
+            env_id, ready_obs = env_id[chosen], index_rows(ready_obs, chosen)
         is_array = type(ready_obs) is np.ndarray
         obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
         output = self._act(obs, env_id, policy_kwargs)
@@ -273,8 +268,8 @@ class Stepper:
         rows = torch.from_numpy(position[timestep.env_id])
         step = VectorStep(
             timestep,
-            rows_of(obs, rows),
-            {name: rows_of(column, rows) for name, column in output.items()},
+            index_rows(obs, rows),
+            {name: index_rows(column, rows) for name, column in output.items()},
             episode_id[timestep.env_id],
             inputs,
         )
@@ -338,7 +333,7 @@ class Stepper:
             )
         drawn = self._manager.sample_actions()
         if len(env_id) < self.env_num:
-            drawn = map_nested(lambda leaf: leaf[env_id], drawn)
+            drawn = index_rows(drawn, env_id)
         mask = masks_in(self._manager.ready_obs, self._manager.ready_info)
         if mask is not None:
             drawn = sample_allowed(self._manager.action_space, mask[torch.from_numpy(env_id)])
@@ -450,7 +445,4 @@ def _short(value: object) -> str:
 
 
 def _by_env(actions: NestedArrays, env_id: IdArray) -> dict[int, Any]:
-    def one(row: int) -> Any:
-        return map_nested(lambda leaf: leaf[row], actions)
-
-    return {env: one(row) for row, env in enumerate(env_id.tolist())}
+    return {env: index_rows(actions, row) for row, env in enumerate(env_id.tolist())}

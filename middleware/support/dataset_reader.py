@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dmiddleware.data import Batch, Minibatches, OfflineDataset
+from dmiddleware.data import Minibatches, OfflineDataset
 from dmiddleware.pipeline import Task
+from dmiddleware.tree import Batch
 from middleware.context import OfflineRLContext
 from middleware.support.checks import check_instance
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.data import Batch, ReplayBuffer, as_tree
+from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
+from dmiddleware.tree import Batch, as_tree
 from middleware.base import stock_middleware
 from middleware.context import RLContext
 from middleware.support.counters import RunCounters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dmiddleware.data import Batch, as_tree, stack
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import Batch, as_tree, stack
 
 __all__ = ["is_empty", "rows_of"]
 
@@ -46,7 +46,4 @@ def rows_of(collected: object, *, name: str = "ctx.trajectories") -> Batch:
                 "or a batch with the keys obs, action, reward, next_obs, done, ..."
             )
     transitions = [as_tree(dict(item.items())) for item in collected]
-    try:
-        return stack(transitions)
-    except (RuntimeError, TypeError) as error:
-        raise StructureError(f"the transitions of {name} cannot be stacked: {error}") from None
+    return stack(transitions, path=name)

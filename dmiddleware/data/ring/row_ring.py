@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 class RowRing:
     """A ring that holds the newest ``size`` rows.
 
-    A row is identified by its index: the number of rows pushed before it.
+    A row is identified by its index: the number of rows pushed before it. Its ``obs`` is what was
+    acted on, and its ``next_obs`` what followed.
 
     Args:
         size: capacity in rows.

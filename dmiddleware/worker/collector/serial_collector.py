@@ -12,13 +12,12 @@ import torch
 
 from dmiddleware.classic import CollectMode, as_collect_mode
 from dmiddleware.config import Option, count, switch
-from dmiddleware.data import map_leaves
-from dmiddleware.data.batch import Value
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes
 from dmiddleware.registry import Registry
 from dmiddleware.rollout.collector import RolloutCollector
+from dmiddleware.tree import Value, map_leaves
 from dmiddleware.worker.ranks import sum_over_ranks
 from dmiddleware.worker.serial_worker import E, M, SerialWorker, get_worker_cls, spread
 
@@ -131,7 +130,7 @@ class ISerialCollector(SerialWorker[M, E]):
             for transition in transitions:
                 for key in ("obs", "next_obs"):
                     if key in transition:
-                        transition[key] = _map_tree(self._transform, transition[key])
+                        transition[key] = map_leaves(self._transform, transition[key])
         return transitions
 
     def _transform(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -309,11 +308,8 @@ class RolloutSerialCollector(ISerialCollector[CollectMode, BaseEnvManager]):
 
 def to_float(obs: Value) -> Value:
     """Convert observations to float32."""
-    return _map_tree(torch.Tensor.float, obs)
-
-
-def _map_tree(function: Callable[[torch.Tensor], torch.Tensor], obs: Value) -> Value:
-    return function(obs) if isinstance(obs, torch.Tensor) else map_leaves(function, obs)
+    floats: Value = map_leaves(torch.Tensor.float, obs)
+    return floats
 
 
 def get_serial_collector_cls(cfg: Mapping[str, Any]) -> Callable[..., ISerialCollector[Any, Any]]:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from dmiddleware.classic import CollectMode
-from dmiddleware.data import as_tree, index_rows, lead_shape, to_dict
-from dmiddleware.data.batch import Batch
 from dmiddleware.errors import PolicyOutputError
+from dmiddleware.tree import Batch, as_tree, index_rows, lead_shape, to_dict
 
 __all__ = [
     "check_fruitful",
@@ -101,7 +100,7 @@ def check_fruitful(n_fruitless: int) -> None:
 
 def plain_samples(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return samples as plain data, for a checkpoint."""
-    return [{key: to_dict(value) for key, value in sample.items()} for sample in samples]
+    return [to_dict(sample) for sample in samples]
 
 
 def samples_of(plain: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -28,12 +28,13 @@ from dmiddleware.config import (
     switch,
     text,
 )
-from dmiddleware.data import lead_shape, load_checkpoint
+from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_outputs
 from dmiddleware.registry import Registry
 from dmiddleware.schedule import Counters
 from dmiddleware.signals import HeldSignals
+from dmiddleware.tree import lead_shape
 from dmiddleware.worker.learner.hooks import (
     POSITIONS,
     Hooks,

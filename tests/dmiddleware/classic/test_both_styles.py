@@ -4,11 +4,11 @@ import torch
 
 from dmiddleware.classic import as_collect_mode, as_eval_mode, collate
 from dmiddleware.classic.collate import to_rows
-from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import as_tree
 
 
 def collected(n_steps=6, n_envs=3, seed=0):

@@ -14,8 +14,8 @@ from dmiddleware.classic.collate import (
     split_trajectories,
     to_rows,
 )
-from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import StructureError
+from dmiddleware.tree import as_tree, leaves
 
 
 def test_samples_of_every_kind_of_value_are_stacked():
@@ -45,7 +45,7 @@ def test_an_empty_list_of_samples_is_rejected():
 
 
 def test_samples_that_differ_in_keys_are_rejected():
-    with pytest.raises(StructureError, match=r"sample 1 differs .* extra"):
+    with pytest.raises(StructureError, match=r"item 1 differs .* extra"):
         collate([{"a": 1}, {"a": 1, "extra": 2}])
 
 

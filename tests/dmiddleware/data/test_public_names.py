@@ -2,7 +2,7 @@ import dmiddleware.data as data
 
 NAMES = """
 TensorBufferSettings HindsightReplaySettings UniformSamplerSettings PrioritySamplerSettings
-Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves map_nested
+Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leaves
 lead_shape flatten_lead index_rows cat stack
 ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler

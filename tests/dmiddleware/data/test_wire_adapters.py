@@ -9,8 +9,8 @@ import pytest
 import torch
 import treetensor.torch as ttorch
 
-from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.router import Codec
+from dmiddleware.tree import as_tree, leaves
 
 
 def there_and_back(value: Any) -> Any:

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree, map_leaves, to_dict
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
@@ -15,6 +14,7 @@ from dmiddleware.policy import (
     PPOPolicy,
     R2D2Policy,
 )
+from dmiddleware.tree import as_tree, map_leaves, to_dict
 from tests.dmiddleware.distributed.rank_processes import WORLD, run_ranks
 
 SMALL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.distributed import data_parallel, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, RankLost
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.tree import as_tree
 from tests.dmiddleware.distributed.rank_processes import (
     DEADLINE_S,
     agent_store,

@@ -64,9 +64,9 @@ def test_an_env_that_fails_is_restarted_and_the_others_continue(how, told, tmp_p
             batch = manager.step(stay(2))
         assert batch.abnormal.tolist() == [False, True]
         assert not batch.is_full
-        assert batch.obs[:, 0].tolist() == [3, 0]
-        assert batch.next_obs[1].tolist() == batch.obs[1].tolist()
-        assert batch.obs[1].tolist() != first[1].tolist()
+        assert batch.ready_obs[:, 0].tolist() == [3, 0]
+        assert batch.next_obs[1].tolist() == batch.ready_obs[1].tolist()
+        assert batch.ready_obs[1].tolist() != first[1].tolist()
         assert (batch.reward[1], batch.done[1]) == (0, False)
         assert batch.info.rows() == [{}, {"abnormal": True}]
         assert (manager.restarts, manager.dropped_steps) == (1, 2)
@@ -215,7 +215,7 @@ def test_an_episode_lost_in_the_reset_of_another_env_shows_in_the_next_step(tmp_
         assert manager.restarts == 1
         batch = manager.step(stay(3))
         assert batch.abnormal.tolist() == [True, False, False]
-        assert batch.obs[:, 0].tolist() == [1, 1, 2]
+        assert batch.ready_obs[:, 0].tolist() == [1, 1, 2]
         assert manager.step(stay(3)).is_full
 
 

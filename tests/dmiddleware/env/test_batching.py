@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dmiddleware.env.batching import (
     allocate,
+    index_rows,
     make_check,
     make_collate,
     make_read,
@@ -14,8 +15,6 @@ from dmiddleware.env.batching import (
     make_write,
     map_arrays,
     replace_rows,
-    take_row,
-    take_rows,
 )
 from dmiddleware.errors import EnvProtocolError, StructureError
 
@@ -179,6 +178,6 @@ def test_replaced_rows_leave_the_original_alone():
     assert new["a"].tolist() == [[0, 0], [1, 1], [0, 0]]
     assert new["b"][0].tolist() == [0, 9, 2]
     assert old["b"][0].tolist() == [0, 1, 2]
-    assert take_row(new, 1)["b"][0] == 9
-    assert take_rows(new, [2, 1])["b"][0].tolist() == [2, 9]
+    assert index_rows(new, 1)["b"][0] == 9
+    assert index_rows(new, [2, 1])["b"][0].tolist() == [2, 9]
     assert map_arrays(len, new) == {"a": 3, "b": (3,)}

@@ -57,7 +57,7 @@ def test_transitions_are_those_of_envpool_without_its_reset_steps(limit):
             for row in range(4):
                 parts = (obs, step.next_obs, step.reward, step.terminated, step.truncated)
                 rows.append((row, [part[row].tolist() for part in parts]))
-            assert manager.ready_obs is step.obs
+            assert manager.ready_obs is step.ready_obs
         assert min(manager.episode_counts) > 0
     seeds = [derive_seed(0, env_id) for env_id in range(4)]
     expected = by_env(literal_rows(seeds, 150, **options), 4)
@@ -77,7 +77,7 @@ def test_the_last_info_has_the_return_and_length_of_the_episode():
         assert manager.ready_info["elapsed_step"].tolist() == [0, 0, 0]
         assert "eval_episode_return" not in steps[0].info
         assert "env_id" not in last.info
-        assert (last.obs != last.next_obs).any(axis=1).all()
+        assert (last.ready_obs != last.next_obs).any(axis=1).all()
         assert manager.step(lean(manager.ready_obs)).info["elapsed_step"].tolist() == [1, 1, 1]
 
 
@@ -135,7 +135,7 @@ def test_an_episode_that_ends_in_a_partial_step_starts_again():
         assert steps[-1].done.tolist() == [True]
         assert steps[-1].info["eval_episode_length"].tolist() == [3]
         assert manager.ready_info["elapsed_step"].tolist() == [0, 0, 0]
-        np.testing.assert_array_equal(manager.ready_obs[[1]], steps[-1].obs)
+        np.testing.assert_array_equal(manager.ready_obs[[1]], steps[-1].ready_obs)
         assert manager.episode_counts == [0, 1, 0]
 
 

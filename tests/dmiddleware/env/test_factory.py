@@ -69,7 +69,7 @@ def test_a_gymnasium_env_steps_identically_in_this_process_and_in_others():
         return steps
 
     for ours, theirs in zip(run("sync"), run("async"), strict=True):
-        for name in ("obs", "next_obs", "reward", "truncated"):
+        for name in ("ready_obs", "next_obs", "reward", "truncated"):
             one, other = getattr(ours, name), getattr(theirs, name)
             np.testing.assert_array_equal(one, other)
             assert one.dtype == other.dtype

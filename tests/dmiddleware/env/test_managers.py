@@ -89,14 +89,14 @@ def test_steps_equal_those_of_a_plain_loop(kind):
             assert not batch.abnormal.any()
             for row, expected_row in zip(batch, expected, strict=True):
                 check_row(row, expected_row)
-            assert (batch.next_obs is batch.obs) == (not batch.done.any())
-            assert batch.obs is not previous
-            np.testing.assert_array_equal(manager.ready_obs, batch.obs)
+            assert (batch.next_obs is batch.ready_obs) == (not batch.done.any())
+            assert batch.ready_obs is not previous
+            np.testing.assert_array_equal(manager.ready_obs, batch.ready_obs)
             for flags in (batch.done, batch.terminated, batch.truncated, batch.abnormal):
                 assert flags.dtype == np.bool_
             assert batch.reward.dtype == np.float32
             n_ended += int(batch.done.sum())
-            previous = batch.obs
+            previous = batch.ready_obs
     assert n_ended > 10
 
 
@@ -117,11 +117,11 @@ def test_nested_spaces_keep_their_structure_and_dtypes(kind):
         seeds = [derive_seed(5, index) for index in range(2)]
         for batch, expected in zip(actions, literally(Nested, seeds, per_env), strict=True):
             step = manager.step(batch)
-            assert step.obs["image"].dtype == np.uint8
-            assert step.obs["image"].shape == (2, 2, 4, 4)
-            assert step.obs["mode"].dtype == np.int64
-            assert step.obs["where"]["x"].dtype == np.float64
-            assert isinstance(step.obs["pair"], tuple)
+            assert step.ready_obs["image"].dtype == np.uint8
+            assert step.ready_obs["image"].shape == (2, 2, 4, 4)
+            assert step.ready_obs["mode"].dtype == np.int64
+            assert step.ready_obs["where"]["x"].dtype == np.float64
+            assert isinstance(step.ready_obs["pair"], tuple)
             for row, expected_row in zip(step, expected, strict=True):
                 check_row(row, expected_row)
 
@@ -131,7 +131,7 @@ def test_the_arrays_of_a_step_are_never_overwritten(kind):
     actions = np.random.default_rng(1).integers(0, 3, (12, 3))
     with make(kind, Walk) as manager:
         steps = [manager.step(rows) for rows in actions]
-        names = ("obs", "next_obs", "reward", "done", "terminated", "truncated", "env_id")
+        names = ("ready_obs", "next_obs", "reward", "done", "terminated", "truncated", "env_id")
         copies = [{name: getattr(step, name).copy() for name in names} for step in steps]
         for rows in actions:
             manager.step(rows)
@@ -146,7 +146,7 @@ def test_the_seed_determines_the_run(kind):
         with make(kind, Walk, seed=seed) as manager:
             first = manager.ready_obs.copy()
             actions = [manager.sample_actions() for _ in range(10)]
-            return [first, *(manager.step(rows).obs for rows in actions), np.stack(actions)]
+            return [first, *(manager.step(rows).ready_obs for rows in actions), np.stack(actions)]
 
     for one, other in zip(run(3), run(3), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -160,7 +160,7 @@ def test_a_later_seed_takes_effect_at_each_envs_next_reset(kind):
     actions = np.zeros((3, 3), np.int64)
     with make(kind, functools.partial(Walk, limit=3), seed=1) as manager:
         manager.seed(8)
-        late = [manager.step(rows) for rows in actions][-1].obs
+        late = [manager.step(rows) for rows in actions][-1].ready_obs
     with make(kind, Walk, seed=8) as manager:
         np.testing.assert_array_equal(manager.ready_obs, late)
 
@@ -200,10 +200,10 @@ def test_some_envs_can_be_stepped_without_the_others(kind):
         batch = manager.step({2: 1, 0: 2})
         assert batch.env_id.tolist() == [2, 0]
         assert not batch.is_full
-        assert batch.obs[:, 1].tolist() == [1, 2]
+        assert batch.ready_obs[:, 1].tolist() == [1, 2]
         after = manager.ready_obs
         np.testing.assert_array_equal(after[1], before[1])
-        np.testing.assert_array_equal(after[[2, 0]], batch.obs)
+        np.testing.assert_array_equal(after[[2, 0]], batch.ready_obs)
         assert before[:, 0].tolist() == [0, 0, 0]
         for _ in range(8):
             batch = manager.step({0: 0})
@@ -286,11 +286,11 @@ def test_a_manager_is_used_between_launch_and_close(kind):
         manager.launch()
         with pytest.raises(EnvStateError, match="launched already"):
             manager.launch()
-        first = manager.step(actions).obs
+        first = manager.step(actions).ready_obs
         manager.close()
         manager.close()
     with manager:
-        np.testing.assert_array_equal(manager.step(actions).obs, first)
+        np.testing.assert_array_equal(manager.step(actions).ready_obs, first)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -352,7 +352,7 @@ def test_a_saved_and_loaded_run_equals_an_uninterrupted_one(kind, env_fn, tmp_pa
         for rows, step in zip(actions, expected, strict=True):
             np.testing.assert_array_equal(manager.sample_actions(), rows)
             again = manager.step(rows)
-            for name in ("obs", "next_obs", "reward", "done", "truncated"):
+            for name in ("ready_obs", "next_obs", "reward", "done", "truncated"):
                 np.testing.assert_array_equal(getattr(again, name), getattr(step, name))
             np.testing.assert_equal(again.info.rows(), step.info.rows())
 
@@ -393,7 +393,7 @@ def test_a_restart_after_a_resume_has_its_own_seeds(kind, env_fn):
         for _ in range(3):
             batch = manager.step(np.zeros(3, np.int64))
         assert batch.abnormal.all()
-        return batch.obs[:, 2].tolist()
+        return batch.ready_obs[:, 2].tolist()
 
     with make(kind, env_fn) as manager:
         first = step_until_restarted(manager)
@@ -449,7 +449,7 @@ def test_envs_that_cannot_be_restored_start_over(kind, caplog):
     with make(kind, Crowd) as manager, caplog.at_level(logging.WARNING):
         assert not manager.load_state_dict(state)
         assert manager.ready_obs[:, 0].tolist() == [0, 0, 0]
-        assert manager.step(np.zeros(3, np.int64)).obs[:, 0].tolist() == [1, 1, 1]
+        assert manager.step(np.zeros(3, np.int64)).ready_obs[:, 0].tolist() == [1, 1, 1]
     assert "an object where this env has None, so the envs cannot continue" in caplog.text
 
 

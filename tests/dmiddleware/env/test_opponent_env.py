@@ -126,7 +126,7 @@ def played(envs, n_steps):
     obs = []
     for _ in range(n_steps):
         mask = envs.ready_obs["action_mask"]
-        obs.append(envs.step(np.array([np.flatnonzero(one)[-1] for one in mask])).obs)
+        obs.append(envs.step(np.array([np.flatnonzero(one)[-1] for one in mask])).ready_obs)
     return [one["observation"].tolist() for one in obs]
 
 

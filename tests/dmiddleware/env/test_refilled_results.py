@@ -134,7 +134,7 @@ def tape(manager, n_steps=3 * LIMIT):
         for _ in range(n_steps):
             steps.append(manager.step(np.zeros(manager.env_num, int)))
             seen.append((manager.ready_obs, manager.ready_info))
-        names = ("obs", "next_obs", "reward", "done", "terminated", "truncated", "valid")
+        names = ("ready_obs", "next_obs", "reward", "done", "terminated", "truncated", "valid")
         return [
             *({name: getattr(step, name) for name in names} for step in steps),
             *(step.info.rows() for step in steps),
@@ -274,7 +274,7 @@ def test_the_agents_of_a_pettingzoo_env_may_share_what_they_return():
         manager = make_env_manager(lambda: Agents(shares), env_num=1)
         with manager:
             steps = [manager.step(np.zeros((1, 2), int)) for _ in range(3 * LIMIT)]
-        return [(one.obs, one.next_obs, one.reward, one.info.rows()) for one in steps]
+        return [(one.ready_obs, one.next_obs, one.reward, one.info.rows()) for one in steps]
 
     np.testing.assert_equal(tape_of(True), tape_of(False))
 

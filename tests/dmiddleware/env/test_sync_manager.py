@@ -35,9 +35,9 @@ def test_the_crash_of_one_env_does_not_affect_the_others(tmp_path, caplog):
             batch, expected = manager.step(STAY), sound.step(STAY)
         assert batch.abnormal.tolist() == [False, True, False]
         assert not batch.is_full
-        np.testing.assert_array_equal(batch.obs[[0, 2]], expected.obs[[0, 2]])
-        assert batch.obs[1, 0] == 0
-        np.testing.assert_array_equal(batch.next_obs[1], batch.obs[1])
+        np.testing.assert_array_equal(batch.ready_obs[[0, 2]], expected.ready_obs[[0, 2]])
+        assert batch.ready_obs[1, 0] == 0
+        np.testing.assert_array_equal(batch.next_obs[1], batch.ready_obs[1])
         assert (batch.reward[1], batch.done[1]) == (0, False)
         assert [row.info for row in batch] == [{}, {"abnormal": True}, {}]
         assert (manager.restarts, manager.dropped_steps) == (1, 2)
@@ -45,7 +45,7 @@ def test_the_crash_of_one_env_does_not_affect_the_others(tmp_path, caplog):
             batch, expected = manager.step(STAY), sound.step(STAY)
         assert batch.is_full
         assert batch.done.tolist() == [True, False, True]
-        np.testing.assert_array_equal(batch.obs[[0, 2]], expected.obs[[0, 2]])
+        np.testing.assert_array_equal(batch.ready_obs[[0, 2]], expected.ready_obs[[0, 2]])
         for _ in range(3):
             batch = manager.step(STAY)
         assert batch.info.row(1)["eval_episode_length"] == 9
@@ -57,7 +57,7 @@ def test_a_restarted_env_gets_another_but_reproducible_seed(tmp_path):
     def restarted(name):
         with managed(functools.partial(Fragile, at=1, once=tmp_path / name)) as manager:
             first = manager.ready_obs.copy()
-            return first, manager.step(np.zeros(1, int)).obs
+            return first, manager.step(np.zeros(1, int)).ready_obs
 
     first, second = restarted("a")
     assert not np.array_equal(first, second)
@@ -120,7 +120,7 @@ def test_a_failing_reset_keeps_the_episode_that_has_just_ended(tmp_path):
         assert batch.done.all()
         assert not batch.abnormal.any()
         assert batch.next_obs[0, 0] == 2
-        assert batch.obs[0, 0] == 0
+        assert batch.ready_obs[0, 0] == 0
         assert batch.info.row(0)["eval_episode_length"] == 2
         assert (manager.restarts, manager.dropped_steps) == (1, 0)
 

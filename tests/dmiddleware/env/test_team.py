@@ -83,7 +83,7 @@ def test_rewards_have_a_number_for_each_agent(mode):
         assert last["eval_episode_return"] == 30
         assert [last[f"eval_episode_return_{agent}"] for agent in range(3)] == [15, 30, 45]
         assert next(iter(step)).reward == [5.0, 10.0, 15.0]
-        assert step.obs["state"].tolist() == [[0.0], [0.0]]
+        assert step.ready_obs["state"].tolist() == [[0.0], [0.0]]
         assert step.next_obs["state"].tolist() == [[5.0], [5.0]]
 
 

@@ -116,7 +116,7 @@ def test_a_batch_is_iterated_env_by_env():
     obs = {"x": np.array([[1.0], [9.0]]), "pair": (np.array([5, 9]),)}
     batch = BatchedTimestep(
         env_id=np.array([0, 3]),
-        obs=obs,
+        ready_obs=obs,
         next_obs={"x": np.array([[1.0], [2.0]]), "pair": (np.array([5, 6]),)},
         reward=np.array([0.5, 1.5], np.float32),
         done=np.array([False, True]),
@@ -143,3 +143,4 @@ def test_a_timestep_has_the_true_successor_under_both_names():
     assert step.next_obs is step.obs
     changed = step._replace(reward=2.0)
     assert (changed.reward, changed.done, step.reward) == (2.0, True, 1.0)
+    assert step._replace(obs=3).next_obs == step._replace(next_obs=3).obs == 3

@@ -109,7 +109,7 @@ def test_final_and_first_observations_are_kept_apart(mode, final_as):
         [1, 2, 5],
         [2, 3, 6],
     ]
-    assert [step.obs[:, 0].tolist() for step in steps] == [
+    assert [step.ready_obs[:, 0].tolist() for step in steps] == [
         [1, 1, 1],
         [0, 2, 2],
         [1, 0, 3],
@@ -124,7 +124,7 @@ def test_final_and_first_observations_are_kept_apart(mode, final_as):
     assert steps[5].info["_eval_episode_return"].tolist() == [True, True, False]
     assert steps[5].info["eval_episode_return"].dtype == np.float32
     assert "final_obs" not in steps[5].info
-    assert steps[4].next_obs is steps[4].obs
+    assert steps[4].next_obs is steps[4].ready_obs
     assert [vector.n_closed for vector in made] == [1]
 
 
@@ -212,7 +212,7 @@ def test_the_arrays_of_a_step_are_never_overwritten(mode):
     with managed(mode) as manager:
         first = manager.step(ACTIONS)
         manager.step(ACTIONS)
-        assert first.obs[:, 0].tolist() == [1, 1, 1]
+        assert first.ready_obs[:, 0].tolist() == [1, 1, 1]
         assert first.reward.tolist() == [1, 1, 1]
 
 
@@ -279,7 +279,7 @@ def test_a_failing_vector_env_is_made_again_and_all_episodes_are_lost(caplog):
             batch = manager.step(ACTIONS)
         assert batch.abnormal.all()
         assert not batch.is_full
-        assert batch.obs[:, 0].tolist() == [0, 0, 0]
+        assert batch.ready_obs[:, 0].tolist() == [0, 0, 0]
         assert [row.info for row in batch] == [{"new": True, "abnormal": True}] * 3
         assert not batch.done.any()
         assert (manager.restarts, manager.dropped_steps) == (1, 4)  # env 0 had ended
@@ -386,8 +386,8 @@ def test_nested_spaces_go_through_gymnasiums_vector_env():
     with VectorEnvManager(vector, 2, seed=0) as manager:
         for _ in range(6):
             batch = manager.step(manager.sample_actions())
-        assert isinstance(batch.obs["pair"], tuple)
-        assert batch.obs["image"].dtype == np.uint8
+        assert isinstance(batch.ready_obs["pair"], tuple)
+        assert batch.ready_obs["image"].dtype == np.uint8
 
 
 class TensorCounters(Counters):
@@ -433,7 +433,7 @@ def test_the_tensors_of_a_simulator_stay_on_its_device(mode, kind):
         assert manager.ready_obs.device.type == kind.device
         for actions in [ACTIONS, {0: 0.0, 1: 0.0, 2: 0.0}, ACTIONS, ACTIONS, ACTIONS, ACTIONS]:
             step, expected = manager.step(actions), arrays.step(actions)
-            for name in ("obs", "next_obs"):
+            for name in ("ready_obs", "next_obs"):
                 tensor = getattr(step, name)
                 assert tensor.device.type == kind.device
                 np.testing.assert_array_equal(tensor.cpu().numpy(), getattr(expected, name))
@@ -441,9 +441,9 @@ def test_the_tensors_of_a_simulator_stay_on_its_device(mode, kind):
                 np.testing.assert_array_equal(getattr(step, name), getattr(expected, name))
                 assert getattr(step, name).dtype == getattr(expected, name).dtype
             assert step.info.rows() == expected.info.rows()
-        last, state = step.obs.clone(), manager.state_dict()
+        last, state = step.ready_obs.clone(), manager.state_dict()
         manager.step(ACTIONS)
-        assert torch.equal(step.obs, last)  # not overwritten
+        assert torch.equal(step.ready_obs, last)  # not overwritten
         assert manager.load_state_dict(state)
         assert manager.ready_obs.device.type == kind.device
         assert torch.equal(manager.ready_obs, last)

@@ -6,7 +6,6 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from dmiddleware.classic import as_eval_mode
-from dmiddleware.data.batch import as_tree, from_numpy
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
     ActorCritic,
@@ -28,6 +27,7 @@ from dmiddleware.model import (
     obs_shape_of,
 )
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.tree import as_tree, from_numpy
 
 LEADS = [(), (5,), (2, 5)]
 

@@ -6,7 +6,6 @@ import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.env import AgentSpaces, team_spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
@@ -16,6 +15,7 @@ from dmiddleware.model import (
     VDNNetwork,
     team_shapes,
 )
+from dmiddleware.tree import as_tree
 
 SHAPES = {"obs_shape": {"agents": 4, "state": 5}, "action_shape": 3, "n_agent": 2}
 WITHOUT_STATE = {**SHAPES, "obs_shape": {"agents": 4}}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import Policy
+from dmiddleware.tree import as_tree
 
 OBS = 4
 ACTIONS = 2

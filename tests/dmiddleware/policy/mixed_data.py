@@ -13,10 +13,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware.data.batch import Batch, as_tree, index_rows
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy
 from dmiddleware.rollout import evaluate_episodes
+from dmiddleware.tree import Batch, as_tree, index_rows
 
 LENGTH = 4
 

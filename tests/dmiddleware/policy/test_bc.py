@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import NonFiniteLoss, StructureError
 from dmiddleware.policy import BCPolicy
+from dmiddleware.tree import as_tree
 
 
 def test_discrete_actions_are_cloned_by_cross_entropy(small, transitions):

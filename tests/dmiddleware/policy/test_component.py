@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
     A2CPolicy,
@@ -26,6 +25,7 @@ from dmiddleware.policy import (
 from dmiddleware.policy.update import UpdateOutput
 from dmiddleware.schedule import Schedule
 from dmiddleware.torch_private import plain_torch
+from dmiddleware.tree import as_tree
 from tests.variants import mostly_slow
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.data.batch import Batch, index_rows
 from dmiddleware.policy import CQLPolicy, SACPolicy
+from dmiddleware.tree import Batch, index_rows
 
 from .mixed_data import Follow, bc_regret, mixed_rows, regret, train
 

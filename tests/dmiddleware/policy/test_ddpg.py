@@ -9,11 +9,11 @@ import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.tree import as_tree
 from tests.dmiddleware.counting_envs import CountingEnv
 
 SMALL = {

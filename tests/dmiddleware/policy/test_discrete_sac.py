@@ -9,9 +9,9 @@ import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import DiscreteSACPolicy
+from dmiddleware.tree import as_tree
 
 SMALL = {
     "obs_shape": 3,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.classic.monitored import monitored_of
-from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import C51Policy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, clipped_share, quantile_huber_loss, taken_rows
+from dmiddleware.tree import as_tree
 
 SMALL = {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]}
 C51 = {**SMALL, "n_atoms": 21, "v_min": -2.0, "v_max": 2.0}

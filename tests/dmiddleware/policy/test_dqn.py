@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.classic import as_command_mode
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import DQNPolicy, Policy
+from dmiddleware.tree import as_tree
 
 
 class Table(torch.nn.Module):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from dmiddleware.data.batch import leaves, to_device
 from dmiddleware.errors import NonFiniteLoss
 from dmiddleware.policy import BCPolicy, DQNPolicy, IQNPolicy, PPOPolicy, RainbowPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.tree import leaves, to_device
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 pytestmark = [

@@ -9,10 +9,10 @@ import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data.batch import Batch, index_rows
 from dmiddleware.errors import SpaceError
 from dmiddleware.policy import IQLPolicy
 from dmiddleware.policy.iql import expectile_loss
+from dmiddleware.tree import Batch, index_rows
 
 from .mixed_data import Follow, bc_regret, mixed_rows, regret, train
 

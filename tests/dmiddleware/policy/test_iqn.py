@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import IQNPolicy
+from dmiddleware.tree import as_tree
 
 MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_sizes": [16], "n_quantiles": 5}
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from dmiddleware.data.batch import as_tree, flatten_lead, index_rows, to_numpy
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import as_tree, flatten_lead, index_rows, to_numpy
 
 pytestmark = [pytest.mark.learning, pytest.mark.usefixtures("one_torch_thread")]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree, map_leaves
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy, VDNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.tree import as_tree, map_leaves
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
 

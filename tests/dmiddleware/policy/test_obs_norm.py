@@ -9,7 +9,6 @@ import torch
 
 from dmiddleware.classic import as_collect_mode
 from dmiddleware.data import Batch, as_tree, flatten_lead
-from dmiddleware.data.batch import leaves
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
     ACTION_OPTIONS,
@@ -43,6 +42,7 @@ from dmiddleware.policy import (
     VDNPolicy,
     adam,
 )
+from dmiddleware.tree import leaves
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.policy import every_policy, test_qmix, test_r2d2
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy.obs_norm import ObsNorm
+from dmiddleware.tree import as_tree
 
 
 def test_early_statistics_are_used_at_once():

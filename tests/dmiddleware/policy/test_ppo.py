@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from dmiddleware.classic.monitored import monitored_of
-from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, PPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rl import Counters, RunningMeanStd, Schedule
+from dmiddleware.tree import as_tree, leaves
 from tests.dmiddleware.policy.every_policy import batch_for, made
 
 

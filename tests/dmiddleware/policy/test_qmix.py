@@ -11,11 +11,11 @@ import torch
 
 from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data import TensorBuffer
-from dmiddleware.data.batch import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import SpaceError
 from dmiddleware.policy import DQNPolicy, PPOPolicy, QMIXPolicy, VDNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.tree import as_tree
 from tests.dmiddleware.team_envs import CountingTeam
 
 MODEL = {"obs_shape": {"agents": 4, "state": 5}, "action_shape": 3, "n_agent": 2}

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dmiddleware.classic import as_command_mode
-from dmiddleware.data.batch import as_tree
 from dmiddleware.policy import C51Policy, DQNPolicy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, taken_rows
+from dmiddleware.tree import as_tree
 
 SMALL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_sizes": [16]}
 NOISY = pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dmiddleware.classic import as_collect_mode, as_learn_mode
-from dmiddleware.data.batch import as_tree
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import ActorQ, EnsembleLinear
 from dmiddleware.policy import SACPolicy
+from dmiddleware.tree import as_tree
 
 SMALL = {
     "obs_shape": 3,

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from dmiddleware.data.batch import as_tree, leaves
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
+from dmiddleware.tree import as_tree, leaves
 
 
 def same_states(ours, theirs):

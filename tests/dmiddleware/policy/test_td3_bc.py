@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.data.batch import Batch, as_tree, index_rows
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import TD3BCPolicy
+from dmiddleware.tree import Batch, as_tree, index_rows
 
 from .mixed_data import Follow, bc_regret, mixed_rows, regret, train
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.rl import with_advantages
+from dmiddleware.tree import as_tree
 
 
 def test_advantages_of_several_agents_are_those_of_each_agent_alone() -> None:

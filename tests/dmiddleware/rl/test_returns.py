@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.data.n_step import n_step_returns
 from dmiddleware.errors import StructureError
 from dmiddleware.rl import (
     discounted_return,
@@ -169,6 +171,25 @@ def test_nstep_equals_walking_ahead(rollout, n, discount):
     for place, part in enumerate(result):
         wanted = torch.tensor([[row[place] for row in env] for env in expected]).double()
         torch.testing.assert_close(as_columns(part), wanted)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rollout=rollouts(), n=st.integers(1, 9), discount=fractions)
+def test_nstep_returns_of_trajectories_equal_those_of_linked_rows(rollout, n, discount):
+    result = nstep_return(rollout.reward, rollout.terminated, rollout.done, n=n, discount=discount)
+    shape = rollout.reward.shape
+    n_rows, width = rollout.reward.numel(), max(rollout.reward[0].numel(), 1)
+    reward, done = rollout.reward.flatten().numpy(), rollout.done.flatten().numpy()
+
+    def successor(row):
+        return np.where((row + width < n_rows) & ~done[row], row + width, -1)
+
+    window = n_step_returns(
+        np.arange(n_rows), successor, lambda row: reward[row], n_step=n, discount=discount
+    )
+    assert (window.last // width).reshape(shape).tolist() == result.bootstrap_row.tolist()
+    np.testing.assert_allclose(window.ret.reshape(shape), result.reward, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(window.discount.reshape(shape), result.discount, rtol=1e-6)
 
 
 def nstep_of_four(*, end_at_1: str) -> tuple[list[float], list[float], list[int], list[bool]]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dmiddleware.data import TensorBuffer
-from dmiddleware.data.batch import as_tree, cat, leaves
 from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager, make_env_manager
 from dmiddleware.errors import SpaceError
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.tree import as_tree, cat, leaves
 
 LENGTHS = [(5,), (3, 7), (4, 2, 9)]
 

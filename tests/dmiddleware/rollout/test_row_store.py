@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.data.batch import as_tree
 from dmiddleware.rollout.row_store import RowStore
+from dmiddleware.tree import as_tree
 
 
 class NaiveStore:

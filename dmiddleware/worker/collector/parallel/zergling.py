@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dmiddleware.classic.collate import collate_values, row, split_outputs
-from dmiddleware.data import from_numpy, map_nested, to_numpy
+from dmiddleware.classic.collate import split_outputs
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, EnvTimestep, make_env_manager
 from dmiddleware.rollout.acting_memory import ActingMemory
+from dmiddleware.tree import from_numpy, index_rows, stack, to_numpy
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.trajectory_collector import TrajectoryCollector
 
@@ -82,7 +82,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
         obs = from_numpy(manager.ready_obs)
         playing = range(self._env_num) if manager.in_lockstep else set(manager.unfinished)
         return {
-            env_id: row(obs, index)
+            env_id: index_rows(obs, index)
             for index, env_id in enumerate(manager.ready_obs_id.tolist())
             if env_id in playing
         }
@@ -94,15 +94,13 @@ class ZerglingParallelCollector(TrajectoryCollector):
             self._outputs = self._modes[0].forward(obs, **kwargs)
         else:
             env_ids = list(obs)
-            batched = self._memory.act(
-                collate_values(list(obs.values())), np.array(env_ids), kwargs
-            )
+            batched = self._memory.act(stack(list(obs.values())), np.array(env_ids), kwargs)
             self._outputs = split_outputs(batched, env_ids)
         return {env_id: output["action"] for env_id, output in self._outputs.items()}
 
     def _env_step(self, action: dict[int, Any]) -> dict[int, EnvTimestep]:
         playing = set(self._env_manager.unfinished)  # envs in lockstep continue, uncounted
-        actions = {env_id: map_nested(to_numpy, one) for env_id, one in action.items()}
+        actions = {env_id: to_numpy(one) for env_id, one in action.items()}
         timestep = self._env_manager.step(actions)
         if self._memory is not None:
             self._remember(self._memory, timestep)
@@ -110,7 +108,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
 
     def _remember(self, memory: ActingMemory, timestep: BatchedTimestep) -> None:
         env_ids = list(self._outputs)
-        action = collate_values([output["action"] for output in self._outputs.values()])
+        action = stack([output["action"] for output in self._outputs.values()])
         seen = memory.record(np.array(env_ids), action, timestep)
         self._inputs = split_outputs(seen, timestep.env_id.tolist())
         memory.restart(timestep.env_id[timestep.done | timestep.abnormal].tolist())

@@ -13,7 +13,6 @@ import torch
 from tensorboardX import SummaryWriter
 
 from dmiddleware.classic import as_learn_mode
-from dmiddleware.data.batch import as_tree
 from dmiddleware.data.checkpoint import load_checkpoint
 from dmiddleware.errors import (
     CheckpointMismatch,
@@ -24,6 +23,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.signals import Terminated
+from dmiddleware.tree import as_tree
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from tests.variants import mostly_slow
 
