@@ -365,6 +365,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="final_ctx_saver")
         self._path = run.path / "final_ctx.json"
+        self._best_effort = BestEffort(f"write {self._path}")
         self._task: Task[Any] | None = None
 
     def setup(self, task: Task[Any]) -> None:
@@ -375,7 +376,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
         """
         self._run.lock(task)
         self._task = task
-        with BestEffort(f"remove {self._path}"):
+        with self._best_effort:
             self._path.unlink(missing_ok=True)  # a run that continues has no end yet
 
     def __call__(self, ctx: Context) -> None:
@@ -391,7 +392,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
             for name, value in task.ctx.state_dict()["values"].items()
             if isinstance(value, bool | int | float | str | None)
         }
-        with BestEffort(f"write {self._path}"):
+        with self._best_effort:
             _write_json(self._path, {**fields, "stop_reason": task.stop_reason})
 
 

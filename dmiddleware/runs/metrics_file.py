@@ -43,7 +43,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.on_row: Callable[[Mapping[str, float | None]], None] | None = None
-        before = _whole_lines(_read(path))
+        before = _whole_lines(_read(path)) if path.is_file() else b""  # not of a device
         self._n_bytes, self._crc = len(before), zlib.crc32(before)
         self._unwritten: list[bytes] = []
         self._best_effort = BestEffort(f"write metrics to {path}")

@@ -75,6 +75,8 @@ def a_full_device(path: Path) -> None:
         ("final_ctx.json", a_folder),
         ("evaluations.jsonl", a_folder),
         ("evaluations.jsonl", a_full_device),
+        ("metrics.jsonl", a_folder),
+        ("metrics.jsonl", a_full_device),
         ("log.txt", a_full_device),
         ("tb", a_file),
     ],
