@@ -60,6 +60,7 @@ __all__ = [
     "from_nested",
     "nested",
     "plain_values",
+    "setting_types",
     "settings_table",
     "values_in_words",
 ]
@@ -156,14 +157,13 @@ class _Signature:
         return inspect.Signature(parameters)
 
 
-@dataclass_transform(
-    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
-)
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Settings:
     """The base class of settings; a subclass declares fields, and is a frozen dataclass.
 
     Text is not taken for a number, nor True for 1; an integer is fine where a number is wanted. A
-    subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``.
+    subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``; a
+    type checker then takes the type of the value, so repeat the annotation of a union.
     ``__post_init__`` refuses combinations, by a :class:`ConfigError`; call ``super()`` in it.
 
     Args:
@@ -462,6 +462,12 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
     ]
 
 
+def setting_types(cls: type[Settings]) -> dict[str, Any]:
+    """Return the types of settings by name, with their ranges; faster than :func:`describe`."""
+    hints = _hints(cls)
+    return {name: hints[name] for name in _fields(cls)}
+
+
 def settings_table(cls: type[Settings]) -> str:
     """Return a Markdown table of settings: name, default, values and meaning."""
     rows = (
@@ -589,6 +595,7 @@ def _paths(cls: type[Settings]) -> dict[str, str]:
     return paths
 
 
+@functools.cache
 def _sentences(cls: type) -> dict[str, str]:
     """Return the sentences below the fields that a class itself declares."""
     try:

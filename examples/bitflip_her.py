@@ -30,7 +30,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         model={"encoder_hidden_sizes": [256]},
-        discount_factor=0.98,
+        discount=0.98,
         target_update_freq=1,
         target_tau=0.05,
     )

@@ -31,7 +31,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        nstep=3,
+        n_step=3,
         model={"encoder_hidden_sizes": [128, 128]},
         learning_rate=2e-3,
         target_update_freq=64,
@@ -49,7 +49,7 @@ def main(
         snapshots = SnapshotSaver(experiment.run, every_train_iter=640)
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5_000))

@@ -26,23 +26,22 @@ ENV = "LunarLander-v3"
 Algo = Literal["ppo", "a2c"]
 
 PPO: dict[str, Any] = {
-    "discount_factor": 0.999,
+    "discount": 0.999,
     "gae_lambda": 0.98,
     "entropy_weight": 0.01,
-    "n_sample": 16_384,
     "batch_size": 64,
     "epoch_per_collect": 4,
 }
 A2C: dict[str, Any] = {
-    "discount_factor": 0.995,
+    "discount": 0.995,
     "gae_lambda": 0.98,
     "adv_norm": True,
     "obs_norm": True,
     "reward_norm": True,
     "learning_rate": Schedule.linear(3e-3, 0.0, by="progress"),
-    "n_sample": 1024,
     "batch_size": 1024,
 }
+N_SAMPLE: dict[Algo, int] = {"ppo": 16_384, "a2c": 1024}
 MAX_ENV_STEP: dict[Algo, int] = {"ppo": 1_500_000, "a2c": 5_000_000}
 EVERY_TRAIN_ITER: dict[Algo, int] = {"ppo": 2048, "a2c": 50}
 """Updates from one evaluation to the next: 33,000 and 51,000 env steps."""
@@ -74,7 +73,7 @@ def main(
         eval_env = make_env_manager(ENV, env_num=25, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env))
+        task.use(StepCollector(policy, collect_env, n_sample=N_SAMPLE[algo]))
         task.use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(

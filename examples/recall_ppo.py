@@ -25,7 +25,7 @@ Memory = Literal["lstm", "gru", "none"]
 def make_policy(seed: int = 0, memory: Memory = "lstm") -> PPOPolicy:
     """Build an actor and a critic, on a memory or without one."""
     envs = make_env_manager(ENV, env_num=1)
-    options = {"discount_factor": 0.9, "learning_rate": 5e-3, "entropy_weight": 0.01}
+    options = {"discount": 0.9, "learning_rate": 5e-3, "entropy_weight": 0.01}
     if memory == "none":
         return PPOPolicy.for_env(envs, seed=seed, **options)
     model = {"core": memory, "hidden_size": 32}

@@ -25,7 +25,8 @@ from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.seeding import seed_libraries
-from middleware.base import BaseMiddleware, stock_middleware
+from dmiddleware.settings import plain_values
+from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
@@ -40,14 +41,6 @@ from middleware.support.console import RunConsole
 __all__ = ["Experiment", "ExperimentResult", "FinalCtxSaver", "final_ctx_saver"]
 
 _SMALL_MODEL = 500_000  # parameters
-_CHAIN_SETTINGS = (
-    "learn.batch_size",
-    "learn.epoch_per_collect",
-    "collect.n_sample",
-    "collect.n_episode",
-    "other.eps",
-)
-"""The keys of a policy's config that only the middleware of a chain read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +199,7 @@ class Experiment(BaseMiddleware[RLContext]):
         for one in chain.middleware:
             if isinstance(one, InteractionEvaluator):
                 self._evaluator = one
-        self._config = {**_named(type(self._policy)), **_used_config(self._policy.cfg, chain)}
+        self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [
             {middleware_name(one): one.settings if isinstance(one, _HasSettings) else {}}
             for one in chain.middleware
@@ -402,39 +395,6 @@ def _named(cls: type[Policy]) -> dict[str, Any]:
         return {}
     is_stock = cls.__module__.startswith("dmiddleware.")
     return {"type": names[0], **({} if is_stock else {"import_names": [cls.__module__]})}
-
-
-def _used_config(cfg: Mapping[str, Any], chain: ChainView) -> dict[str, Any]:
-    """Return a policy's config with the values that the chain's middleware use.
-
-    Settings of middleware that the policy's config does not have are left out: they are among those
-    of the chain, and the policy would not take them back.
-    """
-    used: dict[str, Any] = _copied(cfg)
-    for path in _CHAIN_SETTINGS:
-        section, key = _section_of(path, used)
-        section.pop(key, None)
-    for one in stock_middleware(chain):
-        for path, value in one.policy_settings.items():
-            known, key = _section_of(path, cfg)
-            if key in known:
-                _section_of(path, used)[0][key] = value
-    return used
-
-
-def _section_of(path: str, cfg: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the part of a config in which a setting is, and its key there."""
-    *sections, key = path.split(".")
-    section: Any = cfg
-    for name in sections:
-        section = section.get(name, {})
-    return section, key
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return value
 
 
 def _is_same_policy(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Final, Literal
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView
-from dmiddleware.policy import CollectMode, DQNPolicy, HasModes, as_collect_mode
+from dmiddleware.policy import CollectMode, DQNSettings, HasModes, as_collect_mode
 from dmiddleware.rl import epsilon_schedule
-from dmiddleware.schedule import ScheduleCounter, ScheduleType
+from dmiddleware.schedule import Schedule, ScheduleCounter, ScheduleType
+from dmiddleware.settings import plain_values
 from middleware.base import BaseMiddleware
 from middleware.collect import collectors_of
 from middleware.context import OnlineRLContext
@@ -25,7 +26,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     """Set the probability of a random action, which a schedule lowers during the run.
 
     Args:
-        policy: a policy (or its collect mode) whose ``other.eps`` has the values of all options
+        policy: a policy (or its collect mode) whose ``eps`` has the values of all options
             that are left out. Without a policy, they are those of DQN: linear, from 1.0 to 0.05 in
             10,000 env steps.
         start: the probability at first.
@@ -46,7 +47,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         ctx.collect_kwargs: the key ``eps``.
 
     Raises:
-        ConfigError: if the policy has no ``other.eps``, a probability is outside ``[0, 1]`` or
+        ConfigError: if the policy has no ``eps``, a probability is outside ``[0, 1]`` or
             ``decay_steps`` is not positive.
     """
 
@@ -78,17 +79,18 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         defaults: Mapping[str, Any] = _DEFAULTS
         if policy is not None:
             mode = as_collect_mode(policy, user="eps_greedy_handler")
-            defaults = policy_setting(mode, "other.eps")
-            if defaults is None:
+            setting = policy_setting(mode, "eps")
+            if setting is None:
                 raise ConfigError(
-                    "the policy's config has no other.eps; give the schedule instead: "
+                    "the policy has no setting eps; give the schedule instead: "
                     "eps_greedy_handler(start=1.0, end=0.05, decay_steps=10_000)"
                 )
+            defaults = plain_values(Schedule.of(setting))
         eps = {**defaults, **given}
         self._schedule = epsilon_schedule(eps)
         self._counters = RunCounters({"ε": self._schedule})
         self._assumed = {} if policy is not None else {k: eps[k] for k in eps if k not in given}
-        self.policy_settings: dict[str, Any] = {"other.eps": eps}
+        self.policy_settings: dict[str, Any] = {"other.eps": plain_values(self._schedule)}
         self.settings = {
             "start": eps["start"],
             "end": eps["end"],
@@ -102,13 +104,13 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         """Refuse a default that differs from the schedule of the policy that collects."""
         yield from self._counters.preflight(chain)
         for collector in collectors_of(chain):
-            setting = policy_setting(collector.mode, "other.eps") or {}
+            setting = policy_setting(collector.mode, "eps")
+            known = {} if setting is None else plain_values(Schedule.of(setting))
             for name, value in self._assumed.items():
-                if setting.get(name, value) != value:
+                if known.get(name, value) != value:
                     yield (
-                        f"it uses the default {name}={value!r} for ε, but the policy's "
-                        f"other.eps.{name} is {setting[name]!r}; use the policy's schedule: "
-                        "eps_greedy_handler(policy)"
+                        f"it uses the default {name}={value!r} for ε, but in the policy's eps it "
+                        f"is {known[name]!r}; use the policy's schedule: eps_greedy_handler(policy)"
                     )
 
     def __call__(self, ctx: OnlineRLContext) -> None:
@@ -118,7 +120,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         ctx.log("collect/eps", eps)
 
 
-_DEFAULTS: Final = DQNPolicy.default_config().other.eps
+_DEFAULTS: Final = plain_values(DQNSettings().eps)
 
 eps_greedy_handler = EpsGreedyHandler
 """DI-engine's name of :class:`EpsGreedyHandler`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from dmiddleware.errors import ConfigError
@@ -71,13 +70,8 @@ def check_instance(value: object, kind: type[T], *, user: str, hint: str) -> T:
 
 
 def policy_setting(mode: LearnMode | CollectMode | EvalMode, path: str) -> Any:
-    """Return the value of a dotted key of a policy's config; None if it has no such key."""
-    value: Any = mode.spec.cfg
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return None
-        value = value[key]
-    return value
+    """Return a policy's setting; None if it has none of that name, the last part of the path."""
+    return getattr(mode.spec.settings, path.rpartition(".")[2], None)
 
 
 def value_or_setting(

@@ -20,7 +20,7 @@ class ChainDQN:
         self.policy = DQNPolicy.for_env(
             self.envs,
             seed=seed,
-            discount_factor=S.DISCOUNT,
+            discount=S.DISCOUNT,
             learning_rate=S.LEARNING_RATE,
             target_update_freq=S.TARGET_UPDATE,
             double=False,

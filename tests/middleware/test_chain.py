@@ -114,9 +114,10 @@ def test_chain_of_ppo_learns_cartpole(
     policy = cls(
         {
             "seed": 0,
-            "discount_factor": 0.98,
+            "discount": 0.98,
             "value_norm": value_norm,
-            "learn": {"learning_rate": 1e-3, **learn},
+            "learning_rate": 1e-3,
+            **learn,
             "model": {"obs_shape": 4, "action_shape": 2},
         }
     )
@@ -191,8 +192,8 @@ def test_estimator_before_its_collector_is_rejected(dqn: DQNPolicy) -> None:
 
 
 def test_unknown_key_of_a_config_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean learn\.learning_rate"):
-        DQNPolicy({"learn": {"learning_rat": 1e-3}})
+    with pytest.raises(ConfigError, match=r"did you mean learning_rate"):
+        DQNPolicy({"learning_rat": 1e-3})
 
 
 def test_envs_that_do_not_fit_are_rejected_before_anything_is_collected(

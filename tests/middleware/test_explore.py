@@ -40,19 +40,14 @@ def test_epsilon_may_follow_the_updates_or_the_progress(run_steps: Any) -> None:
 def test_epsilon_follows_the_schedule_of_the_policy(run_steps: Any) -> None:
     eps = {"type": "piecewise", "points": [(0, 1.0), (10, 0.5), (20, 0.0)], "by": "update"}
     model = {"obs_shape": 4, "action_shape": 2}
-    policy = DQNPolicy({"model": model, "other": {"eps": eps}})
+    policy = DQNPolicy({"model": model, "eps": eps})
     ctx = OnlineRLContext(env_step=1_000, train_iter=15)
     handler = eps_greedy_handler(policy)
     assert run_steps(handler, ctx=ctx).collect_kwargs["eps"] == 0.25
     commands = as_command_mode(policy, user="the test")
     assert commands.get_setting_collect({"envstep": 0, "train_iter": 15})["eps"] == 0.25
-    assert (
-        DQNPolicy({"model": model, "other": handler_config(handler)}).cfg.other.eps.by == "update"
-    )
-
-
-def handler_config(handler: Any) -> dict[str, Any]:
-    return {"eps": handler.policy_settings["other.eps"]}
+    used = handler.policy_settings["other.eps"]
+    assert DQNPolicy({"model": model, "eps": used}).cfg == policy.cfg
 
 
 def test_progress_without_a_length_of_the_run_is_refused_before_the_first_step(

@@ -249,7 +249,7 @@ def learning_rates(run_steps: Any, schedule: Schedule, *others: Any, **start: in
     def note(ctx: OnlineRLContext) -> None:
         seen.extend(output["cur_lr"] for output in ctx.train_output)
 
-    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": schedule}})
+    policy = DQNPolicy({**SMALL, "learning_rate": schedule})
     learner = OffPolicyLearner(policy, filled(), batch_size=16, update_per_collect=2)
     run_steps(collect, learner, note, *others, n_steps=2, ctx=OnlineRLContext(**start))
     return seen
@@ -267,10 +267,10 @@ def test_learning_rate_follows_the_counter_of_its_schedule(run_steps: Any) -> No
 
 
 def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) -> None:
-    policy = DQNPolicy({**SMALL, "learn": {"learning_rate": {"start": 1.0, "end": 0.0}}})
+    policy = DQNPolicy({**SMALL, "learning_rate": {"start": 1.0, "end": 0.0}})
     with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):
         run_steps(OffPolicyLearner(policy, filled(), batch_size=16), ctx=OfflineRLContext())
-    with pytest.raises(ChainError, match=r"learn\.learning_rate is scheduled by progress"):
+    with pytest.raises(ChainError, match=r"learning_rate is scheduled by progress"):
         learning_rates(run_steps, Schedule.linear(1.0, 0.0, by="progress"))
 
 
@@ -463,7 +463,7 @@ def test_lanes_of_rows_that_are_not_a_grid_are_refused(run_steps: Any) -> None:
 
 def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) -> None:
     learn = {"recompute_advantage": True, "learning_rate": 0.01, "adv_norm": False}
-    policy = PPOPolicy({**SMALL, "reward_norm": True, "learn": learn})
+    policy = PPOPolicy({**SMALL, "reward_norm": True, **learn})
     collected = {"next_obs": torch.randn(6, 2, 4), "terminated": torch.rand(6, 2) < 0.2}
     rows = {**dict(on_policy_data(6, 2).items()), **collected}
     rows["episode_id"] = torch.arange(2).expand(6, 2)
@@ -503,7 +503,7 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
 
 def test_recomputing_advantages_of_lanes_is_refused() -> None:
     with pytest.raises(ConfigError, match="learns from lanes"):
-        OnPolicyLearner(ByLanes({**SMALL, "learn": {"recompute_advantage": True}}))
+        OnPolicyLearner(ByLanes({**SMALL, "recompute_advantage": True}))
 
 
 def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any, ppo: PPOPolicy) -> None:
@@ -532,7 +532,7 @@ def test_policy_that_moved_too_far_ends_the_epochs(run_steps: Any, ppo: PPOPolic
 
 
 def test_real_kl_stop_of_ppo_ends_the_epochs(run_steps: Any) -> None:
-    policy = PPOPolicy({**SMALL, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
+    policy = PPOPolicy({**SMALL, "target_kl": 0.01, "learning_rate": 0.05})
     learner = OnPolicyLearner(policy.learn_mode, batch_size=8, epochs=100)
     ctx = run_steps(give(on_policy_data(5, 6)), learner)
     assert ctx.train_output[-1]["kl_stop"]

@@ -170,7 +170,7 @@ def test_resumed_run_continues_with_the_same_minibatches(dataset: OfflineDataset
 
 def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
     learn = {"learning_rate": 0.05, "batch_size": 5}
-    policy = BCPolicy({"seed": 0, "learn": learn, "model": MODEL})
+    policy = BCPolicy({"seed": 0, **learn, "model": MODEL})
     accuracy = []
 
     def note(ctx: OfflineRLContext) -> None:
@@ -189,7 +189,7 @@ def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
 def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
     run_steps: Any, collector: StepCollector, tmp_path: Path, nstep: int, saves_n_step: bool
 ) -> None:
-    policy = DQNPolicy({"nstep": nstep, "model": MODEL})
+    policy = DQNPolicy({"n_step": nstep, "model": MODEL})
     path = tmp_path / "rows.safetensors"
     enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
     run_steps(collector, *enhancers, offline_data_saver(path))
@@ -198,7 +198,7 @@ def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
         if nstep == 1 or saves_n_step:
             assert run_steps(learner, ctx=OfflineRLContext()).train_iter == 1
             return
-        with pytest.raises(ChainError, match=r"nstep=3, but nothing .* computes n-step returns"):
+        with pytest.raises(ChainError, match=r"n_step=3, but nothing .* computes n-step returns"):
             run_steps(learner, ctx=OfflineRLContext())
 
 

@@ -10,6 +10,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.schedule import Schedule
 from middleware import (
     CkptSaver,
     EpisodeCollector,
@@ -75,12 +76,12 @@ def test_policy_that_never_explores_is_rejected(dqn: DQNPolicy, buffer: TensorBu
 
 def test_schedule_that_ignores_the_policys_is_refused(buffer: TensorBuffer) -> None:
     with envs() as cartpole:
-        policy = DQNPolicy.for_env(cartpole, eps_start=0.5, eps_decay=500)
+        policy = DQNPolicy.for_env(cartpole, eps=Schedule.linear(0.5, 0.05, decay=500))
     learn = (StepCollector(policy, envs(), n_sample=8), data_pusher(buffer))
     message = refused(
         eps_greedy_handler(start=0.9), *learn, OffPolicyLearner(policy, buffer, batch_size=8)
     )
-    assert "other.eps.decay is 500" in message
+    assert "in the policy's eps it is 500" in message
     assert "eps_greedy_handler(policy)" in message
     assert "other.eps.start" not in message, "it was given"
     seen: list[float] = []
@@ -162,7 +163,7 @@ def test_two_savers_of_one_run_folder_are_rejected(
 
 
 def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) -> None:
-    three = DQNPolicy.for_env(envs(), nstep=3)
+    three = DQNPolicy.for_env(envs(), n_step=3)
     with pytest.raises(ConfigError, match=r"n_step=3.*n_step=1"):
         OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
     one_step = TensorBuffer(100)
@@ -172,12 +173,12 @@ def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) 
         data_pusher(one_step),
         OffPolicyLearner(three, one_step),
     )
-    assert "nstep=3" in message
+    assert "n_step=3" in message
     assert "n_step=1" in message
 
 
 def test_discount_that_differs_from_the_policy_is_rejected() -> None:
-    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
+    policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
     buffer = TensorBuffer(100, n_step=3, discount=0.99)
     with pytest.raises(ConfigError, match=r"0\.99.*0\.5"):
         OffPolicyLearner(policy, buffer)
@@ -192,16 +193,16 @@ def test_discount_that_differs_from_the_policy_is_rejected() -> None:
 
 
 def test_buffer_takes_its_discount_from_the_policy() -> None:
-    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
-    buffer = TensorBuffer(100, n_step=policy.nstep)
+    policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
+    buffer = TensorBuffer(100, n_step=policy.n_step)
     OffPolicyLearner(policy, buffer)
     assert buffer.discount == 0.5
 
 
 def test_settings_of_the_policy_replace_omitted_options(run: RunFolder) -> None:
-    policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, n_sample=32, seed=0)
+    policy = PPOPolicy.for_env(envs(), batch_size=16, epoch_per_collect=3, seed=0)
     with Task() as task:
-        task.use(StepCollector(policy, envs())).use(gae_estimator(policy))
+        task.use(StepCollector(policy, envs(), n_sample=32)).use(gae_estimator(policy))
         task.use(OnPolicyLearner(policy)).run(max_step=1)
         assert task.ctx.env_step == 32
         assert task.ctx.train_iter == 6

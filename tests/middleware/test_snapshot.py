@@ -75,12 +75,10 @@ class DQNRun:
             {
                 "seed": 0,
                 "priority": True,
-                "nstep": 3,
+                "n_step": 3,
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
-                "learn": {
-                    "target_update_freq": 7,
-                    "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
-                },
+                "target_update_freq": 7,
+                "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
             }
         )
         self.noise: list[float] = []
@@ -193,12 +191,10 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
                 "seed": 0,
                 "obs_norm": True,
                 "value_norm": True,
-                "learn": {
-                    "recompute_advantage": True,
-                    "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
-                    "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
-                    "entropy_weight": Schedule.cosine(0.1, 0.0, by="progress"),
-                },
+                "recompute_advantage": True,
+                "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
+                "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
+                "entropy_weight": Schedule.cosine(0.1, 0.0, by="progress"),
                 "model": {"obs_shape": 4, "action_shape": 2},
             }
         )
