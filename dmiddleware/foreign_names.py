@@ -46,7 +46,11 @@ _START: Final = "learn_start of the learner: OffPolicyLearner(policy, buffer, le
 _UPDATES: Final = "update_per_collect of OffPolicyLearner(policy, buffer, update_per_collect=...)"
 _SIZE: Final = "the size of the buffer: TensorBuffer(size)"
 _ENVS: Final = "env_num of make_env_manager(env, env_num=...)"
-_EPS: Final = "the schedule of ε: eps_start, eps_end and eps_decay of the policy"
+_EPS: Final = (
+    "the schedule of ε: eps of the policy, such as Schedule.linear(1.0, 0.05, decay=10_000)"
+)
+_DI_ENGINE: Final = frozenset(("discount_factor", "nstep"))
+"""Names in the configs of DI-engine, which policies with sections accept."""
 _LOG: Final = "left to Experiment(name, policy), which logs, saves and shows the progress"
 _PRIORITY: Final = "an argument of the buffer's sampler: PrioritySampler(alpha=..., beta=...)"
 _EVALUATOR: Final = "an argument of interaction_evaluator(policy, envs, n_episode=...)"
@@ -60,10 +64,10 @@ _ALPHA: Final = "learning_rate_alpha"
 _HOMES: Final[dict[str, _Home]] = {
     **_of(
         _POLICY,
-        gamma="discount_factor discount",
-        discount="discount_factor",
+        gamma="discount discount_factor",
+        discount="discount discount_factor",
         discount_factor="discount",
-        reward_decay="discount_factor discount",
+        reward_decay="discount discount_factor",
         batch_size="batch_size",
         gae_lambda="gae_lambda",
         tau="target_tau",
@@ -119,11 +123,12 @@ _HOMES: Final[dict[str, _Home]] = {
         is_double="double",
         double_q="double",
         double_dqn="double",
-        estimation_step="nstep n_step",
-        n_step="nstep",
+        estimation_step="n_step nstep",
+        n_step="n_step nstep",
         nstep="n_step",
-        n_step_return_horizon="nstep n_step",
-        multi_step="nstep n_step",
+        priority_is_weight="importance_weights",
+        n_step_return_horizon="n_step nstep",
+        multi_step="n_step nstep",
         policy_delay="actor_update_freq",
         policy_frequency="actor_update_freq",
         policy_freq="actor_update_freq",
@@ -169,26 +174,29 @@ _HOMES: Final[dict[str, _Home]] = {
     ),
     **_of(
         _EPS,
-        epsilon="eps eps_start start",
-        exploration_rate="eps eps_start start",
-        eps_train="eps eps_start start",
-        eps_training="eps eps_start start",
-        eps_greedy="eps eps_start start",
-        start_e="eps_start start",
-        epsilon_start="eps_start start",
-        initial_epsilon="eps_start start",
-        exploration_initial_eps="eps_start start",
-        end_e="eps_end end",
-        epsilon_end="eps_end end",
-        final_epsilon="eps_end end",
-        min_epsilon="eps_end end",
-        eps_train_final="eps_end end",
-        exploration_final_eps="eps_end end",
-        exploration_fraction="eps_decay",
-        epsilon_decay="eps_decay",
-        eps_decay_steps="eps_decay",
-        eps="eps_start start",
-        decay_steps="eps_decay",
+        epsilon="eps start",
+        exploration_rate="eps start",
+        eps_train="eps start",
+        eps_training="eps start",
+        eps_greedy="eps start",
+        start_e="eps start",
+        epsilon_start="eps start",
+        initial_epsilon="eps start",
+        exploration_initial_eps="eps start",
+        end_e="eps end",
+        epsilon_end="eps end",
+        final_epsilon="eps end",
+        eps_start="eps start",
+        eps_end="eps end",
+        eps_decay="eps decay",
+        eps="eps start",
+        decay_steps="eps decay",
+        min_epsilon="eps end",
+        eps_train_final="eps end",
+        exploration_final_eps="eps end",
+        exploration_fraction="eps decay",
+        epsilon_decay="eps decay",
+        eps_decay_steps="eps decay",
     ),
     "eps_test": _Home((), "not used: evaluating is greedy, and collecting has the schedule of ε"),
     "eps_inference": _Home((), "not used: evaluating is greedy"),
@@ -203,6 +211,10 @@ _HOMES: Final[dict[str, _Home]] = {
         max_size="size",
         total_size="size",
     ),
+    **{
+        section: _Home((), "given by names without sections, such as DQNSettings(batch_size=32)")
+        for section in ("learn", "collect", "other")
+    },
     "buffer_num": _Home((), "not used: a TensorBuffer takes the rows of any number of envs"),
     "optimize_memory_usage": _Home(("store_next_obs",), "TensorBuffer(size, store_next_obs=False)"),
     "ignore_obs_next": _Home(("store_next_obs",), "TensorBuffer(size, store_next_obs=False)"),
@@ -226,7 +238,7 @@ _HOMES: Final[dict[str, _Home]] = {
     "random_steps": _Home((), "an argument of StepCollector(policy, envs, random_steps=...)"),
     **_of(
         _N_SAMPLE,
-        n_steps="nstep n_step n_sample",
+        n_steps="n_step nstep n_sample",
         num_steps="n_sample",
         train_freq="n_sample",
         train_frequency="n_sample",
@@ -256,9 +268,9 @@ _HOMES: Final[dict[str, _Home]] = {
         hidden_dims=" ".join(_SIZES),
         hidden_layers=" ".join(_SIZES),
         activation_fn="activation",
-        policy_kwargs="model",
-        features_extractor_class="model",
-        features_extractor_kwargs="model",
+        policy_kwargs="",
+        features_extractor_class="",
+        features_extractor_kwargs="",
         num_atoms="n_atoms",
         dueling_dqn="dueling",
         vmin="v_min",
@@ -328,7 +340,8 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
     if meant:
         return f"did you mean {' or '.join(meant)}?"
     if home.where is _POLICY:
-        return f"here it is {' or '.join(home.ours)}, {_POLICY}"
+        ours = [name for name in home.ours if name not in _DI_ENGINE]
+        return f"here it is {' or '.join(ours)}, {_POLICY}"
     return f"here it is {home.where}"
 
 

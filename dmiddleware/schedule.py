@@ -9,7 +9,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
-from dmiddleware.config import Range
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
 from dmiddleware.settings import NonNegative, Positive, checked, values_in_words
@@ -25,7 +24,7 @@ __all__ = [
     "ScheduleCounter",
     "ScheduleType",
     "Scheduled",
-    "scheduled",
+    "scheduled_in_updates",
 ]
 
 ScheduleType: TypeAlias = Literal["constant", "linear", "exponential", "cosine", "piecewise"]
@@ -280,10 +279,12 @@ class Scheduled:
         values: the type of the numbers, such as :data:`~dmiddleware.settings.Positive`.
         reach: the type of the values of a schedule, if it differs: a learning rate is positive,
             but may fall to 0.
+        in_updates: whether updates read it; False: only collecting does.
     """
 
     values: Any
     reach: Any = None
+    in_updates: bool = True
 
     @property
     def words(self) -> str:
@@ -311,42 +312,10 @@ LearningRate: TypeAlias = Annotated[float | Schedule, Scheduled(Positive, reach=
 """A positive number, or a schedule, which may fall to 0."""
 
 
-def scheduled(values: Range, *, reach: Range | None = None) -> Range:
-    """Return the range of an option that is one of ``values``, or a schedule of them.
-
-    A policy builds the schedules of such options from its config.
-
-    Args:
-        values: the numbers that the option may be.
-        reach: the values of its schedules, if they differ: a learning rate is positive, but may
-            fall to 0.
-
-    Returns:
-        The range; its ``fits`` raises a :class:`ConfigError` for a schedule with another value.
-    """
-    of_schedule = values if reach is None else reach
-
-    def fits(setting: Any) -> bool:
-        if not isinstance(setting, Schedule | Mapping):
-            return values.fits(setting)
-        # The limit of an exponential schedule counts too: rounding may reach it.
-        for value in Schedule.of(setting).bounds:
-            if not of_schedule.fits(value):
-                raise ConfigError(
-                    f"each value of its schedule must be {of_schedule.words}, got {value}"
-                )
-        return True
-
-    return _Scheduled(f"{values.words}, or a schedule", fits)
-
-
-def is_scheduled(values: Range) -> bool:
-    """Return whether a range is one of :func:`scheduled`."""
-    return isinstance(values, _Scheduled)
-
-
-class _Scheduled(Range):
-    """The range of an option that may be a schedule."""
+def scheduled_in_updates(hint: Any) -> bool:
+    """Return whether a type hint is that of a setting that may be a schedule and updates read."""
+    found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Scheduled)]
+    return bool(found) and found[-1].in_updates
 
 
 def _literal(node: ast.expr) -> Any:

@@ -73,6 +73,7 @@ __all__ = [
     "checked",
     "describe",
     "from_nested",
+    "hints_of",
     "nested",
     "plain_values",
     "settings_table",
@@ -181,14 +182,13 @@ class _Signature:
         return inspect.Signature(parameters)
 
 
-@dataclass_transform(
-    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
-)
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Settings:
     """The base class of settings; a subclass declares fields, and is a frozen dataclass.
 
     Text is not taken for a number, nor True for 1; an integer is fine where a number is wanted. A
-    subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``.
+    subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``; a
+    type checker then takes the type of the value, so repeat the annotation of a union.
     ``__post_init__`` refuses combinations, by a :class:`ConfigError`; call ``super()`` in it.
 
     Args:
@@ -560,8 +560,17 @@ class SettingInfo:
     path: str
 
 
+def hints_of(cls: type[Settings]) -> dict[str, Any]:
+    """Return the types of the settings of a class, with their ranges, by name."""
+    hints = _hints(cls)
+    return {name: hints[name] for name in _fields(cls)}
+
+
 def describe(cls: type[Settings]) -> list[SettingInfo]:
-    """Return what a class declares, in order; base classes first."""
+    """Return what a class declares, in order; base classes first.
+
+    This reads the source of the classes, for the sentences below the settings.
+    """
     hints, paths = _hints(cls), _paths(cls)
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -710,6 +719,7 @@ def _paths(cls: type[Settings]) -> dict[str, str]:
     return paths
 
 
+@functools.cache
 def _sentences(cls: type) -> dict[str, str]:
     """Return the sentences below the fields that a class itself declares."""
     try:

@@ -8,20 +8,22 @@ from pathlib import Path
 
 import dmiddleware.worker
 from dmiddleware.classic import BUFFER_REGISTRY
-from dmiddleware.config import Configurable, config_table
+from dmiddleware.classic.config import Configurable, config_table
 from dmiddleware.policy import POLICY_REGISTRY
+from dmiddleware.settings import Settings, settings_table
 
 PAGE = Path(__file__).parent / "reference" / "configuration.md"
 MARKED = re.compile(r"(?<=<!-- options -->\n).*(?=<!-- end of options -->)", re.DOTALL)
 
 
 def configured_classes() -> list[type]:
-    """Return the stock policies, workers and replay buffers that a config describes."""
-    policies = dict.fromkeys(map(POLICY_REGISTRY.get, POLICY_REGISTRY))
+    """Return the settings of stock policies, the workers and the replay buffers."""
+    policies = filter(is_stock, map(POLICY_REGISTRY.get, POLICY_REGISTRY))
+    settings = dict.fromkeys(policy.settings_class() for policy in policies)
     public = [getattr(dmiddleware.worker, name) for name in dmiddleware.worker.__all__]
     workers = [thing for thing in public if inspect.isclass(thing)]
     return [
-        *filter(is_stock, policies),
+        *settings,
         *(w for w in workers if issubclass(w, Configurable) and not inspect.isabstract(w)),
         # Tests register policies and buffers of their own.
         *(one for one in map(BUFFER_REGISTRY.get, BUFFER_REGISTRY) if is_stock(one)),
@@ -33,9 +35,14 @@ def is_stock(cls: type) -> bool:
     return cls.__module__.startswith("dmiddleware.")
 
 
+def table_of(cls: type) -> str:
+    """Return the table of a class."""
+    return settings_table(cls) if issubclass(cls, Settings) else config_table(cls)
+
+
 def page_with_tables() -> str:
     """Return the page with current tables."""
-    tables = [f"\n### {cls.__name__}\n\n{config_table(cls)}\n" for cls in configured_classes()]
+    tables = [f"\n### {cls.__name__}\n\n{table_of(cls)}\n" for cls in configured_classes()]
     return MARKED.sub(lambda _: "".join(tables) + "\n", PAGE.read_text())
 
 

@@ -4,6 +4,7 @@ from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -26,12 +27,11 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        nstep=3,
+        n_step=3,
         model={"encoder_hidden_sizes": [128, 128]},
         learning_rate=1e-3,
         target_update_freq=64,
-        eps_end=0.04,
-        eps_decay=10_000,
+        eps=Schedule.linear(1.0, 0.04, decay=10_000),
     )
 
 
@@ -44,7 +44,7 @@ def main(
     with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(policy))

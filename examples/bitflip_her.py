@@ -6,6 +6,7 @@ from dmiddleware import Task
 from dmiddleware.data import HindsightReplay, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
 from examples.bit_flipping import compute_reward, reached
 from examples.common import command
 from middleware import (
@@ -30,12 +31,10 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         model={"encoder_hidden_sizes": [256]},
-        discount_factor=0.98,
+        discount=0.98,
         target_update_freq=1,
         target_tau=0.05,
-        eps_start=0.2,
-        eps_end=0.02,
-        eps_decay=150_000,
+        eps=Schedule.linear(0.2, 0.02, decay=150_000),
         batch_size=128,
     )
 

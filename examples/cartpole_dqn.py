@@ -8,6 +8,7 @@ from dmiddleware.data import TensorBuffer
 from dmiddleware.distributed import data_parallel, rank_and_world_size
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -31,13 +32,12 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        nstep=3,
+        n_step=3,
         model={"encoder_hidden_sizes": [128, 128]},
         learning_rate=2e-3,
         target_update_freq=64,
         multi_gpu=rank_and_world_size()[1] > 1,
-        eps_end=0.04,
-        eps_decay=5_000,
+        eps=Schedule.linear(1.0, 0.04, decay=5_000),
     )
 
 
@@ -51,7 +51,7 @@ def main(
         snapshots = SnapshotSaver(experiment.run, every_train_iter=640)
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
+        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(eps_greedy_handler(policy))

@@ -30,12 +30,11 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        nstep=5,
+        n_step=5,
         model={"encoder_hidden_sizes": [128, 128], "dueling": True},
         learning_rate=2e-3,
         target_update_freq=64,
-        eps_end=0.04,
-        eps_decay=5_000,
+        eps=Schedule.linear(1.0, 0.04, decay=5_000),
     )
 
 
@@ -53,7 +52,7 @@ def main(
             sampler=PrioritySampler(
                 alpha=0.6, beta=Schedule.linear(0.4, 1.0, decay=20_000, by="update")
             ),
-            n_step=policy.nstep,
+            n_step=policy.n_step,
             seed=task.seed_for("buffer"),
         )
 

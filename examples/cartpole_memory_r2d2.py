@@ -4,6 +4,7 @@ from dmiddleware import Task
 from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import R2D2Policy
+from dmiddleware.rl import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -28,12 +29,11 @@ def make_policy(seed: int = 0) -> R2D2Policy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         model={"hidden_size": 64},
-        discount_factor=0.99,
+        discount=0.99,
         burn_in=8,
         learning_rate=1e-3,
         target_update_freq=200,
-        eps_end=0.05,
-        eps_decay=10_000,
+        eps=Schedule.linear(1.0, 0.05, decay=10_000),
         batch_size=32,
     )
 

@@ -24,7 +24,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
     return PPOPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        discount_factor=0.98,
+        discount=0.98,
         gae_lambda=0.8,
         learning_rate=1e-3,
         batch_size=256,

@@ -33,7 +33,7 @@ def main(
     run = RunFolder.create(exp_name, resume=True)
     experiment = Experiment(run, policy)
     snapshots = SnapshotSaver(run, every_train_iter=2_000)  # and when the run is stopped
-    buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=seed)
+    buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=seed)
     with Task(seed=seed) as task:
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))

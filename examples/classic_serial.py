@@ -9,6 +9,7 @@ import torch
 from dmiddleware.classic import NaiveReplayBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.schedule import Schedule
 from dmiddleware.seeding import derive_seed
 from dmiddleware.worker import (
     BaseLearner,
@@ -26,14 +27,11 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     return DQNPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        nstep=3,
+        n_step=3,
         model={"encoder_hidden_sizes": [128, 128]},
         learning_rate=1e-3,
         target_update_freq=100,
-        n_sample=96,
-        eps_start=1.0,
-        eps_end=0.05,
-        eps_decay=8_000,
+        eps=Schedule.linear(1.0, 0.05, decay=8_000),
     )
 
 
@@ -62,7 +60,8 @@ def main(seed: int = 0, exp_name: str = "classic_serial", max_env_step: int = 60
                 )
                 if stop:
                     break
-            data = collector.collect(train_iter=learner.train_iter, policy_kwargs=commander.step())
+            eps = commander.step()
+            data = collector.collect(96, train_iter=learner.train_iter, policy_kwargs=eps)
             buffer.push(data, collector.envstep)
             for _ in range(32):
                 learner.train(buffer.sample(64, learner.train_iter), collector.envstep)

@@ -67,7 +67,8 @@ def make_policy(seed: int = 0) -> BCPolicy:
                 "encoder_hidden_sizes": [256, 256],
                 "activation": "relu",
             },
-            "learn": {"learning_rate": 1e-3, "label_smoothing": 0.1},
+            "learning_rate": 1e-3,
+            "label_smoothing": 0.1,
         }
     )
 

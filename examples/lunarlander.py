@@ -32,7 +32,7 @@ Algo = Literal["dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"]
 NETWORK = {"encoder_hidden_sizes": [256, 256]}
 RETURNS = {"v_min": -200.0, "v_max": 200.0}
 DQN = {"learning_rate": 6.3e-4, "batch_size": 128, "target_update_freq": 250}
-EPS = {"eps_end": 0.1, "eps_decay": 24_000}
+EPS = {"eps": Schedule.linear(1.0, 0.1, decay=24_000)}
 SETTINGS: dict[Algo, dict[str, Any]] = {
     "dqn": {"model": NETWORK, **DQN, **EPS},
     "c51": {"model": {**NETWORK, **RETURNS}, **DQN, **EPS},
@@ -40,11 +40,10 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         "model": {**NETWORK, "n_quantiles": 64},
         "learning_rate": Schedule.linear(1.5e-3, 0.0, by="progress"),
         "batch_size": 128,
-        "discount_factor": 0.995,
+        "discount": 0.995,
         "target_update_freq": 1,
         "target_tau": 0.02,
-        "eps_end": 0.18,
-        "eps_decay": 24_000,
+        "eps": Schedule.linear(1.0, 0.18, decay=24_000),
     },
     "iqn": {"model": NETWORK, **DQN, "batch_size": 64, **EPS},
     "rainbow": {
@@ -59,7 +58,7 @@ SETTINGS: dict[Algo, dict[str, Any]] = {
         "learning_rate_alpha": 1e-3,
         "alpha": 0.1,
         "target_entropy_ratio": 0.3,
-        "nstep": 3,
+        "n_step": 3,
     },
 }
 
@@ -91,7 +90,7 @@ def main(
         collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=25, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(
-            100_000, sampler=sampler, n_step=policy.nstep, seed=task.seed_for("buffer")
+            100_000, sampler=sampler, n_step=policy.n_step, seed=task.seed_for("buffer")
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))

@@ -26,14 +26,14 @@ ENV = "LunarLander-v3"
 Algo = Literal["ppo", "a2c"]
 
 PPO: dict[str, Any] = {
-    "discount_factor": 0.999,
+    "discount": 0.999,
     "gae_lambda": 0.98,
     "entropy_weight": 0.01,
     "batch_size": 64,
     "epoch_per_collect": 4,
 }
 A2C: dict[str, Any] = {
-    "discount_factor": 0.995,
+    "discount": 0.995,
     "gae_lambda": 0.98,
     "adv_norm": True,
     "obs_norm": True,

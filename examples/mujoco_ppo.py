@@ -29,7 +29,7 @@ Env = Literal["HalfCheetah-v5", "Hopper-v5"]
 # The value weights are twice as large as theirs, because the value loss here is halved.
 SETTINGS: dict[Env, dict[str, Any]] = {
     "HalfCheetah-v5": {
-        "discount_factor": 0.98,
+        "discount": 0.98,
         "gae_lambda": 0.92,
         "batch_size": 64,
         "epoch_per_collect": 20,
@@ -40,7 +40,7 @@ SETTINGS: dict[Env, dict[str, Any]] = {
         "grad_clip_norm": 0.8,
     },
     "Hopper-v5": {
-        "discount_factor": 0.999,
+        "discount": 0.999,
         "gae_lambda": 0.99,
         "batch_size": 32,
         "epoch_per_collect": 5,

@@ -34,7 +34,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
     return PPOPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        discount_factor=0.95,
+        discount=0.95,
         learning_rate=Schedule.linear(1e-3, 0.0, by="progress"),
         obs_norm=True,
         batch_size=128,

@@ -24,7 +24,7 @@ def make_policy(seed: int = 0) -> PPOPolicy:
     return PPOPolicy.for_env(
         make_env_manager(ENV, env_num=1),
         seed=seed,
-        discount_factor=0.9,
+        discount=0.9,
         learning_rate=1e-3,
         obs_norm=True,
         # Rewards are as low as -16. Scaling suits a value network whose outputs start near zero.

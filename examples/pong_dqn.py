@@ -11,6 +11,7 @@ from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import atari_preprocessing, make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.schedule import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -52,12 +53,11 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         seed=seed,
         model=NETWORK,
         obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
-        nstep=3,
+        n_step=3,
         learning_rate=1e-4,
         batch_size=32,
         target_update_freq=1000,
-        eps_end=0.01,
-        eps_decay=100_000,
+        eps=Schedule.linear(1.0, 0.01, decay=100_000),
     )
 
 
@@ -77,7 +77,7 @@ def main(
         eval_env = make_env_manager(ENV, env_num=10, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(
             200_000,
-            n_step=policy.nstep,
+            n_step=policy.n_step,
             frame_stacks=("obs",),
             store_next_obs=False,
             seed=task.seed_for("buffer"),

@@ -26,7 +26,7 @@ def make_policy(seed: int = 0, memory: Memory = "lstm") -> PPOPolicy:
     """Build an actor and a critic, on a memory or without one."""
     envs = make_env_manager(ENV, env_num=1)
     options = {
-        "discount_factor": 0.9,
+        "discount": 0.9,
         "learning_rate": 5e-3,
         "entropy_weight": 0.01,
         "batch_size": 192,

@@ -13,6 +13,7 @@ from dmiddleware import Task
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy
+from dmiddleware.schedule import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
@@ -44,13 +45,12 @@ def make_policy(seed: int = 0, algo: Algorithm = "mappo") -> IPPOPolicy | QMIXPo
             seed=seed,
             model={"encoder_hidden_sizes": [64, 64]},
             learning_rate=5e-4,
-            discount_factor=0.9,  # with 0.99 agents learn to fly away, and their values diverge
+            discount=0.9,  # with 0.99 agents learn to fly away, and their values diverge
             target_update_freq=1,
             target_tau=0.01,
             grad_clip_norm=10.0,
             batch_size=256,
-            eps_end=0.05,
-            eps_decay=50_000,
+            eps=Schedule.linear(1.0, 0.05, decay=50_000),
         )
     policy = MAPPOPolicy if algo == "mappo" else IPPOPolicy
     return policy.for_env(

@@ -52,7 +52,7 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         BattleEnvManager([make_game]),
         seed=seed,
         model={"encoder_hidden_sizes": [128, 128]},
-        discount_factor=1.0,
+        discount=1.0,
         learning_rate=1e-3,
         target_update_freq=1,
         target_tau=0.01,

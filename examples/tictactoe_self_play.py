@@ -9,6 +9,7 @@ from dmiddleware.data import TensorBuffer
 from dmiddleware.env import OpponentEnv, make_env_manager
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rollout import OpponentPool
+from dmiddleware.schedule import Schedule
 from examples.common import command
 from examples.tictactoe import make_game
 from middleware import (
@@ -40,13 +41,12 @@ def make_policy(seed: int = 0) -> DQNPolicy:
         make_env_manager(ENV, env_num=1),
         seed=seed,
         model={"encoder_hidden_sizes": [128, 128]},
-        discount_factor=1.0,
+        discount=1.0,
         learning_rate=1e-3,
         target_update_freq=1,
         target_tau=0.01,
         loss="mse",
-        eps_end=0.1,
-        eps_decay=20_000,
+        eps=Schedule.linear(1.0, 0.1, decay=20_000),
         batch_size=128,
     )
 

@@ -18,6 +18,7 @@ from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.rl import Schedule
 from middleware import (
     OffPolicyLearner,
     OnlineRLContext,
@@ -44,7 +45,7 @@ def train(config: dict[str, Any]) -> None:
             seed=config["seed"],
             learning_rate=config["learning_rate"],
             target_update_freq=config["target_update_freq"],
-            eps_decay=5_000,
+            eps=Schedule.linear(1.0, 0.05, decay=5_000),
         )
         saved = tune.get_checkpoint()
         if saved is not None:

@@ -76,8 +76,7 @@ def make_policy(seed: int = 0, algo: Algorithm = "qmix") -> VDNPolicy:
         model={"encoder_hidden_sizes": [64]},
         learning_rate=2e-3,
         target_update_freq=100,
-        eps_type="constant",  # as in the paper: all joint actions are seen equally often
-        eps_start=1.0,
+        eps=1.0,  # as in the paper: all joint actions are seen equally often
     )
 
 

@@ -39,7 +39,7 @@ class AdvantageEstimator:
 
     def __init__(self, mode: LearnMode, *, user: str) -> None:
         self._mode = mode
-        self._discount = _given(mode.spec.discount, "discount_factor", user=user)
+        self._discount = _given(mode.spec.discount, "discount", user=user)
         self._gae_lambda = _given(mode.spec.gae_lambda, "gae_lambda", user=user)
         value_fn = mode.spec.value_fn
         if value_fn is None:
@@ -90,7 +90,7 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     computes the value of the true successor, so time limits and the end of the data bootstrap too.
 
     Args:
-        policy: a policy (or its learn mode) with ``discount_factor``, ``gae_lambda`` and an
+        policy: a policy (or its learn mode) with ``discount``, ``gae_lambda`` and an
             attribute ``value_fn``: observations ``[N, …]`` to values ``[N]``. That of a recurrent
             policy also takes ``rows``, the rows before the observations.
 
@@ -123,7 +123,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     """Sum the discounted rewards from each row to the end of its episode.
 
     Args:
-        policy: a policy (or its learn mode) with ``discount_factor``.
+        policy: a policy (or its learn mode) with ``discount``.
 
     Reads:
         ctx.episodes: whole episodes, a list of batches ``[T_i, …]``.
@@ -143,7 +143,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "MonteCarloReturnEstimator"
         spec = as_learn_mode(policy, user=user).spec
-        self._discount = _given(spec.discount, "discount_factor", user=user)
+        self._discount = _given(spec.discount, "discount", user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
@@ -163,7 +163,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     and loses nothing at the end of a batch.)
 
     Args:
-        policy: a policy (or its learn mode) with ``nstep`` and ``discount_factor``.
+        policy: a policy (or its learn mode) with ``n_step`` and ``discount``.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -185,7 +185,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "NStepRewardEnhancer"
         mode = as_learn_mode(policy, user=user)
-        self._discount = _given(mode.spec.discount, "discount_factor", user=user)
+        self._discount = _given(mode.spec.discount, "discount", user=user)
         self._n_step = mode.spec.n_step
 
     def __call__(self, ctx: OnlineRLContext) -> None:

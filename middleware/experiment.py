@@ -207,7 +207,7 @@ class Experiment(BaseMiddleware[RLContext]):
         for one in chain.middleware:
             if isinstance(one, InteractionEvaluator):
                 self._evaluator = one
-        self._config = {**_named(type(self._policy)), **self._policy.cfg}
+        self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         return self._bar.preflight(chain)
 

@@ -404,7 +404,7 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
         ConfigError: if ``policy`` or ``dataset`` has the wrong type, or the policy has no
             ``batch_size``.
         NotEnoughData: if the dataset has fewer rows than a minibatch.
-        ChainError: before the first step, if the policy has ``nstep`` above 1, and the dataset has
+        ChainError: before the first step, if the policy has ``n_step`` above 1, and the dataset has
             no n-step returns.
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """

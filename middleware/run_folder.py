@@ -14,11 +14,11 @@ from typing import Any, Final, Self
 
 import yaml
 
-from dmiddleware.config import plain_values
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
 from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
+from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.roles import Role
 from middleware.support.checks import check_instance

@@ -43,7 +43,7 @@ def main() -> int:
     torch.set_num_threads(1)
     hashes: dict[str, str] = {}
     for cls in EVERY:
-        has_obs_norm = cls.default_config().get("obs_norm")
+        has_obs_norm = getattr(cls.settings_class()(), "obs_norm", None)
         hashes[cls.__name__] = hash_of(cls, compile=arguments.compiled)
         if has_obs_norm is not None:
             name = f"{cls.__name__} obs_norm={not has_obs_norm}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.config import Option, switch
+from dmiddleware.classic.config import Option, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.tensorboard import TensorboardWriter
 

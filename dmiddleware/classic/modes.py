@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
@@ -25,6 +26,7 @@ from dmiddleware.classic.collate import (
 )
 from dmiddleware.classic.di_engine_state import load_acting_state, load_learner_state
 from dmiddleware.classic.monitored import monitored_of
+from dmiddleware.classic.policy_config import ClassicSettings, as_classic
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import Policy as CorePolicy
@@ -33,7 +35,7 @@ from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
 from dmiddleware.rl import epsilon_schedule, with_advantages, with_nstep_returns
-from dmiddleware.schedule import Counters
+from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import (
     Batch,
     Nested,
@@ -46,6 +48,7 @@ from dmiddleware.tree import (
 )
 
 __all__ = [
+    "CONFIG_ATTRIBUTES",
     "CollectMode",
     "CommandMode",
     "EvalMode",
@@ -64,6 +67,8 @@ __all__ = [
 
 _DI_ENGINE_NAMES: Final = {"discount_factor": "discount", "nstep": "n_step"}
 """Attributes that have another name in a :class:`PolicySpec`."""
+CONFIG_ATTRIBUTES: Final = ("cfg", "batch_size", "n_sample", "n_episode")
+"""Attributes that are settings."""
 _COLLECT_DATA: Final = "collect_data"
 _LEARN_FROM: Final = "learn_from"
 
@@ -281,7 +286,7 @@ def as_command_mode(policy: Any, *, user: str) -> CommandMode:
         ConfigError: if ``policy`` has no command mode.
     """
     if isinstance(policy, CorePolicy) and not hasattr(policy, "as_mode"):
-        return command_mode_of(policy.cfg)
+        return command_mode_of(getattr(policy.cfg, "eps", None))
     return _as_mode(policy, CommandMode, CommandMode, "command_mode", user)
 
 
@@ -309,15 +314,14 @@ def _as_mode(policy: Any, kind: type[M], core_kind: type, name: str, user: str) 
 
 
 def command_mode_of(
-    cfg: Mapping[str, Any], check: Callable[[], None] = lambda: None
+    eps: float | Mapping[str, Any] | Schedule | None, check: Callable[[], None] = lambda: None
 ) -> CommandMode:
     """Return the command mode of a stock policy: collecting gets the ε of its schedule.
 
     Args:
-        cfg: the policy's config.
+        eps: the schedule; None: the policy has none.
         check: called before each answer.
     """
-    eps = cfg.get("other", {}).get("eps")
     schedule = None if eps is None else epsilon_schedule(eps)
 
     def nothing(command_info: dict[str, Any]) -> dict[str, Any]:
@@ -353,7 +357,10 @@ def spec_attribute(spec: PolicySpec, name: str) -> Any:
     own = _DI_ENGINE_NAMES.get(name, name)
     if hasattr(spec, own):
         return getattr(spec, own)
-    known = [one.name for one in dataclasses.fields(spec)] + list(_DI_ENGINE_NAMES)
+    if name in CONFIG_ATTRIBUTES:
+        return getattr(as_classic(spec.settings), name, None)
+    known = [one.name for one in dataclasses.fields(spec)]
+    known += [*_DI_ENGINE_NAMES, *CONFIG_ATTRIBUTES]
     raise AttributeError(
         f"{spec.kind.__name__} has no attribute {name!r} here; "
         f"did you mean: {', '.join(nearest(name, known)) or 'nothing similar'}"
@@ -575,7 +582,12 @@ def spec_from_attributes(get_attribute: Callable[[str], Any], kind: type) -> Pol
             continue
         if value is not None and one.name != "kind":
             found[one.name] = value
-    found["cfg"] = {**_CFG, **found.get("cfg", {})}
+    own = {}
+    for name in CONFIG_ATTRIBUTES:
+        with suppress(AttributeError, KeyError, NotImplementedError):
+            own[name] = get_attribute(name)
+    cfg = {**_CFG, **(own.pop("cfg", None) or {})}
+    found["settings"] = ClassicSettings(cfg, own)
     return PolicySpec(**found)
 
 
@@ -590,7 +602,9 @@ def _adopted(mode: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
     )
 
     def get_attribute(name: str) -> Any:
-        known = name in _ALWAYS or hasattr(spec, _DI_ENGINE_NAMES.get(name, name))
+        known = name in (*_ALWAYS, *CONFIG_ATTRIBUTES) or hasattr(
+            spec, _DI_ENGINE_NAMES.get(name, name)
+        )
         try:
             value = own(name)
         except (AttributeError, KeyError, NotImplementedError):

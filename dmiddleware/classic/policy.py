@@ -25,6 +25,14 @@ from dmiddleware.classic.collate import (
     split_inputs,
     to_rows,
 )
+from dmiddleware.classic.config import (
+    Configurable,
+    Option,
+    check_value,
+    entries_of,
+    is_scheduled,
+    switch,
+)
 from dmiddleware.classic.config_keys import CLASSIC_SECTIONS, merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
 from dmiddleware.classic.modes import (
@@ -35,20 +43,26 @@ from dmiddleware.classic.modes import (
     standard_transition,
     transitions_by,
 )
-from dmiddleware.config import Option, config_of, entries_of, switch
+from dmiddleware.classic.policy_config import (
+    ClassicSettings,
+    setting_entries,
+    with_names_of_spaces,
+)
 from dmiddleware.distributed import all_agree
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
-from dmiddleware.model.spaces import HasSpaces, check_spaces
+from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.actions import check_allowed
 from dmiddleware.policy.component import Component, load_optimizer_state, optimizer_state
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.policy import Mode
 from dmiddleware.policy.policy import Policy as CorePolicy
+from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
 from dmiddleware.policy.update import check_columns, non_finite_error
 from dmiddleware.registry import nearest
+from dmiddleware.schedule import Schedule
 from dmiddleware.tree import Batch, Nested, Value, as_tree, index_rows, to_device
 
 __all__ = ["CommandModePolicy", "Policy"]
@@ -103,7 +117,7 @@ def to_be_written(method: F) -> F:
     return method
 
 
-class Policy(CorePolicy):
+class Policy(CorePolicy, Configurable):
     """An algorithm that is written per environment, as in DI-engine.
 
     A subclass writes
@@ -143,12 +157,20 @@ class Policy(CorePolicy):
         {'action': tensor([1, 1])}
     """
 
+    cfg: Any
     config: ClassVar[dict[str, Any]] = {
-        "traj_len_inf": Option(
+        "on_policy": Option(
             False,
             switch,
-            "whether SampleSerialCollector uses whole episodes only",
-            keyword=None,
+            "whether the algorithm learns only from its latest data; fixed by the class",
+        ),
+        **{
+            name: option
+            for name, option in setting_entries(PolicySettings).items()
+            if isinstance(option, Option)
+        },
+        "traj_len_inf": Option(
+            False, switch, "whether SampleSerialCollector uses whole episodes only"
         ),
     }
     config_open: ClassVar[tuple[str, ...]] = ("model", *CLASSIC_SECTIONS)
@@ -220,13 +242,36 @@ class Policy(CorePolicy):
     def for_env(
         cls,
         env: HasSpaces,
+        cfg: Any = None,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
         enable_field: Iterable[str] | None = None,
         **options: Any,
     ) -> Self:
-        """Build the policy for an environment; see :meth:`dmiddleware.policy.Policy.for_env`."""
-        return super().for_env(env, model=model, modes=enable_field, **options)  # type: ignore[arg-type]
+        """Build the policy for an environment; see :meth:`dmiddleware.policy.Policy.for_env`.
+
+        Args:
+            env: as there.
+            cfg: as in the class.
+            model: as there.
+            enable_field: as in the class.
+            **options: what differs from ``cfg`` at the top of the config, such as ``seed``.
+        """
+        observation_space, action_space = spaces_of(env)
+        cls._check_number_of_agents(observation_space)
+        given = {**(cfg or {}), **options}
+        network = model if isinstance(model, nn.Module) else None
+        if network is None:
+            shapes = cls._shapes_of(observation_space, action_space)
+            given["model"] = {**shapes, **given.get("model", {}), **(model or {})}  # type: ignore[dict-item]
+        policy = cls(given, network, enable_field)
+        policy.check_spaces(observation_space, action_space)
+        return policy
+
+    @classmethod
+    def settings_class(cls) -> type[PolicySettings]:
+        """Return the class of the settings that the base class reads."""
+        return PolicySettings
 
     @classmethod
     def default_config(cls) -> EasyDict:
@@ -235,7 +280,12 @@ class Policy(CorePolicy):
         Raises:
             ConfigError: on ``Policy`` itself, which is not an algorithm.
         """
-        return CorePolicy.default_config() if cls is Policy else super().default_config()
+        if cls is Policy:
+            raise ConfigError(
+                "Policy is the base class of policies and has no config of its own; use a "
+                "subclass, or the default_config() of get_policy_cls({'type': 'dqn'})"
+            )
+        return super().default_config()
 
     @classmethod
     def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
@@ -248,20 +298,64 @@ class Policy(CorePolicy):
             ConfigError: for any other unknown key (with the nearest known one), a wrong type, or a
                 value out of range.
         """
-        if not cls.config_strict:
-            merged = config_of(cls, cfg, strict=False)
-            cls.check_config(merged)
-            return merged
-        if not isinstance(cfg, Mapping):
+        if not isinstance(cfg, Mapping) or not cls.config_strict:
+            cfg = with_names_of_spaces(cfg) if isinstance(cfg, Mapping) else cfg
             return super().merged_config(cfg)
         own, others = split_classic(cfg, entries_of(cls), cls.__name__)
-        merged = super().merged_config(own)
+        merged = super().merged_config(with_names_of_spaces(own))
         merge_classic(merged, others)
         return EasyDict(merged)
 
+    @classmethod
+    def check_config(cls, cfg: EasyDict) -> None:
+        """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
+        is_on_policy = cls.options()["on_policy"].default
+        check_value(
+            cfg.on_policy == is_on_policy,
+            "on_policy",
+            cfg.on_policy,
+            f"{is_on_policy}, which is how {cls.__name__} learns; leave it out",
+        )
+        PolicySettings(compile=cfg.compile, multi_gpu=cfg.multi_gpu)
+
+    @classmethod
+    def _checked_settings(cls, cfg: Any) -> Any:
+        return cls.merged_config(cfg)
+
+    def _schedules(self) -> dict[str, Schedule]:
+        found = {}
+        for path, option in self.options().items():
+            if is_scheduled(option.range):
+                value: Any = self.cfg
+                for key in path.split("."):
+                    value = value[key]
+                found[path] = Schedule.of(value)
+        return found
+
+    @property
+    def discount_factor(self) -> float | None:
+        """The discount γ of future rewards; None for an algorithm that has none."""
+        value = self.cfg.get("discount_factor")
+        return None if value is None else float(value)
+
+    @property
+    def nstep(self) -> int:
+        """Number of rewards that a buffer sums before a target bootstraps."""
+        return int(self.cfg.get("nstep", 1))
+
+    @property
+    def discount(self) -> float | None:
+        """The same as :attr:`discount_factor`."""
+        return self.discount_factor
+
+    @property
+    def n_step(self) -> int:
+        """The same as :attr:`nstep`."""
+        return self.nstep
+
     def _init_attributes(self) -> None:
         """Set what DI-engine's policies have under other names."""
-        self._on_policy: bool = self.cfg.on_policy
+        self.on_policy = self._on_policy = bool(self.cfg.on_policy)
         self._bp_update_sync: bool = self.cfg.bp_update_sync
         self._cuda = self.device != "cpu"
         is_ranked = self.cfg.multi_gpu and torch.distributed.is_initialized()
@@ -477,10 +571,14 @@ class Policy(CorePolicy):
         return kind(**public)
 
     def _make_spec(self) -> PolicySpec:
-        names = ("batch_size", "n_sample", "n_episode", "act_inputs", "explores", "on_policy")
+        names = ("act_inputs", "explores", "on_policy")
         own = {name: self.get_attribute(name) for name in names}
+        counts = {
+            name: self.get_attribute(name) for name in ("batch_size", "n_sample", "n_episode")
+        }
+        settings = ClassicSettings(self.cfg, counts)
         spec = super()._make_spec()
-        return replace(spec, **own, acting_state=self._state_dict_collect)
+        return replace(spec, **own, settings=settings, acting_state=self._state_dict_collect)
 
     def get_attribute(self, name: str) -> Any:
         """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.

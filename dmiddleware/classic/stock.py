@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from easydict import EasyDict
 from torch import nn
 
+from dmiddleware.classic.config import merge_config
 from dmiddleware.classic.config_keys import (
     CLASSIC_SECTIONS,
     merge_classic,
@@ -17,6 +18,7 @@ from dmiddleware.classic.config_keys import (
     take_sections,
 )
 from dmiddleware.classic.modes import (
+    CONFIG_ATTRIBUTES,
     CollectMode,
     CommandMode,
     EvalMode,
@@ -27,7 +29,12 @@ from dmiddleware.classic.modes import (
     command_mode_of,
 )
 from dmiddleware.classic.policy import Policy
-from dmiddleware.config import entries_of, merge_config
+from dmiddleware.classic.policy_config import (
+    ClassicSettings,
+    config_entries,
+    settings_from,
+    with_names_of_spaces,
+)
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.policy import Policy as CorePolicy
@@ -78,8 +85,7 @@ class StockPolicy:
         self.policy: CorePolicy | None = None
         modes: Any = [field for field in _FIELDS[:3] if field in self._enabled]
         if modes:
-            own, _ = _divided(self.core, self.cfg)
-            self.policy = self.core(own, model, modes)
+            self.policy = self.core(settings_from(self.core, self.cfg), model, modes)
         self._attributes: dict[str, Any] = {
             "enable_field": [f for f in _FIELDS if f in self._enabled]
         }
@@ -87,7 +93,7 @@ class StockPolicy:
     @classmethod
     def default_config(cls) -> EasyDict:
         """Return a fresh copy of the defaults."""
-        return EasyDict({**cls.core.default_config(), _TRAJ_LEN_INF: False})
+        return EasyDict({**_merged(cls.core, {}), _TRAJ_LEN_INF: False})
 
     @classmethod
     def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
@@ -100,7 +106,8 @@ class StockPolicy:
         own, extras = _divided(cls.core, cfg)
         if isinstance(cfg, Mapping):
             _check_keys(cls.core, cfg)
-        merged = {**cls.core.merged_config(own), _TRAJ_LEN_INF: False}
+        merged = {**_merged(cls.core, {} if own is None else own), _TRAJ_LEN_INF: False}
+        settings_from(cls.core, merged)
         merge_classic(merged, extras)
         return EasyDict(merged)
 
@@ -122,7 +129,7 @@ class StockPolicy:
     @property
     def command_mode(self) -> CommandMode:
         """The methods that a commander may call."""
-        return command_mode_of(self.cfg, self._require_command)
+        return command_mode_of(self.cfg.get("other", {}).get("eps"), self._require_command)
 
     def get_attribute(self, name: str) -> Any:
         """Return an attribute by its name in DI-engine, or one of the policy.
@@ -132,6 +139,8 @@ class StockPolicy:
         """
         if name in self._attributes:
             return self._attributes[name]
+        if name in CONFIG_ATTRIBUTES:
+            return getattr(ClassicSettings(self.cfg), name, None)
         policy = self._policy()
         if hasattr(policy, name):
             return getattr(policy, name)
@@ -160,7 +169,7 @@ class StockPolicy:
             mode,
             get_attribute=self.get_attribute,
             set_attribute=self.set_attribute,
-            spec=dataclasses.replace(mode.spec, cfg=self.cfg),
+            spec=dataclasses.replace(mode.spec, settings=ClassicSettings(self.cfg)),
         )
 
     def _require_command(self) -> None:
@@ -209,9 +218,16 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Any:
     return get_policy_cls(cfg)(cfg, **kwargs)
 
 
+def _merged(core: type[CorePolicy], cfg: Any) -> EasyDict:
+    """Return the defaults of a policy with ``cfg`` merged in, each value checked."""
+    known = {**config_entries(core), "cfg_type": f"{core.__name__}Dict"}
+    given = with_names_of_spaces(cfg) if isinstance(cfg, Mapping) else cfg
+    return merge_config(known, given, owner=core.__name__, open_paths=("model",))
+
+
 def _check_keys(core: type[CorePolicy], cfg: Mapping[str, Any]) -> None:
     """Refuse unknown keys; those of workers are among the known ones that a message names."""
-    entries = entries_of(core)
+    entries = config_entries(core)
     own, _ = split_classic({**cfg, "cfg_type": ""}, entries, core.__name__)
     known = {**entries, _TRAJ_LEN_INF: False, "cfg_type": ""}
     open_paths = ("model", *CLASSIC_SECTIONS)
@@ -222,7 +238,7 @@ def _divided(core: type[CorePolicy], cfg: Mapping[str, Any] | None) -> tuple[Any
     """Divide a classic config into what the policy knows, and what only workers read."""
     if not isinstance(cfg, Mapping):
         return cfg, {}
-    entries = entries_of(core)
+    entries = config_entries(core)
     own, others = split_classic(cfg, entries, core.__name__)
     sections = take_sections(own)
     merge_classic(sections, others)

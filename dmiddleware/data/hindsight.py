@@ -70,7 +70,7 @@ class HindsightReplay:
     ``desired_goal``, as those of Gymnasium-Robotics. Each sampled row gets another
     ``desired_goal``, in ``obs`` and ``next_obs``, with probability k / (k + 1), and the reward that
     belongs to it. The paper stores each row with its own goal and with k others instead, of which
-    samples have the same mix. The policy must learn from single steps (``nstep=1``), because the
+    samples have the same mix. The policy must learn from single steps (``n_step=1``), because the
     rewards of later steps are not computed again.
 
     It transforms the samples of a buffer that follows episodes::
@@ -175,7 +175,7 @@ def _check_columns(columns: Collection[str]) -> None:
     if "discount" in columns:
         raise ConfigError(
             "HindsightReplay needs single steps, but the rows have n-step returns (the column "
-            "discount); use a policy with nstep=1, without nstep_reward_enhancer"
+            "discount); use a policy with n_step=1, without nstep_reward_enhancer"
         )
 
 

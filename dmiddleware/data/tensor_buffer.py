@@ -667,7 +667,7 @@ class TensorBuffer:
         if self._discount is None:
             raise ConfigError(
                 f"this buffer sums rewards over n_step={self._n_step} steps, but has no discount; "
-                "build it with discount=policy.discount_factor, or call buffer.bind(...) first"
+                "build it with discount=policy.discount, or call buffer.bind(...) first"
             )
         window = n_step_returns(
             index,

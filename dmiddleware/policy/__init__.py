@@ -1,10 +1,14 @@
 """Policies: how to act, and how to learn."""
 
-from dmiddleware.policy.a2c import A2CPolicy
-from dmiddleware.policy.actions import ACTION_OPTIONS, ActionCodec, mask_of
-from dmiddleware.policy.actor_critic import ActorCriticPolicy
-from dmiddleware.policy.advantage import AdvantagePolicy
-from dmiddleware.policy.bc import BCPolicy
+from dmiddleware.policy.a2c import A2CPolicy, A2CSettings
+from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
+from dmiddleware.policy.actor_critic import (
+    ActorCriticPolicy,
+    ActorCriticSettings,
+    PolicyGradientSettings,
+)
+from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
+from dmiddleware.policy.bc import BCPolicy, BCSettings
 from dmiddleware.policy.component import (
     Component,
     TargetRule,
@@ -13,16 +17,19 @@ from dmiddleware.policy.component import (
     rmsprop,
     torch_optimizer,
 )
-from dmiddleware.policy.cql import CQLPolicy
-from dmiddleware.policy.ddpg import DDPGPolicy, TD3Policy
-from dmiddleware.policy.decision_transformer import DecisionTransformerPolicy
-from dmiddleware.policy.discrete_sac import DiscreteSACPolicy
-from dmiddleware.policy.distributional_dqn import C51Policy, QRDQNPolicy
-from dmiddleware.policy.dqn import DQNPolicy
-from dmiddleware.policy.impala import IMPALAPolicy
-from dmiddleware.policy.iql import IQLPolicy
-from dmiddleware.policy.iqn import IQNPolicy
-from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy
+from dmiddleware.policy.cql import CQLPolicy, CQLSettings
+from dmiddleware.policy.ddpg import DDPGPolicy, DDPGSettings, TD3Policy, TD3Settings
+from dmiddleware.policy.decision_transformer import (
+    DecisionTransformerPolicy,
+    DecisionTransformerSettings,
+)
+from dmiddleware.policy.discrete_sac import DiscreteSACPolicy, DiscreteSACSettings
+from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings, QRDQNPolicy, QRDQNSettings
+from dmiddleware.policy.dqn import DQNPolicy, DQNSettings
+from dmiddleware.policy.impala import IMPALAPolicy, IMPALASettings
+from dmiddleware.policy.iql import IQLPolicy, IQLSettings
+from dmiddleware.policy.iqn import IQNPolicy, IQNSettings
+from dmiddleware.policy.mappo import IPPOPolicy, MAPPOPolicy, MAPPOSettings
 from dmiddleware.policy.modes import (
     CollectMode,
     EvalMode,
@@ -33,20 +40,21 @@ from dmiddleware.policy.modes import (
     as_eval_mode,
     as_learn_mode,
 )
-from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNorm
+from dmiddleware.policy.obs_norm import DatasetNormSettings, ObsNorm, ObsNormSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY, create_policy, get_policy_cls
-from dmiddleware.policy.ppo import PPOPolicy
-from dmiddleware.policy.q_learning import QLearningPolicy
-from dmiddleware.policy.qmix import QMIXPolicy, VDNPolicy
-from dmiddleware.policy.r2d2 import R2D2Policy
-from dmiddleware.policy.rainbow import RainbowPolicy
+from dmiddleware.policy.policy_settings import DiscountedSettings, PolicySettings
+from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
+from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
+from dmiddleware.policy.qmix import QMIXPolicy, QMIXSettings, VDNPolicy, VDNSettings
+from dmiddleware.policy.r2d2 import R2D2Policy, R2D2Settings
+from dmiddleware.policy.rainbow import RainbowPolicy, RainbowSettings
 from dmiddleware.policy.recurrent import Memory
-from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy
-from dmiddleware.policy.sac import SACPolicy
-from dmiddleware.policy.td import TDPolicy
-from dmiddleware.policy.td3_bc import TD3BCPolicy
-from dmiddleware.policy.tqc import TQCPolicy
+from dmiddleware.policy.recurrent_ppo import RecurrentPPOPolicy, RecurrentPPOSettings
+from dmiddleware.policy.sac import SACPolicy, SACSettings
+from dmiddleware.policy.td import TDPolicy, TDSettings
+from dmiddleware.policy.td3_bc import TD3BCPolicy, TD3BCSettings
+from dmiddleware.policy.tqc import TQCPolicy, TQCSettings
 from dmiddleware.policy.update import (
     UpdateOutput,
     is_update,
@@ -56,6 +64,16 @@ from dmiddleware.policy.update import (
 
 __all__ = [
     "Policy",
+    "PolicySettings",
+    "DiscountedSettings",
+    "TDSettings",
+    "QLearningSettings",
+    "ActorSettings",
+    "ActorCriticSettings",
+    "PolicyGradientSettings",
+    "AdvantageSettings",
+    "ObsNormSettings",
+    "DatasetNormSettings",
     "Component",
     "TargetRule",
     "adam",
@@ -68,10 +86,8 @@ __all__ = [
     "ActorCriticPolicy",
     "AdvantagePolicy",
     "ActionCodec",
-    "ACTION_OPTIONS",
     "mask_of",
     "ObsNorm",
-    "OBS_NORM_OPTIONS",
     "Memory",
     "LearnMode",
     "CollectMode",
@@ -88,27 +104,50 @@ __all__ = [
     "create_policy",
     "get_policy_cls",
     "DQNPolicy",
+    "DQNSettings",
     "C51Policy",
+    "C51Settings",
     "QRDQNPolicy",
+    "QRDQNSettings",
     "IQNPolicy",
+    "IQNSettings",
     "RainbowPolicy",
+    "RainbowSettings",
     "R2D2Policy",
+    "R2D2Settings",
     "PPOPolicy",
+    "PPOSettings",
     "RecurrentPPOPolicy",
+    "RecurrentPPOSettings",
     "A2CPolicy",
+    "A2CSettings",
     "IMPALAPolicy",
+    "IMPALASettings",
     "SACPolicy",
+    "SACSettings",
     "DiscreteSACPolicy",
+    "DiscreteSACSettings",
     "DDPGPolicy",
+    "DDPGSettings",
     "TD3Policy",
+    "TD3Settings",
     "TQCPolicy",
+    "TQCSettings",
     "BCPolicy",
+    "BCSettings",
     "TD3BCPolicy",
+    "TD3BCSettings",
     "CQLPolicy",
+    "CQLSettings",
     "IQLPolicy",
+    "IQLSettings",
     "DecisionTransformerPolicy",
+    "DecisionTransformerSettings",
     "VDNPolicy",
+    "VDNSettings",
     "QMIXPolicy",
+    "QMIXSettings",
     "IPPOPolicy",
     "MAPPOPolicy",
+    "MAPPOSettings",
 ]

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, count, fraction, switch
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actor_critic import (
-    POLICY_GRADIENT_OPTIONS,
-    PolicyGradientOptions,
+    PolicyGradientSettings,
     follow_policy_gradient,
     policy_gradient_component,
 )
-from dmiddleware.policy.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.network_outputs import values_of_rows
-from dmiddleware.policy.options import LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
-__all__ = ["A2COptions", "A2CPolicy"]
+__all__ = ["A2CPolicy", "A2CSettings"]
 
 
-class A2COptions(PolicyGradientOptions, AdvantageOptions, total=False):
-    """The options of :meth:`A2CPolicy.for_env`."""
+class A2CSettings(PolicyGradientSettings, AdvantageSettings):
+    """The settings of A2C."""
+
+    batch_size = 40
+    """Rows per update; set it to the rows of a collected batch."""
+    gae_lambda = 1.0
+    adv_norm = False
+    """Whether to normalize advantages in each batch."""
 
 
 @POLICY_REGISTRY.register("a2c")
@@ -49,38 +49,17 @@ class A2CPolicy(AdvantagePolicy):
     actions are supported; see :class:`ActionCodec`.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "gae_lambda": Option(1.0, fraction, "λ of generalised advantage estimation"),
-        "learn": {
-            **POLICY_GRADIENT_OPTIONS,
-            "batch_size": Option(
-                40, count, "rows per update; set it to the rows of a collected batch"
-            ),
-            "learning_rate": Option(7e-4, LEARNING_RATE, "the optimizer's learning rate"),
-            "adv_norm": Option(False, switch, "whether to normalise advantages in each batch"),
-        },
-    }
+    cfg: A2CSettings
+
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action", "adv", "ret")
     optional_columns: ClassVar[tuple[str, ...]] = ("raw_action",)
 
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[A2COptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
-
     def make_components(self) -> dict[str, Component]:
         """Return the network."""
-        return {**super().make_components(), "actor_critic": policy_gradient_component(self)}
+        return {
+            **super().make_components(),
+            "actor_critic": policy_gradient_component(self, self.cfg),
+        }
 
     def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""

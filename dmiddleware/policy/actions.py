@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Self, TypedDict
+from typing import Any, ClassVar, Final, Literal, Self
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.config import Option, Range, one_of, optional
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -30,6 +29,7 @@ from dmiddleware.model.spaces import (
     action_shape_of,
     inner_spaces,
 )
+from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import (
     Bernoulli,
     Categorical,
@@ -39,66 +39,36 @@ from dmiddleware.rl import (
     MultiCategorical,
     TanhGaussian,
 )
+from dmiddleware.settings import Numbers
 from dmiddleware.tree import Batch, Nested, leaves, nest
 
 __all__ = [
-    "ACTION_OPTIONS",
     "ActionBounding",
     "ActionCodec",
-    "ActionOptions",
+    "ActorSettings",
     "allows_choice",
     "check_allowed",
     "mask_of",
-    "only_bounding",
 ]
 
 ActionBounding = Literal["rescale", "clip", "tanh"]
-Numbers = Sequence[Any] | torch.Tensor
+Bounds = Sequence[Any] | torch.Tensor
 
 
 _ROUNDING: Final = 1e-4
 """How far an action may leave the bounds of a Box, as a part of half its width."""
-_BOUND: Final = Range(
-    "a list of numbers", lambda value: not isinstance(value, str) and isinstance(value, Sequence)
-)
-
-ACTION_OPTIONS: Final[Mapping[str, Any]] = {
-    "action_low": Option(
-        None,
-        optional(_BOUND),
-        "lower bounds of a Box of actions; None uses the environment's",
-    ),
-    "action_high": Option(
-        None,
-        optional(_BOUND),
-        "upper bounds of a Box of actions; None uses the environment's",
-    ),
-    "action_bounding": Option(
-        "rescale",
-        one_of("rescale", "clip", "tanh"),
-        "how to keep actions within the bounds: by mapping [-1, 1] to them, by clipping, or by "
-        "mapping the tanh of a Gaussian to them",
-    ),
-}
-"""The options of an algorithm whose actions may be a Box."""
 
 
-class ActionOptions(TypedDict, total=False):
-    """The options of ``for_env`` of all algorithms whose actions may be a Box."""
+class ActorSettings(PolicySettings):
+    """The settings of policies whose actors return a distribution, or a bounded action."""
 
-    action_low: Sequence[Any] | None
-    action_high: Sequence[Any] | None
-    action_bounding: ActionBounding
-
-
-def only_bounding(bounding: ActionBounding, reason: str) -> Option:
-    """Return the option ``action_bounding`` of an algorithm that learns with one value only.
-
-    Args:
-        bounding: that value.
-        reason: the meaning of the option, for the reference.
-    """
-    return Option(bounding, one_of(bounding), reason)
+    action_low: Numbers | None = None
+    """Lower bounds of a Box of actions; None uses the environment's."""
+    action_high: Numbers | None = None
+    """Upper bounds of a Box of actions; None uses the environment's."""
+    action_bounding: ActionBounding = "rescale"
+    """How to keep actions within the bounds: by mapping [-1, 1] to them, by clipping, or by mapping
+    the tanh of a Gaussian to them."""
 
 
 def mask_of(obs: Nested, given: Nested | None) -> torch.Tensor | None:
@@ -169,8 +139,8 @@ class ActionCodec:
         parts: Sequence[ActionPart] = (),
         *,
         bounding: ActionBounding = "rescale",
-        low: Numbers | None = None,
-        high: Numbers | None = None,
+        low: Bounds | None = None,
+        high: Bounds | None = None,
     ) -> None:
         if (low is None) != (high is None):
             raise ConfigError(
@@ -194,8 +164,8 @@ class ActionCodec:
         space: gym.Space[Any],
         *,
         bounding: ActionBounding = "rescale",
-        low: Numbers | None = None,
-        high: Numbers | None = None,
+        low: Bounds | None = None,
+        high: Bounds | None = None,
     ) -> Self:
         """Build the codec of a space.
 
@@ -214,19 +184,16 @@ class ActionCodec:
         return codec
 
     @classmethod
-    def for_policy(cls, cfg: Mapping[str, Any], parts: Sequence[ActionPart]) -> Self:
-        """Build the codec that a policy's options describe.
+    def for_policy(cls, cfg: object, parts: Sequence[ActionPart]) -> Self:
+        """Build the codec that a policy's settings describe.
 
         Args:
-            cfg: the policy's config, with :data:`ACTION_OPTIONS` if actions may be a Box.
+            cfg: the settings of the policy; :class:`ActorSettings` if actions may be a Box.
             parts: what its model declares.
         """
-        return cls(
-            parts,
-            bounding=cfg.get("action_bounding", "rescale"),
-            low=cfg.get("action_low"),
-            high=cfg.get("action_high"),
-        )
+        if not isinstance(cfg, ActorSettings):
+            return cls(parts)
+        return cls(parts, bounding=cfg.action_bounding, low=cfg.action_low, high=cfg.action_high)
 
     @property
     def n_outputs(self) -> int:
@@ -874,7 +841,7 @@ def _as_integers(action: torch.Tensor) -> torch.Tensor:
     return action.long()
 
 
-def _checked_bounds(low: Numbers, high: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked_bounds(low: Bounds, high: Bounds) -> tuple[torch.Tensor, torch.Tensor]:
     below, above = (torch.as_tensor(bound, dtype=torch.float32) for bound in (low, high))
     if below.shape != above.shape or below.dim() == 0 or not bool((below < above).all()):
         raise ConfigError(

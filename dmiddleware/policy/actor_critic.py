@@ -3,62 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
-from dmiddleware.config import Option, at_least, count, fraction, one_of, optional, positive
-from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, mask_of
+from dmiddleware.policy.actions import ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
 from dmiddleware.policy.network_outputs import values_of_rows
-from dmiddleware.policy.options import ON_POLICY_OPTIONS
-from dmiddleware.policy.policy import Policy, PolicyOptions
+from dmiddleware.policy.policy import Policy
+from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import Distribution
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import LearningRate, Schedule, Scheduled
+from dmiddleware.settings import Count, Fraction, NonNegative, Positive
 from dmiddleware.tree import Nested, Value, leaves
 
 __all__ = [
-    "POLICY_GRADIENT_OPTIONS",
     "ActorCriticPolicy",
-    "PolicyGradientOptions",
+    "ActorCriticSettings",
+    "PolicyGradientSettings",
     "follow_policy_gradient",
     "policy_gradient_component",
 ]
 
 
-POLICY_GRADIENT_OPTIONS: Final[Mapping[str, Any]] = {
-    "epoch_per_collect": Option(1, count, "passes over each collected batch"),
-    "optimizer": Option("rmsprop", one_of("rmsprop", "adam", "adamw"), "what makes the steps"),
-    "optimizer_eps": Option(1e-5, positive, "the optimizer's ε"),
-    "rmsprop_decay": Option(0.99, fraction, "decay of RMSprop's mean of squared gradients"),
-    "weight_decay": Option(0.01, at_least(0), "AdamW's decay of the weights"),
-    "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
-    "entropy_weight": Option(0.01, scheduled(at_least(0)), "weight of the entropy bonus"),
-    "grad_clip_norm": Option(
-        0.5, optional(positive), "largest norm of the gradient; None does not clip"
-    ),
-}
-"""The options of the section ``learn`` that A2C and IMPALA share."""
+class ActorCriticSettings(ActorSettings, DiscountedSettings, section="learn"):
+    """Settings of policies that learn from each collected batch once."""
+
+    epoch_per_collect: Count = 1
+    """Passes over each collected batch."""
+    value_weight: NonNegative = 0.5
+    """Weight of the value loss."""
+    entropy_weight: Annotated[float | Schedule, Scheduled(NonNegative)] = 0.01
+    """Weight of the entropy bonus."""
+    grad_clip_norm: Positive | None = 0.5
+    """Largest norm of the gradient; None does not clip."""
 
 
-class PolicyGradientOptions(ActionOptions, PolicyOptions, total=False):
-    """The options that A2C and IMPALA share in ``for_env``."""
+class PolicyGradientSettings(ActorCriticSettings, section="learn"):
+    """What A2C and IMPALA have."""
 
-    discount_factor: float
-    batch_size: int
-    epoch_per_collect: int
-    learning_rate: float | Schedule
-    optimizer: Literal["rmsprop", "adam", "adamw"]
-    optimizer_eps: float
-    rmsprop_decay: float
-    weight_decay: float
-    value_weight: float
-    entropy_weight: float | Schedule
-    grad_clip_norm: float | None
-    n_sample: int | None
-    n_episode: int | None
+    optimizer: Literal["rmsprop", "adam", "adamw"] = "rmsprop"
+    """What makes the steps."""
+    optimizer_eps: Positive = 1e-5
+    """The optimizer's ε."""
+    rmsprop_decay: Fraction = 0.99
+    """Decay of RMSprop's mean of squared gradients."""
+    weight_decay: NonNegative = 0.01
+    """AdamW's decay of the weights."""
+    learning_rate: LearningRate = 7e-4
+    """The optimizer's learning rate."""
 
 
 class ActorCriticPolicy(Policy):
@@ -69,11 +64,12 @@ class ActorCriticPolicy(Policy):
     draw whose log-density is ``log_prob``; ``action`` is within the environment's bounds.
     """
 
+    cfg: ActorCriticSettings
+    on_policy: bool = True
+
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
         return "actor_critic", ["dmiddleware.model"]
-
-    config: ClassVar[dict[str, Any]] = {**ON_POLICY_OPTIONS, **ACTION_OPTIONS}
 
     def as_return(self, value: torch.Tensor) -> torch.Tensor:
         """Return the critic's output in units of the return."""
@@ -139,16 +135,16 @@ class ActorCriticPolicy(Policy):
         return self.as_return(value).cpu()
 
 
-def policy_gradient_component(policy: ActorCriticPolicy) -> Component:
-    """Return the network of A2C or IMPALA, with the optimizer that its options ask for."""
-    learn, rate = policy.cfg.learn, policy.schedules["learn.learning_rate"]
-    if learn.optimizer == "adam":
-        optimizer = adam(rate, eps=learn.optimizer_eps)
-    elif learn.optimizer == "adamw":
-        optimizer = adamw(rate, weight_decay=learn.weight_decay, eps=learn.optimizer_eps)
+def policy_gradient_component(policy: ActorCriticPolicy, cfg: PolicyGradientSettings) -> Component:
+    """Return the network of A2C or IMPALA, with the optimizer that its settings ask for."""
+    rate = policy.schedules["learning_rate"]
+    if cfg.optimizer == "adam":
+        optimizer = adam(rate, eps=cfg.optimizer_eps)
+    elif cfg.optimizer == "adamw":
+        optimizer = adamw(rate, weight_decay=cfg.weight_decay, eps=cfg.optimizer_eps)
     else:
-        optimizer = rmsprop(rate, decay=learn.rmsprop_decay, eps=learn.optimizer_eps)
-    return Component(policy.model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True)
+        optimizer = rmsprop(rate, decay=cfg.rmsprop_decay, eps=cfg.optimizer_eps)
+    return Component(policy.model, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True)
 
 
 def follow_policy_gradient(
@@ -169,12 +165,12 @@ def follow_policy_gradient(
         value: ``[…]`` of the observations, with gradient.
         target: ``[…]`` of the values.
     """
-    learn = policy.cfg.learn
+    cfg = policy.cfg
     policy_loss = -(log_prob * adv).mean()
     value_loss = 0.5 * (value - target).square().mean()
     entropy = distribution.entropy().mean()
-    entropy_weight = policy.values["learn.entropy_weight"]
-    loss = policy_loss + learn.value_weight * value_loss - entropy_weight * entropy
+    entropy_weight = policy.values["entropy_weight"]
+    loss = policy_loss + cfg.value_weight * value_loss - entropy_weight * entropy
     norm = policy.components["actor_critic"].step(loss)
     answer = {
         "total_loss": loss.detach(),
@@ -182,6 +178,6 @@ def follow_policy_gradient(
         "value_loss": value_loss.detach(),
         "entropy": entropy.detach(),
     }
-    if learn.grad_clip_norm is not None:
+    if cfg.grad_clip_norm is not None:
         answer["grad_norm"] = norm
     return answer

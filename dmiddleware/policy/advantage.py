@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
-from easydict import EasyDict
 
-from dmiddleware.config import Option, check_value, fraction, optional, positive, switch
 from dmiddleware.distributed import sum_over_ranks
-from dmiddleware.policy.actions import ActionOptions
-from dmiddleware.policy.actor_critic import ActorCriticPolicy
+from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettings
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
-from dmiddleware.policy.policy import PolicyOptions
+from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.rl import RewardNormaliser, RunningMeanStd
+from dmiddleware.settings import At, Fraction, Positive
 from dmiddleware.tree import Batch, Nested
 
-__all__ = ["AdvantageOptions", "AdvantagePolicy"]
+__all__ = ["AdvantagePolicy", "AdvantageSettings"]
 
 
-class AdvantageOptions(ActionOptions, ObsNormOptions, PolicyOptions, total=False):
-    """The options that A2C and PPO share in ``for_env``."""
+class AdvantageSettings(ObsNormSettings, ActorCriticSettings):
+    """Settings of policies that learn from advantages."""
 
-    discount_factor: float
-    gae_lambda: float
-    reward_norm: bool
-    value_norm: bool
-    adv_norm: bool
+    norm_clip: Positive | None = 10.0
+    """Largest absolute value of normalized observations and rewards; None does not clip."""
+    gae_lambda: Fraction = 0.95
+    """λ of generalized advantage estimation."""
+    reward_norm: bool = False
+    """Whether to divide rewards by the running standard deviation of returns."""
+    value_norm: bool = False
+    """Whether the critic learns returns normalized by running statistics."""
+    adv_norm: Annotated[bool, At("learn.adv_norm")] = True
+    """Whether to normalize advantages in each minibatch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            not (self.multi_gpu and (self.reward_norm or self.value_norm)),
+            "multi_gpu",
+            "False with reward_norm or value_norm, since the ranks would have different statistics",
+        )
 
 
 class AdvantagePolicy(ActorCriticPolicy):
@@ -53,48 +63,14 @@ class AdvantagePolicy(ActorCriticPolicy):
     - ``adv_norm``: advantages have mean 0 and standard deviation 1 in each minibatch.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        **OBS_NORM_OPTIONS,
-        "gae_lambda": Option(0.95, fraction, "λ of generalised advantage estimation"),
-        "reward_norm": Option(
-            False, switch, "whether to divide rewards by the running standard deviation of returns"
-        ),
-        "value_norm": Option(
-            False, switch, "whether the critic learns returns normalised by running statistics"
-        ),
-        "norm_clip": Option(
-            10.0,
-            optional(positive),
-            "largest absolute value of normalised observations and rewards; None does not clip",
-        ),
-        "learn": {
-            "adv_norm": Option(True, switch, "whether to normalise advantages in each minibatch"),
-        },
-    }
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject invalid combinations."""
-        super().check_config(cfg)
-        check_value(
-            not (cfg.multi_gpu and (cfg.reward_norm or cfg.value_norm)),
-            "multi_gpu",
-            cfg.multi_gpu,
-            "False with reward_norm or value_norm, since the ranks would have different statistics",
-        )
-        check_value(
-            not (cls.several_agents and cfg.reward_norm),
-            "reward_norm",
-            cfg.reward_norm,
-            "False with several agents; use value_norm",
-        )
+    cfg: AdvantageSettings
 
     def setup(self) -> None:
         """Build the statistics of rewards and returns."""
         self.reward_normalizer: RewardNormaliser | None = None
         if self.cfg.reward_norm:
             self.reward_normalizer = RewardNormaliser(
-                discount=self.cfg.discount_factor, clip=self.cfg.norm_clip
+                discount=self.cfg.discount, clip=self.cfg.norm_clip
             )
         self.return_stats: RunningMeanStd | None = None
         if self.cfg.value_norm:
@@ -162,7 +138,7 @@ class AdvantagePolicy(ActorCriticPolicy):
             weight: the weight of each row in the losses, of mean 1; None: all weigh the same.
         """
         adv: torch.Tensor = batch["adv"]
-        return self._standardized(adv, weight) if self.cfg.learn.adv_norm else adv
+        return self._standardized(adv, weight) if self.cfg.adv_norm else adv
 
     def _standardized(self, adv: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return advantages with mean 0 and standard deviation 1 over the rows of all ranks.

@@ -390,7 +390,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         optimizer.load_state_dict(raw)
     except (ValueError, KeyError) as error:
         raise CheckpointMismatch(
-            f"the checkpoint's optimizer does not fit this policy's: {error}; check cfg.learn"
+            f"the checkpoint's optimizer does not fit this policy's: {error}; check its settings"
         ) from error
 
 

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, count, number, optional, positive
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.component import Component, adam
-from dmiddleware.policy.obs_norm import dataset_norm_options
-from dmiddleware.policy.options import LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode
+from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.sac import SACOptions, SACPolicy, Temperature
-from dmiddleware.schedule import Schedule
+from dmiddleware.policy.sac import SACPolicy, SACSettings
+from dmiddleware.policy.temperature import Temperature
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import Count, Number, Positive
 from dmiddleware.tree import map_leaves
 
-__all__ = ["CQLOptions", "CQLPolicy"]
+__all__ = ["CQLPolicy", "CQLSettings"]
 
 
-class CQLOptions(SACOptions, total=False):
-    """The options of :meth:`CQLPolicy.for_env`."""
+class CQLSettings(DatasetNormSettings, SACSettings, section="learn"):
+    """The settings of CQL."""
 
-    cql_alpha: float
-    lagrange_gap: float | None
-    learning_rate_lagrange: float | Schedule
-    n_actions: int
+    obs_norm = False
+    learning_rate_policy: LearningRate = 1e-4
+    cql_alpha: Positive = 5.0
+    """The α of the paper: weight of the penalty, or the first one."""
+    lagrange_gap: Number | None = None
+    """The τ of the paper: the gap that the tuned weight aims at; None: a fixed weight."""
+    learning_rate_lagrange: LearningRate = 3e-4
+    """Adam's learning rate for the tuned weight."""
+    n_actions: Count = 10
+    """Actions of each of the three kinds from which the integral is estimated."""
 
 
 @POLICY_REGISTRY.register("cql")
@@ -57,60 +60,19 @@ class CQLPolicy(SACPolicy):
       and τ = 5 are 1.60.
     """
 
-    norms_dataset: ClassVar[bool] = True
-    config: ClassVar[dict[str, Any]] = {
-        **dataset_norm_options(on=False),
-        "learn": {
-            "learning_rate_policy": 1e-4,
-            "cql_alpha": Option(
-                5.0, positive, "the α of the paper: weight of the penalty, or the first one"
-            ),
-            "lagrange_gap": Option(
-                None,
-                optional(number),
-                "the τ of the paper: the gap that the tuned weight aims at; None: a fixed weight",
-            ),
-            "learning_rate_lagrange": Option(
-                3e-4, LEARNING_RATE, "Adam's learning rate for the tuned weight"
-            ),
-            "n_actions": Option(
-                10, count, "actions of each of the three kinds from which the integral is estimated"
-            ),
-        },
-    }
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[CQLOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        A Minari dataset serves as the environment, because it has the same spaces.
-        :doc:`/reference/configuration` lists the options.
-        """
-        # mypy compares with the options of SACPolicy alone.
-        return super().for_env(  # type: ignore[misc]
-            env, model=model, modes=modes, **options
-        )
+    cfg: CQLSettings
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn = self.cfg.learn
-        tuned = adam(self.schedules["learn.learning_rate_lagrange"])
-        weight = Component(
-            Temperature(learn.cql_alpha), None if learn.lagrange_gap is None else tuned
-        )
+        cfg = self.cfg
+        tuned = adam(self.schedules["learning_rate_lagrange"])
+        weight = Component(Temperature(cfg.cql_alpha), None if cfg.lagrange_gap is None else tuned)
         return {**super().make_components(), "penalty_weight": weight}
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the random numbers of an update."""
         drawn = super().draw(batch)
-        shape = (self.cfg.learn.n_actions, *drawn["noise"].shape)
+        shape = (self.cfg.n_actions, *drawn["noise"].shape)
         generator = self.learn_generator
         uniform = torch.rand(shape, generator=generator).mul_(2.0).sub_(1.0)
         normal = torch.randn(2, *shape, generator=generator)
@@ -135,7 +97,7 @@ class CQLPolicy(SACPolicy):
         )
         gap = self._conservative_gap(batch, random_action, policy_noise)
         weight = self.components["penalty_weight"]
-        log_alpha, aim = weight.module.log_alpha, self.cfg.learn.lagrange_gap
+        log_alpha, aim = weight.module.log_alpha, self.cfg.lagrange_gap
         excess = gap if aim is None else gap - aim
         if aim is not None:
             weight.step(-(log_alpha.exp() * excess.detach().mean()))

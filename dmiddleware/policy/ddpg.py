@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, one_of, positive
 from dmiddleware.errors import PolicyError
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.actions import ActorSettings
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import critic_values
-from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
-from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.td import TDPolicy
+from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import ensemble_td_loss
-from dmiddleware.schedule import Schedule
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import At, Count, Fraction, NonNegative, Positive
 from dmiddleware.tree import Nested, Value
 
-__all__ = ["DDPGOptions", "DDPGPolicy", "TD3Policy"]
+__all__ = ["DDPGPolicy", "DDPGSettings", "TD3Policy", "TD3Settings"]
 
 
-class DDPGOptions(ActionOptions, ObsNormOptions, TDOptions, total=False):
-    """The options of :meth:`DDPGPolicy.for_env` and :meth:`TD3Policy.for_env`."""
+class DDPGSettings(ActorSettings, TDSettings, section="learn"):
+    """The settings of DDPG."""
 
-    learning_rate_critic: float | Schedule
-    learning_rate_actor: float | Schedule
-    actor_update_freq: int
-    target_tau: float
-    target_noise: float
-    target_noise_clip: float
-    noise: Literal["gaussian", "ou"]
-    noise_sigma: float
-    noise_theta: float
+    batch_size = 256
+    action_bounding: Literal["tanh"] = "tanh"
+    """Actions are the tanh of what the actor returns, mapped to the bounds."""
+    learning_rate_critic: LearningRate = 1e-3
+    """Adam's learning rate for the critics."""
+    learning_rate_actor: LearningRate = 1e-3
+    """Adam's learning rate for the actor."""
+    actor_update_freq: Count = 1
+    """Updates of the critics for each of the actor and the target networks."""
+    target_tau: Fraction = 0.005
+    """Fraction of the way that the target networks move."""
+    target_noise: NonNegative = 0.0
+    """Standard deviation of the noise on the actions of targets."""
+    target_noise_clip: Positive = 0.5
+    """Largest noise on the actions of targets."""
+    noise: Annotated[Literal["gaussian", "ou"], At("collect.noise")] = "gaussian"
+    """Noise on collected actions: independent, or an Ornstein-Uhlenbeck process."""
+    noise_sigma: Annotated[NonNegative, At("collect.noise_sigma")] = 0.1
+    """Standard deviation of the normal draws that make this noise."""
+    noise_theta: Annotated[Fraction, At("collect.noise_theta")] = 0.15
+    """Fraction of the Ornstein-Uhlenbeck noise that is lost in a step."""
 
 
 @POLICY_REGISTRY.register("ddpg")
@@ -47,7 +54,7 @@ class DDPGPolicy(TDPolicy):
 
     A critic learns the value of actions (equations 4 and 5), and a deterministic actor follows its
     gradient (equation 6); both have target networks that track them. Differences from the paper:
-    the noise on collected actions is Gaussian, as in TD3, unless ``collect.noise`` is ``"ou"``;
+    the noise on collected actions is Gaussian, as in TD3, unless ``noise`` is ``"ou"``;
     actions enter the critic's first layer, not its second; target networks move by 0.005 in an
     update, not by 0.001; and there is neither batch normalisation nor weight decay.
 
@@ -61,64 +68,10 @@ class DDPGPolicy(TDPolicy):
     of any shape; noise is in units of half its width.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        **OBS_NORM_OPTIONS,
-        **ACTION_OPTIONS,
-        "action_bounding": only_bounding(
-            "tanh", "actions are the tanh of what the actor returns, mapped to the bounds"
-        ),
-        "learn": {
-            "batch_size": Option(256, count, "rows per update"),
-            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_critic": Option(
-                1e-3, LEARNING_RATE, "Adam's learning rate for the critics"
-            ),
-            "learning_rate_actor": Option(
-                1e-3, LEARNING_RATE, "Adam's learning rate for the actor"
-            ),
-            "actor_update_freq": Option(
-                1, count, "updates of the critics for each of the actor and the target networks"
-            ),
-            "target_tau": Option(
-                0.005, fraction, "fraction of the way that the target networks move"
-            ),
-            "target_noise": Option(
-                0.0, at_least(0), "standard deviation of the noise on the actions of targets"
-            ),
-            "target_noise_clip": Option(0.5, positive, "largest noise on the actions of targets"),
-        },
-        "collect": {
-            **COLLECT_OPTIONS,
-            "noise": Option(
-                "gaussian",
-                one_of("gaussian", "ou"),
-                "noise on collected actions: independent, or an Ornstein-Uhlenbeck process",
-            ),
-            "noise_sigma": Option(
-                0.1, at_least(0), "standard deviation of the normal draws that make this noise"
-            ),
-            "noise_theta": Option(
-                0.15, fraction, "fraction of the Ornstein-Uhlenbeck noise that is lost in a step"
-            ),
-        },
-    }
+    cfg: DDPGSettings
+
     n_critics: ClassVar[int] = 1
     """The number of critics, unless ``model`` says otherwise."""
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[DDPGOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -130,33 +83,33 @@ class DDPGPolicy(TDPolicy):
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn, rates = self.cfg.learn, self.schedules
-        follow = TargetRule(learn.actor_update_freq, learn.target_tau)
+        cfg, rates = self.cfg, self.schedules
+        follow = TargetRule(cfg.actor_update_freq, cfg.target_tau)
         return {
             "actor": Component(
                 self.submodule("actor"),
-                adam(rates["learn.learning_rate_actor"]),
+                adam(rates["learning_rate_actor"]),
                 target=follow,
                 acts=True,
             ),
             "critic": Component(
                 self.submodule("critic"),
-                adam(rates["learn.learning_rate_critic"]),
+                adam(rates["learning_rate_critic"]),
                 target=follow,
             ),
         }
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the random numbers of an update."""
-        learn = self.cfg.learn
+        cfg = self.cfg
         shape = self.codec.to_raw(batch["action"]).shape
         noise = torch.randn(shape, generator=self.learn_generator).to(self.device)
-        limit = learn.target_noise_clip
-        return {"noise": (learn.target_noise * noise).clamp_(-limit, limit)}
+        limit = cfg.target_noise_clip
+        return {"noise": (cfg.target_noise * noise).clamp_(-limit, limit)}
 
     def variant(self) -> dict[str, bool]:
         """Return how the next update differs."""
-        return {"moves_actor": (self.train_iter + 1) % self.cfg.learn.actor_update_freq == 0}
+        return {"moves_actor": (self.train_iter + 1) % self.cfg.actor_update_freq == 0}
 
     def update(
         self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool
@@ -200,7 +153,7 @@ class DDPGPolicy(TDPolicy):
 
     def initial_state(self, n: int) -> torch.Tensor | None:
         """Return zeros ``[n, A]``, where Ornstein-Uhlenbeck noise starts; None: it is Gaussian."""
-        return torch.zeros(n, self.codec.n_outputs) if self.cfg.collect.noise == "ou" else None
+        return torch.zeros(n, self.codec.n_outputs) if self.cfg.noise == "ou" else None
 
     def act_collect(  # type: ignore[override]  # takes no other keywords
         self,
@@ -211,12 +164,12 @@ class DDPGPolicy(TDPolicy):
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
         """Act with noise; see :meth:`Policy.act_collect`."""
-        collect = self.cfg.collect
+        cfg = self.cfg
         raw = self.acting_distribution(self.actor_output(obs), obs, None).mode()
         assert isinstance(raw, torch.Tensor)
-        noise = collect.noise_sigma * torch.randn(raw.shape, generator=self.generator)
+        noise = cfg.noise_sigma * torch.randn(raw.shape, generator=self.generator)
         # The codec clips what leaves the Box.
-        if collect.noise == "gaussian":
+        if cfg.noise == "gaussian":
             return {"action": self.codec.to_env(raw + noise)}
         if state is None:
             raise PolicyError(
@@ -224,7 +177,7 @@ class DDPGPolicy(TDPolicy):
                 "policy.initial_state(n_envs), and then what forward returned as state"
             )
         # One step of the process with mean 0 (Uhlenbeck and Ornstein, 1930).
-        noise += (1.0 - collect.noise_theta) * state.cpu()
+        noise += (1.0 - cfg.noise_theta) * state.cpu()
         return {"action": self.codec.to_env(raw + noise), "state": noise}
 
     def act_eval(
@@ -233,6 +186,13 @@ class DDPGPolicy(TDPolicy):
         """Act without noise; see :meth:`Policy.act_eval`."""
         output = super().act_eval(obs, env_id, **kwargs)
         return output if state is None else {**output, "state": state}
+
+
+class TD3Settings(DDPGSettings):
+    """The settings of TD3."""
+
+    actor_update_freq = 2
+    target_noise = 0.2
 
 
 @POLICY_REGISTRY.register("td3")
@@ -244,5 +204,6 @@ class TD3Policy(DDPGPolicy):
     smoothed by clipped noise on their actions (section 5.3).
     """
 
-    config: ClassVar[dict[str, Any]] = {"learn": {"actor_update_freq": 2, "target_noise": 0.2}}
+    cfg: TD3Settings
+
     n_critics: ClassVar[int] = 2

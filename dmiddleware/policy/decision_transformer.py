@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from dmiddleware.config import (
-    Option,
-    count,
-    number,
-    optional,
-    positive,
-)
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import largest_over_ranks
 from dmiddleware.errors import PolicyError
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.actions import ACTION_OPTIONS, ActionOptions, only_bounding
+from dmiddleware.policy.actions import ActorSettings
 from dmiddleware.policy.component import Component, adam
-from dmiddleware.policy.obs_norm import ObsNormOptions, dataset_norm_options
-from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode, Policy, PolicyOptions
+from dmiddleware.policy.obs_norm import DatasetNormSettings
+from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
-from dmiddleware.schedule import Schedule
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import At, Number, Positive
 from dmiddleware.tree import Batch, Nested, Value
 
-__all__ = ["DecisionTransformerOptions", "DecisionTransformerPolicy"]
-
-
-class DecisionTransformerOptions(ActionOptions, ObsNormOptions, PolicyOptions, total=False):
-    """The options of :meth:`DecisionTransformerPolicy.for_env`."""
-
-    target_return: float | None
-    return_scale: float
-    batch_size: int
-    learning_rate: float | Schedule
-    grad_clip_norm: float | None
-    n_sample: int | None
-    n_episode: int | None
+__all__ = ["DecisionTransformerPolicy", "DecisionTransformerSettings"]
 
 
 class LargestReturn(nn.Module):
@@ -59,6 +39,23 @@ class LargestReturn(nn.Module):
         """Take the returns ``[…]`` where ``counts``; those that are not finite are ignored."""
         largest = ret.masked_fill(~counts | ~ret.isfinite(), -math.inf).amax()
         self.value.copy_(torch.maximum(self.value, largest))
+
+
+class DecisionTransformerSettings(ActorSettings, DatasetNormSettings, section="learn"):
+    """The settings of the decision transformer."""
+
+    batch_size = 64
+    """Sequences per update."""
+    action_bounding: Literal["rescale"] = "rescale"
+    """The actions of the network are bounded already, and are mapped to the bounds."""
+    target_return: Annotated[Number | None, At("target_return")] = None
+    """Return to ask for when acting; None: the largest of an episode in the data."""
+    return_scale: Annotated[Positive, At("return_scale")] = 1000.0
+    """Returns are divided by it before the network sees them."""
+    learning_rate: LearningRate = 1e-4
+    """Adam's learning rate."""
+    grad_clip_norm: Positive | None = 0.25
+    """Largest norm of the gradient; None does not clip."""
 
 
 @POLICY_REGISTRY.register("decision_transformer")
@@ -80,34 +77,10 @@ class DecisionTransformerPolicy(Policy):
     decay; a warm-up is a schedule of the learning rate.
     """
 
+    cfg: DecisionTransformerSettings
+
     act_inputs: tuple[str, ...] = ("action_mask", "prev_reward")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
-    norms_dataset: ClassVar[bool] = True
-    config: ClassVar[dict[str, Any]] = {
-        **dataset_norm_options(on=True),
-        **ACTION_OPTIONS,
-        "action_bounding": only_bounding(
-            "rescale",
-            "the actions of the network are bounded already, and are mapped to the bounds",
-        ),
-        "target_return": Option(
-            None,
-            optional(number),
-            "return to ask for when acting; None: the largest of an episode in the data",
-        ),
-        "return_scale": Option(
-            1000.0, positive, "returns are divided by it before the network sees them"
-        ),
-        "learn": {
-            "batch_size": Option(64, count, "sequences per update"),
-            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
-            "grad_clip_norm": Option(
-                0.25, optional(positive), "largest norm of the gradient; None does not clip"
-            ),
-        },
-        "collect": COLLECT_OPTIONS,
-    }
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
         "action",
@@ -115,22 +88,6 @@ class DecisionTransformerPolicy(Policy):
         "timestep",
         "mask",
     )
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[DecisionTransformerOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        A Minari dataset serves as the environment, because it has the same spaces.
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -144,12 +101,12 @@ class DecisionTransformerPolicy(Policy):
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn = self.cfg.learn
-        optimizer = adam(self.schedules["learn.learning_rate"])
+        cfg = self.cfg
+        optimizer = adam(self.schedules["learning_rate"])
         self._largest = LargestReturn()
         return {
             "transformer": Component(
-                self.model, optimizer, grad_clip_norm=learn.grad_clip_norm, acts=True
+                self.model, optimizer, grad_clip_norm=cfg.grad_clip_norm, acts=True
             ),
             "largest_return": Component(self._largest, acts=True),
         }
@@ -182,7 +139,7 @@ class DecisionTransformerPolicy(Policy):
         hits = bc_hits(distribution, raw)
         if hits is not None:
             logged["accuracy"] = (hits & mask).sum() / mask.sum()
-        if self.cfg.learn.grad_clip_norm is not None:
+        if self.cfg.grad_clip_norm is not None:
             logged["grad_norm"] = norm
         return logged
 

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, count, fraction, positive, switch
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import with_rows
-from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
-from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.sac import Temperature
-from dmiddleware.policy.td import TDPolicy
+from dmiddleware.policy.td import TDPolicy, TDSettings
+from dmiddleware.policy.temperature import Temperature
 from dmiddleware.rl import Categorical, ensemble_td_loss
-from dmiddleware.schedule import Schedule
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import Fraction, Positive
 from dmiddleware.tree import Value
 
-__all__ = ["DiscreteSACOptions", "DiscreteSACPolicy"]
+__all__ = ["DiscreteSACPolicy", "DiscreteSACSettings"]
 
 
-class DiscreteSACOptions(ObsNormOptions, TDOptions, total=False):
-    """The options of :meth:`DiscreteSACPolicy.for_env`."""
+class DiscreteSACSettings(TDSettings, section="learn"):
+    """The settings of SAC for discrete actions."""
 
-    learning_rate_q: float | Schedule
-    learning_rate_policy: float | Schedule
-    learning_rate_alpha: float | Schedule
-    alpha: float
-    auto_alpha: bool
-    target_entropy_ratio: float
-    target_tau: float
+    learning_rate_q: LearningRate = 3e-4
+    """Adam's learning rate for the critics."""
+    learning_rate_policy: LearningRate = 3e-4
+    """Adam's learning rate for the actor."""
+    learning_rate_alpha: LearningRate = 3e-4
+    """Adam's learning rate for the temperature."""
+    alpha: Positive = 1.0
+    """The temperature, or the first one if it is tuned."""
+    auto_alpha: bool = True
+    """Whether to tune the temperature."""
+    target_entropy_ratio: Fraction = 0.98
+    """Entropy that the temperature aims at, as a fraction of the largest possible one."""
+    target_tau: Fraction = 0.005
+    """Fraction of the way that the target critics move per update."""
 
 
 @POLICY_REGISTRY.register("discrete_sac")
@@ -59,47 +61,9 @@ class DiscreteSACPolicy(TDPolicy):
     the most likely action, or, with ``deterministic=False``, draws one.
     """
 
+    cfg: DiscreteSACSettings
+
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
-    config: ClassVar[dict[str, Any]] = {
-        **OBS_NORM_OPTIONS,
-        "learn": {
-            "batch_size": Option(64, count, "rows per update"),
-            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate_q": Option(3e-4, LEARNING_RATE, "Adam's learning rate for the critics"),
-            "learning_rate_policy": Option(
-                3e-4, LEARNING_RATE, "Adam's learning rate for the actor"
-            ),
-            "learning_rate_alpha": Option(
-                3e-4, LEARNING_RATE, "Adam's learning rate for the temperature"
-            ),
-            "alpha": Option(1.0, positive, "the temperature, or the first one if it is tuned"),
-            "auto_alpha": Option(True, switch, "whether to tune the temperature"),
-            "target_entropy_ratio": Option(
-                0.98,
-                fraction,
-                "entropy that the temperature aims at, as a fraction of the largest possible one",
-            ),
-            "target_tau": Option(
-                0.005, fraction, "fraction of the way that the target critics move per update"
-            ),
-        },
-        "collect": COLLECT_OPTIONS,
-    }
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[DiscreteSACOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -107,18 +71,18 @@ class DiscreteSACPolicy(TDPolicy):
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn, rates = self.cfg.learn, self.schedules
-        tuned = adam(rates["learn.learning_rate_alpha"]) if learn.auto_alpha else None
+        cfg, rates = self.cfg, self.schedules
+        tuned = adam(rates["learning_rate_alpha"]) if cfg.auto_alpha else None
         return {
             "actor": Component(
-                self.submodule("actor"), adam(rates["learn.learning_rate_policy"]), acts=True
+                self.submodule("actor"), adam(rates["learning_rate_policy"]), acts=True
             ),
             "critic": Component(
                 self.submodule("critic"),
-                adam(rates["learn.learning_rate_q"]),
-                target=TargetRule(1, learn.target_tau),
+                adam(rates["learning_rate_q"]),
+                target=TargetRule(1, cfg.target_tau),
             ),
-            "temperature": Component(Temperature(learn.alpha), tuned),
+            "temperature": Component(Temperature(cfg.alpha), tuned),
         }
 
     def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -151,9 +115,9 @@ class DiscreteSACPolicy(TDPolicy):
         actor.step(actor_loss)
 
         entropy = -(prob * log_prob).sum(-1).detach()
-        if self.cfg.learn.auto_alpha:
+        if self.cfg.auto_alpha:
             largest = _largest_entropy(log_prob.shape[-1], mask)
-            wanted = self.cfg.learn.target_entropy_ratio * largest
+            wanted = self.cfg.target_entropy_ratio * largest
             temperature.step(log_alpha * (entropy - wanted).mean())
         output = {
             "total_loss": critic_loss + actor_loss,

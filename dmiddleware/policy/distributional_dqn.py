@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, TypeAlias, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch import nn
 
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.update import CHECK_EVERY
 from dmiddleware.rl import (
     categorical_target,
@@ -23,12 +20,16 @@ from dmiddleware.rl import (
 )
 from dmiddleware.tree import Batch
 
-__all__ = ["C51Policy", "QRDQNPolicy", "QuantilePolicy"]
+__all__ = ["C51Policy", "C51Settings", "QRDQNPolicy", "QRDQNSettings", "QuantilePolicy"]
 
 _log = logging.getLogger(__name__)
 _CLIPPED_SHARE_TO_WARN = 0.05
 
 Losses: TypeAlias = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+
+
+class C51Settings(QLearningSettings):
+    """The settings of C51."""
 
 
 @POLICY_REGISTRY.register("c51")
@@ -38,7 +39,7 @@ class C51Policy(QLearningPolicy):
     As :class:`DQNPolicy`, with a network that gives each action a distribution over the returns
     ``v_min`` to ``v_max`` (:class:`~dmiddleware.model.CategoricalQNetwork`). The loss is the
     cross-entropy to the projected distribution of the target (algorithm 1); the priority is the
-    Kullback-Leibler divergence from it, as in Rainbow (Hessel et al., 2018). ``learn.double``
+    Kullback-Leibler divergence from it, as in Rainbow (Hessel et al., 2018). ``double``
     chooses the target's action by the online network, which the paper does not.
 
     Returns outside of the support are clipped, as in the paper. The output has ``clipped_share``,
@@ -46,23 +47,10 @@ class C51Policy(QLearningPolicy):
     (:func:`~dmiddleware.rl.clipped_share`); above 5%, the policy warns once.
     """
 
+    cfg: C51Settings
+
     learned: ClassVar[str] = "log_prob"
     _has_warned_of_clipping = False
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -79,7 +67,7 @@ class C51Policy(QLearningPolicy):
         support = self.components["q"].target.support
         following = following.exp()
         reward, terminated = batch["reward"], batch["terminated"]
-        discount = batch.get("discount", self.cfg.discount_factor)
+        discount = batch.get("discount", self.cfg.discount)
         target = categorical_target(
             following, reward, terminated, discount=discount, support=support
         )
@@ -129,21 +117,6 @@ class QuantilePolicy(QLearningPolicy):
 
     learned: ClassVar[str] = "quantiles"
 
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
-
     def loss(
         self,
         batch: Mapping[str, Any],
@@ -160,6 +133,10 @@ class QuantilePolicy(QLearningPolicy):
         return weighted_mean(losses, batch.get("weight")), (wanted - value).abs(), logged
 
 
+class QRDQNSettings(QLearningSettings):
+    """The settings of QR-DQN."""
+
+
 @POLICY_REGISTRY.register("qrdqn")
 class QRDQNPolicy(QuantilePolicy):
     """QR-DQN (Dabney et al., "Distributional RL with Quantile Regression", 2018).
@@ -167,8 +144,10 @@ class QRDQNPolicy(QuantilePolicy):
     As :class:`DQNPolicy`, with a network that gives quantiles of each action's return
     (:class:`~dmiddleware.model.QuantileQNetwork`). The loss is equation 10 for the target's
     quantiles (algorithm 1); the priority is the absolute error of the mean. Difference from the
-    paper: ``learn.double``, the default, chooses the target's action by the online network.
+    paper: ``double``, the default, chooses the target's action by the online network.
     """
+
+    cfg: QRDQNSettings
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Self, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, one_of
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import td_loss
 
-__all__ = ["DQNOptions", "DQNPolicy"]
+__all__ = ["DQNPolicy", "DQNSettings"]
 
 
-class DQNOptions(QLearningOptions, total=False):
-    """The options of :meth:`DQNPolicy.for_env`."""
+class DQNSettings(QLearningSettings, section="learn"):
+    """The settings of DQN."""
 
-    loss: Literal["huber", "mse"]
+    loss: Literal["huber", "mse"] = "huber"
+    """Loss function of the TD error."""
 
 
 @POLICY_REGISTRY.register("dqn")
@@ -31,14 +28,14 @@ class DQNPolicy(QLearningPolicy):
     With the usual extensions:
 
     - the double target of van Hasselt et al., "Deep RL with Double Q-learning" (2016):
-      ``learn.double``;
+      ``double``;
     - the dueling network of Wang et al. (2016): ``model.dueling``;
     - noisy layers instead of ε-greedy actions (Fortunato et al., "Noisy Networks for Exploration",
       2018): ``model.noisy``. Evaluating is without noise;
-    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``nstep`` steps, computed by the
+    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``n_step`` steps, computed by the
       buffer, or by ``get_train_sample`` where a serial or parallel collector calls it: a batch's
       column ``discount`` multiplies the bootstrap values, and must consist of powers of
-      ``discount_factor`` up to ``nstep``;
+      ``discount`` up to ``n_step``;
     - prioritized replay (Schaul et al., 2016): a batch's column ``weight`` weights its errors, and
       the output has ``priority``, the absolute TD errors (also with ``priority=True``);
     - a target network that is copied every ``target_update_freq`` updates (Mnih,
@@ -51,7 +48,7 @@ class DQNPolicy(QLearningPolicy):
     ``action_mask`` of observations, or the columns ``action_mask`` and ``next_action_mask``.
     Collecting takes the keyword ``eps``, the probability of a random action, and returns ``action``
     and ``logit``, the action values. The command mode returns the ``eps`` of the schedule
-    ``other.eps`` for the environment steps so far.
+    ``eps`` for the environment steps so far.
 
     Example:
         >>> policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}})
@@ -59,26 +56,7 @@ class DQNPolicy(QLearningPolicy):
         torch.Size([8])
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "learn": {
-            "loss": Option("huber", one_of("huber", "mse"), "loss function of the TD error"),
-        },
-    }
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[DQNOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
+    cfg: DQNSettings
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -98,7 +76,7 @@ class DQNPolicy(QLearningPolicy):
             action,
             target,
             weight=batch.get("weight"),
-            criterion=self.cfg.learn.loss,
+            criterion=self.cfg.loss,
         )
         mean_target = target.mean()
         logged = {"q_value": mean_target - td_error.mean(), "target_q_value": mean_target}

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from easydict import EasyDict
-from torch import nn
 
-from dmiddleware.config import Option, check_value, count, fraction, positive
 from dmiddleware.data import MinibatchUnit
 from dmiddleware.errors import StructureError
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actor_critic import (
-    POLICY_GRADIENT_OPTIONS,
     ActorCriticPolicy,
-    PolicyGradientOptions,
+    PolicyGradientSettings,
     follow_policy_gradient,
     policy_gradient_component,
 )
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.network_outputs import values_of_rows
-from dmiddleware.policy.options import LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import Fraction, Positive
 from dmiddleware.tree import Batch
 
-__all__ = ["IMPALAOptions", "IMPALAPolicy"]
+__all__ = ["IMPALAPolicy", "IMPALASettings"]
 
 
-class IMPALAOptions(PolicyGradientOptions, total=False):
-    """The options of :meth:`IMPALAPolicy.for_env`."""
+class IMPALASettings(PolicyGradientSettings, section="learn"):
+    """The settings of IMPALA."""
 
-    trace_decay: float
-    rho_clip: float
-    c_clip: float
+    batch_size = 640
+    """Least rows per update, in whole lanes."""
+    learning_rate: LearningRate = 6e-4
+    trace_decay: Fraction = 1.0
+    """λ of V-trace (remark 2)."""
+    rho_clip: Positive = 1.0
+    """Bound of the ratios ρ, also of the advantages'."""
+    c_clip: Positive = 1.0
+    """Bound of the ratios c, at most that of ρ."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.c_clip <= self.rho_clip, "c_clip", f"at most rho_clip, which is {self.rho_clip}"
+        )
 
 
 @POLICY_REGISTRY.register("impala")
@@ -58,16 +65,8 @@ class IMPALAPolicy(ActorCriticPolicy):
     actions are supported; see :class:`ActionCodec`.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "learn": {
-            **POLICY_GRADIENT_OPTIONS,
-            "batch_size": Option(640, count, "least rows per update, in whole lanes"),
-            "learning_rate": Option(6e-4, LEARNING_RATE, "the optimizer's learning rate"),
-            "trace_decay": Option(1.0, fraction, "λ of V-trace (remark 2)"),
-            "rho_clip": Option(1.0, positive, "bound of the ratios ρ, also of the advantages'"),
-            "c_clip": Option(1.0, positive, "bound of the ratios c, at most that of ρ"),
-        },
-    }
+    cfg: IMPALASettings
+
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
         "action",
@@ -81,33 +80,6 @@ class IMPALAPolicy(ActorCriticPolicy):
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     learns_from_trajectories: ClassVar[bool] = True
 
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[IMPALAOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject bounds in the wrong order."""
-        super().check_config(cfg)
-        learn = cfg.learn
-        check_value(
-            learn.c_clip <= learn.rho_clip,
-            "learn.c_clip",
-            learn.c_clip,
-            f"at most learn.rho_clip, which is {learn.rho_clip}",
-        )
-
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows that are not lanes."""
         if batch["done"].dim() != 2:
@@ -119,11 +91,11 @@ class IMPALAPolicy(ActorCriticPolicy):
 
     def make_components(self) -> dict[str, Component]:
         """Return the network."""
-        return {"actor_critic": policy_gradient_component(self)}
+        return {"actor_critic": policy_gradient_component(self, self.cfg)}
 
     def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        learn = self.cfg.learn
+        cfg = self.cfg
         output = self.model(batch["obs"])
         distribution = self.learned_distribution(output, batch)
         log_prob = distribution.log_prob(self.raw_action(batch))
@@ -138,10 +110,10 @@ class IMPALAPolicy(ActorCriticPolicy):
             episode_cuts(batch),
             log_prob=log_prob.detach(),
             old_log_prob=batch["log_prob"],
-            discount=self.cfg.discount_factor,
-            trace_decay=learn.trace_decay,
-            rho_clip=learn.rho_clip,
-            c_clip=learn.c_clip,
-            adv_rho_clip=learn.rho_clip,
+            discount=self.cfg.discount,
+            trace_decay=cfg.trace_decay,
+            rho_clip=cfg.rho_clip,
+            c_clip=cfg.c_clip,
+            adv_rho_clip=cfg.rho_clip,
         )
         return follow_policy_gradient(self, distribution, log_prob, target.adv, value, target.value)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
 
-__all__ = ["IPPOPolicy", "MAPPOPolicy"]
+__all__ = ["IPPOPolicy", "MAPPOPolicy", "MAPPOSettings"]
+
+
+class MAPPOSettings(PPOSettings):
+    """The settings of MAPPO and IPPO."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            not self.reward_norm, "reward_norm", "False with several agents; use value_norm"
+        )
 
 
 @POLICY_REGISTRY.register("ippo")
@@ -25,6 +35,8 @@ class IPPOPolicy(PPOPolicy):
 
     With several ranks, each normalises advantages over its own minibatches.
     """
+
+    cfg: MAPPOSettings
 
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
@@ -47,6 +59,8 @@ class MAPPOPolicy(PPOPolicy):
     Differences from the paper: agents have no memory; the value loss is the squared error instead
     of Huber's, and is not clipped by default; ``value_norm`` is off by default.
     """
+
+    cfg: MAPPOSettings
 
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations

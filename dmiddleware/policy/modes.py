@@ -74,20 +74,16 @@ class PolicySpec:
 
     Attributes:
         kind: the class of the policy.
-        cfg: the policy's config.
+        settings: what else is set in the policy, as attributes, such as ``batch_size``.
         device: where its model is.
         model: its model; None: a policy that does not say.
         on_policy: whether it learns only from actions that its own distribution drew.
         discount: γ, of future rewards; None: the algorithm has none.
         n_step: number of rewards that a buffer sums up before a target bootstraps.
         gae_lambda: λ of generalized advantage estimation; None: the algorithm has none.
-        batch_size: rows per update; None: not known. Some classic policies have one for each kind
-            of data.
-        n_sample: env steps to collect at a time; None: not known.
-        n_episode: episodes to collect at a time; None: not known.
         seed: of the initial weights and of acting; None: torch's.
         uses_ranks: whether it averages gradients over the ranks of ``torch.distributed``.
-        schedules: the settings that may be schedules, by their paths in the config.
+        schedules: the settings that may be schedules, by name.
         learn_columns: see :attr:`Policy.learn_columns`.
         optional_columns: see :attr:`Policy.optional_columns`.
         minibatch_unit: see :attr:`Policy.minibatch_unit`.
@@ -106,16 +102,13 @@ class PolicySpec:
     """
 
     kind: type = object
-    cfg: Mapping[str, Any] = field(default_factory=dict)
+    settings: object = None
     device: str = "cpu"
     model: nn.Module | None = None
     on_policy: bool = False
     discount: float | None = None
     n_step: int = 1
     gae_lambda: float | None = None
-    batch_size: int | dict[str, int] | None = None
-    n_sample: int | dict[str, int] | None = None
-    n_episode: int | dict[str, int] | None = None
     seed: int | None = None
     uses_ranks: bool = False
     schedules: Mapping[str, Schedule] = field(default_factory=dict)

@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import torch
 
-from dmiddleware.config import Option, optional, positive, switch
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteData
 from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
+from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import RunningMeanStd
+from dmiddleware.settings import Positive
 from dmiddleware.tree import Batch, Nested, as_tree
 
-__all__ = ["OBS_NORM_OPTIONS", "ObsNorm", "ObsNormOptions", "dataset_norm_options"]
-
-OBS_NORM_OPTIONS: Final[Mapping[str, Any]] = {
-    "obs_norm": Option(False, switch, "whether to normalise observations by running statistics"),
-    "norm_clip": Option(
-        10.0,
-        optional(positive),
-        "largest absolute value of normalised observations; None does not clip",
-    ),
-}
-"""The options of an algorithm that can normalize what it collects."""
+__all__ = ["DatasetNormSettings", "ObsNorm", "ObsNormSettings"]
 
 # Fujimoto and Gu (2021), equation 4, add 1e-3 to the standard deviation.
 _DATASET_EPS: Final = 1e-3**2
 
 
-class ObsNormOptions(TypedDict, total=False):
-    """The options of ``for_env`` of all algorithms that normalize observations."""
+class ObsNormSettings(PolicySettings):
+    """The settings of policies that can normalize observations."""
 
-    obs_norm: bool
-    norm_clip: float | None
+    obs_norm: bool = False
+    """Whether to normalize observations by running statistics."""
+    norm_clip: Positive | None = 10.0
+    """Largest absolute value of normalized observations; None does not clip."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            not (self.multi_gpu and self.obs_norm) or isinstance(self, DatasetNormSettings),
+            "multi_gpu",
+            "False with obs_norm, since the ranks would have different statistics",
+        )
 
 
-def dataset_norm_options(*, on: bool) -> dict[str, Any]:
-    """Return the options of an algorithm that normalizes by the statistics of a data set.
+class DatasetNormSettings(ObsNormSettings):
+    """The settings of policies that normalize observations by the statistics of a dataset."""
 
-    Args:
-        on: whether it does so by default.
-    """
-    return {
-        "obs_norm": Option(
-            on,
-            switch,
-            "whether to normalise observations with the mean and standard deviation of the data "
-            "set, which observe() takes",
-        ),
-        "norm_clip": Option(
-            None,
-            optional(positive),
-            "largest absolute value of normalised observations; None does not clip",
-        ),
-    }
+    obs_norm = True
+    """Whether to normalize observations with the mean and standard deviation of the dataset, which
+    observe() takes."""
+    norm_clip: Positive | None = None
 
 
 class ObsNorm:
@@ -107,36 +96,35 @@ class ObsNorm:
     @classmethod
     def for_policy(
         cls,
-        cfg: Mapping[str, Any],
+        cfg: object,
         model: object,
         *,
         device: str,
-        of_dataset: bool,
         select: Callable[[Nested], Nested] | None,
     ) -> ObsNorm:
         """Build the one that a policy's options ask for.
 
         Args:
-            cfg: the policy's config.
+            cfg: the settings of the policy.
             model: its model, which may know the shape of observations.
             device: its device.
-            of_dataset: as in the class.
             select: as in the class.
 
         Raises:
             ConfigError: if observations are to be normalized, but nothing says what they are.
         """
-        if not cfg.get("obs_norm", False):
+        if not isinstance(cfg, ObsNormSettings) or not cfg.obs_norm:
             return cls(None)
-        obs_shape = getattr(model, "obs_shape", cfg["model"].get("obs_shape"))
+        obs_shape = getattr(model, "obs_shape", cfg.model.get("obs_shape"))
         if obs_shape is None:
             raise ConfigError(
                 "obs_norm is True, but the shape of observations is unknown: the model "
                 f"{type(model).__name__} has no attribute obs_shape; set model.obs_shape"
             )
+        of_dataset = isinstance(cfg, DatasetNormSettings)
         return cls(
             obs_shape,
-            clip=cfg["norm_clip"],
+            clip=cfg.norm_clip,
             eps=_DATASET_EPS if of_dataset else 1e-8,
             device=device,
             of_dataset=of_dataset,

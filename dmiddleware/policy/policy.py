@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, TypedDict
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import (
-    NamedValues,
-    Option,
-    at_least,
-    check_value,
-    config_from_keywords,
-    config_of,
-    defaults_of,
-    mapping,
-    optional,
-    options_of,
-    switch,
-)
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import (
     GradientReducer,
@@ -62,11 +50,18 @@ from dmiddleware.policy.acting import (
     check_finite,
     probe_inputs,
 )
-from dmiddleware.policy.actions import ActionCodec, allows_choice, check_allowed, mask_of
+from dmiddleware.policy.actions import (
+    ActionCodec,
+    ActorSettings,
+    allows_choice,
+    check_allowed,
+    mask_of,
+)
 from dmiddleware.policy.agents import present_observations
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
+from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
     UpdateRunner,
@@ -75,8 +70,9 @@ from dmiddleware.policy.update import (
     standard_columns,
 )
 from dmiddleware.rl import Distribution
-from dmiddleware.schedule import Counters, Schedule, is_scheduled
+from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import hints_of
 from dmiddleware.tree import (
     Batch,
     Nested,
@@ -89,27 +85,13 @@ from dmiddleware.tree import (
     to_dict,
 )
 
-__all__ = ["MODES", "Mode", "Policy", "PolicyOptions"]
+__all__ = ["MODES", "Mode", "Policy"]
 
 Mode: TypeAlias = Literal["learn", "collect", "eval"]
 
-_COMPILES_FROM: Final = torch.torch_version.TorchVersion("2.13")
-"""The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
 MODES: Final[tuple[Mode, ...]] = ("learn", "collect", "eval")
 """What a policy can be for."""
-_NAMED_BY_SPACES: Final = ("obs_shape", "action_shape", "action_space")
-"""The options of models whose keys are the names in an environment's spaces."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-class PolicyOptions(TypedDict, total=False):
-    """The options that all policies have in ``for_env``."""
-
-    cuda: bool
-    multi_gpu: bool
-    bp_update_sync: bool
-    seed: int | None
-    compile: bool
 
 
 class Policy:
@@ -129,26 +111,27 @@ class Policy:
     policy through :attr:`learn_mode`, :attr:`collect_mode` and :attr:`eval_mode`.
 
     Args:
-        cfg: what differs from ``default_config()``.
+        cfg: the settings, of the class that annotates :attr:`cfg`, or a dictionary of those that
+            differ from the defaults, by name.
         model: None builds the one that ``cfg.model`` and :meth:`default_model` describe; a module
             is used as it is.
         modes: what the policy is for, of ``"learn"``, ``"collect"``, ``"eval"``.
 
     Attributes:
-        cfg: the merged config.
+        cfg: the settings; a subclass names their class by an annotation, ``cfg: SACSettings``.
         modes: as given.
         model: the network.
         components: what :meth:`make_components` returned, and what every policy has.
         codec: maps between the network's outputs and the environment's actions.
-        obs_norm: normalizes observations; without the option ``obs_norm`` it does nothing.
+        obs_norm: normalizes observations; without the setting ``obs_norm`` it does nothing.
         device: where the model is.
         generator: of the random numbers of collecting, on the CPU.
         eval_generator: of those of evaluating, so that the number of evaluations does not change
             what is collected.
         learn_generator: of those of updates.
-        values: the present values of the settings that may be schedules, by path; a number, or a
-            scalar tensor on the device.
-        schedules: the settings that may be schedules, by their paths in the config.
+        values: the present values of :attr:`schedules`, by name; numbers, or scalar tensors on the
+            device.
+        schedules: the settings that may be schedules and that updates read, by name.
         counters: what schedules read; middleware that learn set them before each update.
         train_iter: updates made.
 
@@ -174,40 +157,9 @@ class Policy:
         True
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "on_policy": Option(
-            False,
-            switch,
-            "whether the algorithm learns only from its latest data; fixed by the class",
-            keyword=None,
-        ),
-        "cuda": Option(False, switch, "whether to put the model on the GPU"),
-        "multi_gpu": Option(
-            False, switch, "whether to average gradients over the ranks of torch.distributed"
-        ),
-        "bp_update_sync": Option(
-            True,
-            switch,
-            "with multi_gpu: False overlaps the averaging of gradients with backward",
-        ),
-        "seed": Option(
-            None,
-            optional(at_least(0, whole=True)),
-            "seed of the initial weights and of acting; None uses torch's seed",
-        ),
-        "model": Option(
-            {},
-            mapping,
-            "the network: `type` (a registered name) and the arguments of its class",
-            keyword=None,
-        ),
-        "compile": Option(
-            False,
-            switch,
-            "whether to compile the update with torch.compile, which takes a minute at the start",
-        ),
-    }
-    config_open: ClassVar[tuple[str, ...]] = ("model",)
+    cfg: PolicySettings
+    on_policy: bool = False
+    """Whether the algorithm learns only from actions that its own distribution drew."""
     learn_columns: ClassVar[tuple[str, ...]] = ()
     """The columns that a batch needs for learning."""
     optional_columns: ClassVar[tuple[str, ...] | None] = None
@@ -236,8 +188,6 @@ class Policy:
     """
     action_kinds: ClassVar[tuple[str, ...]] = ()
     """The kinds of actions that the algorithm supports; empty: all."""
-    norms_dataset: ClassVar[bool] = False
-    """Whether ``obs_norm`` means the statistics of a data set, which :meth:`observe` takes."""
     act_inputs: tuple[str, ...] = ("action_mask",)
     """What the policy sees when it acts, in addition to observations and env ids.
 
@@ -260,12 +210,12 @@ class Policy:
 
     def __init__(
         self,
-        cfg: Mapping[str, Any] | None = None,
+        cfg: PolicySettings | Mapping[str, Any] | None = None,
         model: nn.Module | None = None,
         modes: Iterable[Mode] = MODES,
     ) -> None:
         check_default_dtype(type(self).__name__)
-        self.cfg: EasyDict = self.merged_config(cfg)
+        self.cfg = self._checked_settings(cfg)
         check_act_inputs(self.act_inputs, owner=type(self).__name__)
         self.modes = self._checked_modes(modes)
         self.device = str(_choose_device(self.cfg))
@@ -275,13 +225,12 @@ class Policy:
         self.eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
         self.model = self._build_model(model).to(self.device)
         self._submodules = tuple(self.model.modules())
+        self._trains_itself = any(
+            type(one).train is not nn.Module.train for one in self._submodules
+        )
         self.train_iter = 0
         self.counters = Counters()
-        self.schedules = {
-            path: Schedule.of(_at(self.cfg, path))
-            for path, option in self.options().items()
-            if is_scheduled(option.range)
-        }
+        self.schedules = self._schedules()
         self._keywords = self._declared_keywords()
         if not any("action_mask" in (names or ()) for names in self._keywords.values()):
             # Methods that do not take it need no masks.
@@ -296,7 +245,6 @@ class Policy:
             self.cfg,
             self.model,
             device=self.device,
-            of_dataset=self.norms_dataset,
             select=present_observations if self.several_agents else None,
         )
         self.setup()
@@ -312,6 +260,7 @@ class Policy:
     def for_env(
         cls,
         env: HasSpaces,
+        cfg: PolicySettings | Mapping[str, Any] | None = None,
         *,
         model: nn.Module | Mapping[str, Any] | None = None,
         modes: Iterable[Mode] = MODES,
@@ -320,100 +269,75 @@ class Policy:
         """Build the policy for an environment.
 
         Args:
-            env: an env manager, a Gymnasium env or a Gymnasium vector env.
+            env: an env manager, a Gymnasium env, a Gymnasium vector env, or a Minari dataset, which
+                has the same spaces.
+            cfg: as in the class.
             model: a module, or arguments of the algorithm's network that differ from the defaults.
                 The shapes of observations and actions are taken from ``env``.
-            modes: see the class.
-            **options: the options of the algorithm by their flat names, such as ``learning_rate``
-                for ``learn.learning_rate``; see :doc:`/reference/configuration`.
+            modes: as in the class.
+            **options: settings that differ from ``cfg``, by name, such as ``learning_rate``; see
+                :doc:`/reference/configuration`.
 
         Raises:
-            ConfigError: for an unknown option, with the nearest known one, or an invalid value.
+            ConfigError: for an unknown setting, with the nearest known one, or an invalid value.
             SpaceError: if the algorithm does not support the environment's spaces.
         """
         observation_space, action_space = spaces_of(env)
         cls._check_number_of_agents(observation_space)
-        given = config_from_keywords(cls, options)
+        settings = replace(cls._checked_settings(cfg), **options)
         if isinstance(model, nn.Module):
-            if cls.merged_config(given).get("obs_norm", False):
-                # A module of the user's own does not have to know the shape of observations.
-                given["model"] = {"obs_shape": obs_shape_of(observation_space)}
-            policy = cls(given, model, modes)
+            network, shapes = model, {"obs_shape": obs_shape_of(observation_space)}
+            # A module of the user's own does not have to know the shape of observations.
+            shapes = shapes if getattr(settings, "obs_norm", False) else {}
         else:
-            shapes = cls._shapes_of(observation_space, action_space)
-            policy = cls({**given, "model": {**shapes, **(model or {})}}, None, modes)
+            network = None
+            shapes = {**cls._shapes_of(observation_space, action_space), **(model or {})}
+        settings = replace(settings, model={**settings.model, **shapes})
+        policy = cls(settings, network, modes)
         policy.check_spaces(observation_space, action_space)
         return policy
 
     @classmethod
-    def default_config(cls) -> EasyDict:
-        """Return a fresh copy of the defaults, merged from the base classes down.
+    def settings_class(cls) -> type[PolicySettings]:
+        """Return the class of the settings: the annotation of ``cfg``.
 
         Raises:
-            ConfigError: on ``Policy`` itself, which is not an algorithm.
+            PolicyError: if the annotation does not name a class of settings of its module.
         """
-        if cls is Policy:
+        for base in cls.__mro__:
+            hint = inspect.get_annotations(base).get("cfg")
+            if isinstance(hint, str):
+                hint = vars(sys.modules[base.__module__]).get(hint, hint)
+            if isinstance(hint, type) and issubclass(hint, PolicySettings):
+                return hint
+            if hint is not None:
+                raise PolicyError(
+                    f"{base.__name__} annotates cfg with {hint!r}, which is not a subclass of "
+                    f"PolicySettings in the module {base.__module__}; define it there, at the top "
+                    "level"
+                )
+        raise AssertionError("unreachable: Policy annotates cfg")
+
+    @classmethod
+    def _checked_settings(cls, cfg: PolicySettings | Mapping[str, Any] | None) -> Any:
+        """Return the settings that were given, or make them from a dictionary."""
+        kind = cls.settings_class()
+        if isinstance(cfg, kind):
+            return cfg
+        if cfg is not None and not isinstance(cfg, Mapping):
             raise ConfigError(
-                "Policy is the base class of all policies and has no options; "
-                "use a subclass, for example DQNPolicy.default_config()"
+                f"{cls.__name__} takes {kind.__name__}(...), or a dictionary of the settings by "
+                f"name, got {cfg!r:.100}"
             )
-        return defaults_of(cls)
+        return kind(**(cfg or {}))
 
-    @classmethod
-    def options(cls) -> dict[str, Option]:
-        """Return the options by path, such as ``learn.batch_size``, in order of declaration."""
-        return options_of(cls)
-
-    @classmethod
-    def merged_config(cls, cfg: Mapping[str, Any] | None = None) -> EasyDict:
-        """Return the defaults with ``cfg`` merged in, checked.
-
-        Args:
-            cfg: the values that differ from the defaults.
-
-        Raises:
-            ConfigError: for an unknown key (with the nearest known one), a wrong type, or a value
-                out of range.
-        """
-        if isinstance(cfg, Mapping) and isinstance(cfg.get("model"), Mapping):
-            model = {
-                key: _by_name(value) if key in _NAMED_BY_SPACES else value
-                for key, value in cfg["model"].items()
-            }
-            cfg = {**cfg, "model": model}
-        merged = config_of(cls, cfg)
-        cls.check_config(merged)
-        return merged
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
-        is_on_policy = cls.options()["on_policy"].default
-        check_value(
-            cfg.on_policy == is_on_policy,
-            "on_policy",
-            cfg.on_policy,
-            f"{is_on_policy}, which is how {cls.__name__} learns; leave it out",
-        )
-        check_value(
-            not (cfg.compile and cfg.multi_gpu),
-            "compile",
-            cfg.compile,
-            "False with multi_gpu, because ranks exchange gradients within the update",
-        )
-        check_value(
-            not cfg.compile or torch.__version__ >= _COMPILES_FROM,
-            "compile",
-            cfg.compile,
-            f"False with torch {torch.__version__}; compiled updates need torch "
-            f"{_COMPILES_FROM} or newer",
-        )
-        check_value(
-            not (cfg.multi_gpu and cfg.get("obs_norm", False)) or cls.norms_dataset,
-            "multi_gpu",
-            cfg.multi_gpu,
-            "False with obs_norm, since the ranks would have different statistics",
-        )
+    def _schedules(self) -> dict[str, Schedule]:
+        """Return the settings that may be schedules and that updates read."""
+        return {
+            name: Schedule.of(getattr(self.cfg, name))
+            for name, hint in hints_of(type(self.cfg)).items()
+            if scheduled_in_updates(hint)
+        }
 
     # The hooks that an algorithm writes.
 
@@ -688,19 +612,15 @@ class Policy:
         return self._make_spec()
 
     def _make_spec(self) -> PolicySpec:
-        learn, collect = (self.cfg.get(section, {}) for section in ("learn", "collect"))
         return PolicySpec(
             kind=type(self),
-            cfg=self.cfg,
+            settings=self.cfg,
             device=self.device,
             model=self.model,
             on_policy=self.on_policy,
-            discount=self.discount_factor,
-            n_step=self.nstep,
-            gae_lambda=self.cfg.get("gae_lambda"),
-            batch_size=self.cfg.get("batch_size", learn.get("batch_size")),
-            n_sample=self.cfg.get("n_sample", collect.get("n_sample")),
-            n_episode=self.cfg.get("n_episode", collect.get("n_episode")),
+            discount=self.discount,
+            n_step=self.n_step,
+            gae_lambda=getattr(self.cfg, "gae_lambda", None),
             seed=self.cfg.seed,
             uses_ranks=self.cfg.multi_gpu,
             schedules=self.schedules,
@@ -722,36 +642,30 @@ class Policy:
         )
 
     @property
-    def on_policy(self) -> bool:
-        """Whether the algorithm learns only from actions that its own distribution drew."""
-        return bool(self.cfg.on_policy)
-
-    @property
     def is_stochastic(self) -> bool:
         """Whether evaluating takes the keyword ``deterministic``: False draws actions."""
         return "deterministic" in (self._keywords["eval"] or ())
 
     @property
-    def discount_factor(self) -> float | None:
+    def discount(self) -> float | None:
         """The discount γ of future rewards; None for an algorithm that has none."""
-        value = self.cfg.get("discount_factor")
-        return None if value is None else float(value)
+        return getattr(self.cfg, "discount", None)
 
     @property
-    def nstep(self) -> int:
-        """Number of steps that a bootstrapped target sums before it bootstraps."""
-        return int(self.cfg.get("nstep", 1))
+    def n_step(self) -> int:
+        """Number of rewards that a buffer sums before a target bootstraps."""
+        return 1
 
-    def scheduled(self, path: str) -> float:
+    def scheduled(self, name: str) -> float:
         """Return the current value of a setting that may be a schedule.
 
         Args:
-            path: the setting, such as ``"learn.learning_rate"``.
+            name: the setting, such as ``"learning_rate"``.
 
         Raises:
             ConfigError: if its schedule reads a counter that nothing has set.
         """
-        return self.schedules[path].at(self.counters._replace(update=self.train_iter))
+        return self.schedules[name].at(self.counters._replace(update=self.train_iter))
 
     def set_counters(self, counters: Counters) -> None:
         """Set what schedules read; the policy counts its updates itself."""
@@ -880,7 +794,7 @@ class Policy:
                 "obs_norm=False"
             )
         if not self.model.training:
-            self.model.train()
+            self._set_training(True)
         if self.reducer is not None:
             self.reducer.begin(self.n_learned_rows(batch))
         output = self.learn(batch, **kwargs)
@@ -891,6 +805,14 @@ class Policy:
                 'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
             )
         return output
+
+    def _set_training(self, mode: bool) -> None:
+        """Set the mode of the network, as ``model.train(mode)`` does in ten times the time."""
+        if self._trains_itself:
+            self.model.train(mode)
+            return
+        for module in self._submodules:
+            object.__setattr__(module, "training", mode)
 
     def _update_as_seen(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, Any]:
         return self.update(self.obs_norm.rows(batch), **drawn)
@@ -959,7 +881,7 @@ class Policy:
         if env_id is None:  # else, an env manager has checked them
             check_finite(data, user=type(self).__name__)
         if self.model.training:
-            self.model.eval()
+            self._set_training(False)
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
             obs = data
             if self.on_gpu or type(data) is not torch.Tensor:
@@ -1101,7 +1023,7 @@ class Policy:
                 "action_shape": action_shape_of(action_space),
                 "action_space": action_kind_of(action_space),
             }
-        if "action_bounding" not in cls.options():
+        if not issubclass(cls.settings_class(), ActorSettings):
             del shapes["action_space"]  # its networks have one kind of actions
         return shapes
 
@@ -1209,32 +1131,18 @@ def _parameters_of(cls: type[Policy], method: str, n_given: int) -> Iterator[str
             return
 
 
-def _choose_device(cfg: Mapping[str, Any]) -> torch.device:
-    if not cfg["cuda"]:
+def _choose_device(cfg: PolicySettings) -> torch.device:
+    if not cfg.cuda:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
             f"cuda is True, but torch {torch.__version__} finds no CUDA device here; "
             "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
         )
-    if cfg["multi_gpu"]:
+    if cfg.multi_gpu:
         require_process_group()
         return torch.device("cuda", rank_and_world_size()[0] % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _at(cfg: Mapping[str, Any], path: str) -> Any:
-    value: Any = cfg
-    for key in path.split("."):
-        value = value[key]
-    return value
-
-
-def _by_name(value: Any) -> Any:
-    """Return a mapping so that its keys, which an environment chose, hide no methods."""
-    if not isinstance(value, Mapping):
-        return value
-    return NamedValues({key: _by_name(value[key]) for key in value})
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,13 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
     """Build the policy that ``cfg.type`` names.
 
     Args:
-        cfg: the policy's config, with ``type`` and, for classes that live elsewhere,
-            ``import_names``.
+        cfg: the settings of the policy, by name, with ``type`` and, for classes that live
+            elsewhere, ``import_names``; such as the section ``policy`` of a run's ``config.yaml``.
         kwargs: passed to the class's constructor (``model``, ``modes``).
 
     Raises:
-        ConfigError: if ``cfg`` has no ``type``, or if the class rejects the config.
+        ConfigError: if ``cfg`` has no ``type``, or if the class rejects its settings.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
-    return get_policy_cls(cfg)(cfg, **kwargs)
+    settings = {key: value for key, value in cfg.items() if key not in ("type", "import_names")}
+    return get_policy_cls(cfg)(settings, **kwargs)

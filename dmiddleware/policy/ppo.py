@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import nn
+from annotated_types import Gt
 
-from dmiddleware.config import (
-    Option,
-    above,
-    at_least,
-    count,
-    optional,
-    positive,
-    switch,
-)
 from dmiddleware.distributed import sum_over_ranks
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.advantage import AdvantageOptions, AdvantagePolicy
+from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.agents import present_agents, weights_of_agents
 from dmiddleware.policy.component import Component, adam
 from dmiddleware.policy.network_outputs import values_of_rows
-from dmiddleware.policy.options import LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
-from dmiddleware.schedule import Schedule, scheduled
+from dmiddleware.schedule import LearningRate, Schedule, Scheduled
+from dmiddleware.settings import At, NonNegative, Positive
 from dmiddleware.tree import Batch
 
-__all__ = ["PPOOptions", "PPOPolicy"]
+__all__ = ["PPOPolicy", "PPOSettings"]
 
 
-class PPOOptions(AdvantageOptions, total=False):
-    """The options of :meth:`PPOPolicy.for_env`."""
+class PPOSettings(AdvantageSettings, section="learn"):
+    """The settings of PPO."""
 
-    target_kl: float | None
-    batch_size: int
-    epoch_per_collect: int
-    learning_rate: float | Schedule
-    adam_eps: float
-    clip_ratio: float | Schedule
-    dual_clip: float | None
-    value_clip: float | None
-    value_weight: float
-    entropy_weight: float | Schedule
-    recompute_advantage: bool
-    grad_clip_norm: float | None
-    n_sample: int | None
-    n_episode: int | None
+    batch_size = 64
+    """Rows per minibatch."""
+    epoch_per_collect = 10
+    learning_rate: LearningRate = 3e-4
+    """Adam's learning rate."""
+    adam_eps: Positive = 1e-5
+    """Adam's ε."""
+    clip_ratio: Annotated[float | Schedule, Scheduled(Positive)] = 0.2
+    """ε of the clipped objective."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    """Factor of dual clipping; None disables it."""
+    value_clip: Positive | None = None
+    """Range of the clipped value loss; None does not clip."""
+    entropy_weight: Annotated[float | Schedule, Scheduled(NonNegative)] = 0.0
+    recompute_advantage: bool = False
+    """Whether every epoch starts with new values and advantages."""
+    target_kl: Annotated[Positive | None, At("target_kl")] = None
+    """KL divergence at which learning stops early; None never stops; Spinning Up and
+    stable-baselines3 stop at 1.5 times theirs."""
 
 
 @POLICY_REGISTRY.register("ppo")
@@ -79,35 +73,8 @@ class PPOPolicy(AdvantagePolicy):
       1.5 times their ``target_kl``, so 0.015 here is 0.01 there.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "target_kl": Option(
-            None,
-            optional(positive),
-            "KL divergence at which learning stops early; None never stops; Spinning Up and "
-            "stable-baselines3 stop at 1.5 times theirs",
-        ),
-        "learn": {
-            "batch_size": Option(64, count, "rows per minibatch"),
-            "epoch_per_collect": Option(10, count, "passes over each collected batch"),
-            "learning_rate": Option(3e-4, LEARNING_RATE, "Adam's learning rate"),
-            "adam_eps": Option(1e-5, positive, "Adam's ε"),
-            "clip_ratio": Option(0.2, scheduled(positive), "ε of the clipped objective"),
-            "dual_clip": Option(
-                None, optional(above(1)), "factor of dual clipping; None disables it"
-            ),
-            "value_clip": Option(
-                None, optional(positive), "range of the clipped value loss; None does not clip"
-            ),
-            "value_weight": Option(0.5, at_least(0), "weight of the value loss"),
-            "entropy_weight": Option(0.0, scheduled(at_least(0)), "weight of the entropy bonus"),
-            "recompute_advantage": Option(
-                False, switch, "whether every epoch starts with new values and advantages"
-            ),
-            "grad_clip_norm": Option(
-                0.5, optional(positive), "largest norm of the gradient; None does not clip"
-            ),
-        },
-    }
+    cfg: PPOSettings
+
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
         "action",
@@ -118,26 +85,11 @@ class PPOPolicy(AdvantagePolicy):
     )
     optional_columns: ClassVar[tuple[str, ...]] = ("raw_action", "collect_iter")
 
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[PPOOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
-
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn = self.cfg.learn
-        optimizer = adam(self.schedules["learn.learning_rate"], eps=learn.adam_eps)
-        clip = learn.grad_clip_norm
+        cfg = self.cfg
+        optimizer = adam(self.schedules["learning_rate"], eps=cfg.adam_eps)
+        clip = cfg.grad_clip_norm
         return {
             **super().make_components(),
             "actor_critic": Component(self.model, optimizer, grad_clip_norm=clip, acts=True),
@@ -150,7 +102,7 @@ class PPOPolicy(AdvantagePolicy):
 
     def update(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Make one update; see :meth:`Policy.update`."""
-        learn = self.cfg.learn
+        cfg = self.cfg
         output = self.learning_output(batch)
         distribution = self.learned_distribution(output, batch)
         log_prob = distribution.log_prob(self.raw_action(batch))
@@ -159,21 +111,21 @@ class PPOPolicy(AdvantagePolicy):
             log_prob,
             batch["log_prob"],
             self.learned_advantage(batch, weight),
-            clip_ratio=self.values["learn.clip_ratio"],
-            dual_clip=learn.dual_clip,
+            clip_ratio=self.values["clip_ratio"],
+            dual_clip=cfg.dual_clip,
             weight=weight,
         )
         value_loss = ppo_value_loss(
             values_of_rows(output["value"], log_prob.shape),
             self.as_output(batch["ret"]),
             old_value=self.as_output(batch["value"]),
-            clip_range=learn.value_clip,
+            clip_range=cfg.value_clip,
             weight=weight,
         )
         entropy = distribution.entropy()
         entropy = (entropy if weight is None else entropy * weight).mean()
-        entropy_weight = self.values["learn.entropy_weight"]
-        loss = policy.loss + learn.value_weight * value_loss - entropy_weight * entropy
+        entropy_weight = self.values["entropy_weight"]
+        loss = policy.loss + cfg.value_weight * value_loss - entropy_weight * entropy
         stop = self._has_moved_too_far(policy.approx_kl, batch)
         norm = self.components["actor_critic"].step(loss, skip=stop)
         answer = {
@@ -185,7 +137,7 @@ class PPOPolicy(AdvantagePolicy):
             "clip_fraction": policy.clip_fraction,
             "kl_stop": False if stop is None else stop,
         }
-        if learn.grad_clip_norm is not None:
+        if cfg.grad_clip_norm is not None:
             answer["grad_norm"] = norm
         return answer
 

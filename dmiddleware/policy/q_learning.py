@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
-from easydict import EasyDict
+from annotated_types import Gt, Le
 
-from dmiddleware.config import (
-    Option,
-    Range,
-    anything,
-    at_least,
-    count,
-    fraction,
-    one_of,
-    optional,
-    positive,
-    switch,
-)
 from dmiddleware.errors import PolicyOutputError
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
 from dmiddleware.policy.network_outputs import with_rows
-from dmiddleware.policy.obs_norm import OBS_NORM_OPTIONS, ObsNormOptions
-from dmiddleware.policy.options import COLLECT_OPTIONS, LEARNING_RATE, TDOptions
-from dmiddleware.policy.td import TDPolicy
-from dmiddleware.rl import epsilon_greedy, epsilon_schedule, mask_logit, taken_rows
+from dmiddleware.policy.td import TDPolicy, TDSettings
+from dmiddleware.rl import epsilon_greedy, mask_logit, taken_rows
 from dmiddleware.schedule import (
+    LearningRate,
     Schedule,
-    ScheduleCounter,
-    ScheduleType,
+    Scheduled,
 )
+from dmiddleware.settings import At, Count, Fraction, Positive
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested, Value
 
-__all__ = ["Forward", "Inputs", "QLearningOptions", "QLearningPolicy"]
+__all__ = ["Forward", "Inputs", "QLearningPolicy", "QLearningSettings"]
 
 Forward: TypeAlias = Literal["online", "target", "choice", "act"]
 """A forward of a network: in an update, of the online network for the loss, of the target network,
@@ -48,26 +35,31 @@ Inputs: TypeAlias = dict[str, torch.Tensor]
 
 _NOTHING: Final[Inputs] = {}
 
-
-class QLearningOptions(ObsNormOptions, TDOptions, total=False):
-    """The options that all algorithms with a Q-network have in ``for_env``."""
-
-    learning_rate: float | Schedule
-    adam_eps: float
-    double: bool
-    target_update_freq: int
-    target_tau: float
-    grad_clip_norm: float | None
-    eps_type: ScheduleType | Literal["exp"]
-    eps_start: float
-    eps_end: float
-    eps_decay: float
-    eps_by: ScheduleCounter
-    eps_points: Sequence[tuple[float, float]] | None
+Epsilon: TypeAlias = Annotated[
+    float | Schedule, Scheduled(Fraction, in_updates=False), At("other.eps")
+]
+"""The probability of a random action while collecting, or its schedule."""
+Tau: TypeAlias = Annotated[float, Gt(0), Le(1)]
+"""The fraction of the way that a target update moves."""
 
 
-def _is_tau(value: object) -> bool:
-    return fraction.fits(value) and value != 0
+class QLearningSettings(TDSettings, section="learn"):
+    """What the variants of Q-learning have."""
+
+    learning_rate: LearningRate = 1e-3
+    """Adam's learning rate."""
+    adam_eps: Positive = 1e-8
+    """Adam's ε."""
+    double: bool = True
+    """Double Q-learning: the online network chooses the target's action."""
+    target_update_freq: Count = 500
+    """Updates between target updates."""
+    target_tau: Tau = 1.0
+    """Fraction of the way that a target update moves; 1 copies the weights."""
+    grad_clip_norm: Positive | None = None
+    """Largest norm of the gradient; None does not clip."""
+    eps: Epsilon = Schedule.linear(1.0, 0.05, decay=10_000)
+    """ε of the actions that explore while collecting."""
 
 
 class QLearningPolicy(TDPolicy):
@@ -77,81 +69,21 @@ class QLearningPolicy(TDPolicy):
     random inputs: see :meth:`draw_inputs`.
     """
 
+    cfg: QLearningSettings
+
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
     learned: ClassVar[str] = "logit"
     """The output of the network that the algorithm learns, ``[B, A]`` or ``[B, A, N]``."""
 
-    config: ClassVar[dict[str, Any]] = {
-        **OBS_NORM_OPTIONS,
-        "random_collect_size": Option(
-            0,
-            at_least(0, whole=True),
-            "env steps with random actions before learning",
-            keyword=None,
-        ),
-        "learn": {
-            "batch_size": Option(64, count, "rows per update"),
-            "update_per_collect": Option(1, count, "updates after each collection", keyword=None),
-            "learning_rate": Option(1e-3, LEARNING_RATE, "Adam's learning rate"),
-            "adam_eps": Option(1e-8, positive, "Adam's ε"),
-            "double": Option(
-                True, switch, "double Q-learning: the online network chooses the target's action"
-            ),
-            "target_update_freq": Option(500, count, "updates between target updates"),
-            "target_tau": Option(
-                1.0,
-                Range("a number above 0, up to 1", _is_tau),
-                "fraction of the way that a target update moves; 1 copies the weights",
-            ),
-            "grad_clip_norm": Option(
-                None, optional(positive), "largest norm of the gradient; None does not clip"
-            ),
-        },
-        "collect": COLLECT_OPTIONS,
-        "other": {
-            "eps": {
-                "type": Option(
-                    "linear",
-                    one_of("linear", "exponential", "exp", "cosine", "constant", "piecewise"),
-                    "shape of the schedule of ε; exp is exponential",
-                    keyword="eps_type",
-                ),
-                "start": Option(1.0, fraction, "the first ε", keyword="eps_start"),
-                "end": Option(0.05, fraction, "the last ε", keyword="eps_end"),
-                "decay": Option(
-                    10_000, positive, "env steps over which ε decays", keyword="eps_decay"
-                ),
-                "by": Option(
-                    "env_step",
-                    one_of("env_step", "update", "progress"),
-                    "what ε depends on, and the unit of decay",
-                    keyword="eps_by",
-                ),
-                "points": Option(
-                    None,
-                    optional(anything),
-                    "of a piecewise schedule: pairs of a count and the ε there",
-                    keyword="eps_points",
-                ),
-            }
-        },
-    }
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject a schedule of ε that is none, and invalid combinations."""
-        super().check_config(cfg)
-        epsilon_schedule(cfg.other.eps)
-
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
-        learn = self.cfg.learn
+        cfg = self.cfg
         return {
             "q": Component(
                 self.model,
-                adam(self.schedules["learn.learning_rate"], eps=learn.adam_eps),
-                target=TargetRule(learn.target_update_freq, learn.target_tau),
-                grad_clip_norm=learn.grad_clip_norm,
+                adam(self.schedules["learning_rate"], eps=cfg.adam_eps),
+                target=TargetRule(cfg.target_update_freq, cfg.target_tau),
+                grad_clip_norm=cfg.grad_clip_norm,
                 acts=True,
             ),
         }
@@ -164,7 +96,7 @@ class QLearningPolicy(TDPolicy):
     def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the random numbers of an update."""
         forwards: list[Forward] = ["online", "target"]
-        if self.cfg.learn.double:
+        if self.cfg.double:
             forwards.append("choice")
         n_rows, generator = len(batch["reward"]), self.learn_generator
         drawn = {forward: self.draw_inputs(forward, n_rows, generator) for forward in forwards}
@@ -197,7 +129,7 @@ class QLearningPolicy(TDPolicy):
         loss, errors, logged = self.loss(batch, action, output, following)
         norm = self.components["q"].step(loss)
         outcome = {"total_loss": loss.detach(), **logged}
-        if self.cfg.learn.grad_clip_norm is not None:
+        if self.cfg.grad_clip_norm is not None:
             outcome["grad_norm"] = norm
         if "weight" in batch or self.cfg.priority:
             outcome["priority"] = errors
@@ -212,7 +144,7 @@ class QLearningPolicy(TDPolicy):
         2016, equation 4).
         """
         next_obs = batch["next_obs"]
-        if self.cfg.learn.double:
+        if self.cfg.double:
             with self.evaluating():
                 judge = self.model(next_obs, **choice)["logit"]
             output = self.components["q"].target(next_obs, **target)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.rl import weighted_mean
 
-__all__ = ["QMIXPolicy", "VDNPolicy"]
+__all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings"]
+
+
+class VDNSettings(QLearningSettings):
+    """The settings of VDN."""
 
 
 @POLICY_REGISTRY.register("vdn")
@@ -28,30 +29,17 @@ class VDNPolicy(QLearningPolicy):
     take part have the value 0.
 
     Differences from the paper: agents have no memory, and the double target of van Hasselt et al.
-    (2016) is the default, as in the QMIX authors' code; ``learn.double=False`` turns it off.
+    (2016) is the default, as in the QMIX authors' code; ``double=False`` turns it off.
 
     Learns from the columns of :class:`DQNPolicy`, with observations of several agents, ``action``
     ``[B, A]`` int64 and ``reward`` ``[B, A]``. Masks are the key ``action_mask`` of observations.
     n-step returns come from the buffer. Collecting takes the keyword ``eps``.
     """
 
+    cfg: VDNSettings
+
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[QLearningOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -94,6 +82,10 @@ class VDNPolicy(QLearningPolicy):
         return loss, error.abs(), logged
 
 
+class QMIXSettings(VDNSettings):
+    """The settings of QMIX."""
+
+
 @POLICY_REGISTRY.register("qmix")
 class QMIXPolicy(VDNPolicy):
     """QMIX (Rashid et al., "Monotonic Value Function Factorisation", 2018), for cooperating agents.
@@ -105,6 +97,8 @@ class QMIXPolicy(VDNPolicy):
     Differences from the paper: agents have no memory, and the optimizer is Adam instead of
     RMSprop.
     """
+
+    cfg: QMIXSettings
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, at_least, count, fraction, positive, switch
 from dmiddleware.errors import StructureError
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.actions import mask_of
-from dmiddleware.policy.options import LEARNING_RATE
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.q_learning import QLearningOptions, QLearningPolicy
+from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.rl import (
     epsilon_greedy,
@@ -29,17 +24,29 @@ from dmiddleware.rl import (
     td_loss,
     unscale_value,
 )
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import At, Fraction, Whole
 from dmiddleware.tree import Batch, Nested, Value, index_rows, map_leaves
 
-__all__ = ["R2D2Options", "R2D2Policy"]
+__all__ = ["R2D2Policy", "R2D2Settings"]
 
 
-class R2D2Options(QLearningOptions, total=False):
-    """The options of :meth:`R2D2Policy.for_env`."""
+class R2D2Settings(QLearningSettings, section="learn"):
+    """The settings of R2D2."""
 
-    burn_in: int
-    value_rescaling: bool
-    priority_eta: float
+    discount = 0.997
+    n_step = 5
+    batch_size = 64
+    """Sequences per update."""
+    learning_rate: LearningRate = 1e-4
+    adam_eps = 1e-3
+    target_update_freq = 2500
+    value_rescaling: bool = True
+    """Whether to learn values on the scale of rescale_value."""
+    priority_eta: Fraction = 0.9
+    """Weight of a sequence's largest error in its priority."""
+    burn_in: Annotated[Whole, At("burn_in")] = 0
+    """Rows at the start of a sequence that only update the state."""
 
 
 @POLICY_REGISTRY.register("r2d2")
@@ -60,7 +67,7 @@ class R2D2Policy(QLearningPolicy):
 
     It learns from sequences ``[T, B, …]`` of one episode each, as a
     :class:`~dmiddleware.data.TensorBuffer` with ``unroll_len``, ``burn_in``, ``n_step=1`` and
-    ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``nstep`` steps;
+    ``start_columns=("state",)`` draws them. The policy itself sums the rewards of ``n_step`` steps;
     near the end of a sequence it sums fewer, so no row beyond the sequence is needed. As in the
     paper, the first ``burn_in`` rows of an episode are never learned from, and an episode of
     ``burn_in`` rows or fewer is never drawn.
@@ -72,27 +79,8 @@ class R2D2Policy(QLearningPolicy):
     the paper (table 2).
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "discount_factor": Option(0.997, fraction, "γ, the discount of future rewards"),
-        "nstep": Option(5, count, "number of rewards in an n-step target"),
-        "burn_in": Option(
-            0,
-            at_least(0, whole=True),
-            "rows at the start of a sequence that only update the state",
-        ),
-        "learn": {
-            "batch_size": Option(64, count, "sequences per update"),
-            "learning_rate": Option(1e-4, LEARNING_RATE, "Adam's learning rate"),
-            "adam_eps": Option(1e-3, positive, "Adam's ε"),
-            "target_update_freq": Option(2500, count, "updates between target updates"),
-            "value_rescaling": Option(
-                True, switch, "whether to learn values on the scale of rescale_value"
-            ),
-            "priority_eta": Option(
-                0.9, fraction, "weight of a sequence's largest error in its priority"
-            ),
-        },
-    }
+    cfg: R2D2Settings
+
     act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",
@@ -104,21 +92,6 @@ class R2D2Policy(QLearningPolicy):
         "mask",
         "state",
     )
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[R2D2Options],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        return super().for_env(env, model=model, modes=modes, **options)
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
@@ -135,7 +108,7 @@ class R2D2Policy(QLearningPolicy):
         return self.memory.initial_state(n)
 
     @property
-    def nstep(self) -> int:
+    def n_step(self) -> int:
         """1: the number of rewards that the buffer sums; the policy sums the others."""
         return 1
 
@@ -189,7 +162,7 @@ class R2D2Policy(QLearningPolicy):
 
     def update(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
-        learn, start = self.cfg.learn, self.burn_in
+        cfg, start = self.cfg, self.burn_in
         action = self.codec.to_raw(batch["action"])[start:]
         mask = batch["mask"][start:]
         online, target_network = self._q_values(batch)
@@ -205,10 +178,10 @@ class R2D2Policy(QLearningPolicy):
             "q_value": mean_target - _mean(td_error, mask),
             "target_q_value": mean_target,
         }
-        if learn.grad_clip_norm is not None:
+        if cfg.grad_clip_norm is not None:
             output["grad_norm"] = norm
         if "weight" in batch or self.cfg.priority:
-            output["priority"] = sequence_priority(td_error, mask, eta=learn.priority_eta)
+            output["priority"] = sequence_priority(td_error, mask, eta=cfg.priority_eta)
         return output
 
     def _q_values(self, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,7 +219,7 @@ class R2D2Policy(QLearningPolicy):
 
         ``h(sum of n rewards + γⁿ h⁻¹(Q⁻(s', a*)))`` with ``a* = argmax Q(s', a)``.
         """
-        learn, start = self.cfg.learn, self.burn_in
+        cfg, start = self.cfg, self.burn_in
         mask = batch["mask"][start:]
         is_last = torch.ones_like(mask)
         is_last[:-1] = ~mask[1:]
@@ -254,8 +227,8 @@ class R2D2Policy(QLearningPolicy):
             batch["reward"][start:],
             batch["terminated"][start:],
             is_last,
-            n=int(self.cfg.nstep),
-            discount=self.cfg.discount_factor,
+            n=int(self.cfg.n_step),
+            discount=self.cfg.discount,
         )
         # Row t's successor is the observation t + 1.
         after = summed.bootstrap_row + 1
@@ -263,15 +236,15 @@ class R2D2Policy(QLearningPolicy):
         if allowed is not None:
             allowed = take_rows(allowed[start:], summed.bootstrap_row)
         next_q = mask_logit(take_rows(target_network, after), allowed)
-        next_q_online = mask_logit(take_rows(online, after), allowed) if learn.double else None
+        next_q_online = mask_logit(take_rows(online, after), allowed) if cfg.double else None
         target = q_target(
-            unscale_value(next_q) if learn.value_rescaling else next_q,
+            unscale_value(next_q) if cfg.value_rescaling else next_q,
             summed.reward,
             summed.terminated,
             discount=summed.discount,
             next_q_online=next_q_online,
         )
-        return rescale_value(target) if learn.value_rescaling else target
+        return rescale_value(target) if cfg.value_rescaling else target
 
 
 def _mean(column: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

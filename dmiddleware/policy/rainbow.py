@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from dmiddleware.policy.distributional_dqn import C51Policy
+from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.policy.q_learning import Epsilon
+from dmiddleware.schedule import LearningRate
 
-__all__ = ["RainbowPolicy"]
+__all__ = ["RainbowPolicy", "RainbowSettings"]
+
+
+class RainbowSettings(C51Settings):
+    """The settings of Rainbow."""
+
+    priority = True
+    n_step = 3
+    batch_size = 32
+    learning_rate: LearningRate = 6.25e-5
+    adam_eps = 1.5e-4
+    target_update_freq = 2000
+    eps: Epsilon = 0.0
 
 
 @POLICY_REGISTRY.register("rainbow")
@@ -16,8 +30,8 @@ class RainbowPolicy(C51Policy):
 
     :class:`C51Policy` with what the paper adds, all of it by default:
 
-    - double Q-learning chooses the target's action (``learn.double``);
-    - the target is a 3-step return (``nstep``), which the buffer computes;
+    - double Q-learning chooses the target's action (``double``);
+    - the target is a 3-step return (``n_step``), which the buffer computes;
     - a dueling network gives the distributions: its streams are joined for each atom
       (``model.dueling``);
     - noisy layers explore instead of ε-greedy actions (Fortunato et al., 2018: ``model.noisy``), so
@@ -32,17 +46,7 @@ class RainbowPolicy(C51Policy):
     own while collecting.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "priority": True,
-        "nstep": 3,
-        "learn": {
-            "batch_size": 32,
-            "learning_rate": 6.25e-5,
-            "adam_eps": 1.5e-4,
-            "target_update_freq": 2000,
-        },
-        "other": {"eps": {"type": "constant", "start": 0.0}},
-    }
+    cfg: RainbowSettings
 
     def model_defaults(self) -> dict[str, Any]:
         """Return arguments of the default model that differ from its own defaults."""

@@ -7,18 +7,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from easydict import EasyDict
 
-from dmiddleware.config import check_value
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import StructureError
 from dmiddleware.policy.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.ppo import PPOPolicy
+from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.tree import Batch, Nested, Value, stack
 
-__all__ = ["RecurrentPPOPolicy"]
+__all__ = ["RecurrentPPOPolicy", "RecurrentPPOSettings"]
+
+
+class RecurrentPPOSettings(PPOSettings):
+    """The settings of PPO with a recurrent network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            not self.recompute_advantage,
+            "recompute_advantage",
+            "False for a recurrent policy, which would have to run all lanes again",
+        )
 
 
 @POLICY_REGISTRY.register("ppo_recurrent")
@@ -36,23 +46,14 @@ class RecurrentPPOPolicy(PPOPolicy):
     ``prev_reward``. Where no row of the same episode follows a row, the model runs on from the
     state of this row to value its successor.
 
-    ``learn.recompute_advantage`` is not supported.
+    ``recompute_advantage`` is not supported.
     """
+
+    cfg: RecurrentPPOSettings
 
     act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     learn_columns: ClassVar[tuple[str, ...]] = (*PPOPolicy.learn_columns, "state", "is_first")
-
-    @classmethod
-    def check_config(cls, cfg: EasyDict) -> None:
-        """Reject invalid combinations."""
-        super().check_config(cfg)
-        check_value(
-            not cfg.learn.recompute_advantage,
-            "learn.recompute_advantage",
-            cfg.learn.recompute_advantage,
-            "False for a recurrent policy, which would have to run all lanes again",
-        )
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""

@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import torch
 
 from dmiddleware.data.minibatches import select_columns
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy.options import TD_COLUMNS, TD_OPTIONS
+from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.policy.policy import Policy
+from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import td_target
+from dmiddleware.settings import At, Count
 from dmiddleware.tree import Batch
 
-__all__ = ["TDPolicy"]
+__all__ = ["TD_COLUMNS", "TDPolicy", "TDSettings"]
+
+TD_COLUMNS: Final = ("obs", "action", "reward", "next_obs", "terminated")
+"""The columns of a batch that such algorithms learn from."""
+
+
+class TDSettings(ObsNormSettings, DiscountedSettings):
+    """Settings of policies that learn from temporal differences."""
+
+    priority: bool = False
+    """Whether to return the TD errors as priorities."""
+    importance_weights: Annotated[bool, At("priority_IS_weight")] = True
+    """Whether the importance weights of a batch weigh the loss."""
+    n_step: Annotated[Count, At("nstep")] = 1
+    """Number of rewards in an n-step target."""
 
 
 class TDPolicy(Policy):
     """A policy that bootstraps: its targets are n-step returns plus the value of what follows.
 
-    The buffer sums the rewards of ``nstep`` steps and adds the column ``discount``, the factor of
+    The buffer sums the rewards of ``n_step`` steps and adds the column ``discount``, the factor of
     the value that follows. A batch without the column has one-step returns, which only a policy
-    with ``nstep=1`` learns from.
+    with ``n_step=1`` learns from.
     """
 
-    config: ClassVar[dict[str, Any]] = TD_OPTIONS
+    cfg: TDSettings
+
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
     _discount_checked = False
+
+    @property
+    def n_step(self) -> int:
+        """Number of steps that a bootstrapped target sums before it bootstraps."""
+        return self.cfg.n_step
 
     def td_target(self, batch: Mapping[str, Any], value: torch.Tensor) -> torch.Tensor:
         """Return ``[B, …]``: ``reward + discount * value``, or ``reward`` at the end of an episode.
@@ -43,14 +65,14 @@ class TDPolicy(Policy):
             value,
             batch["reward"],
             batch["terminated"],
-            discount=batch.get("discount", self.cfg.discount_factor),
+            discount=batch.get("discount", self.cfg.discount),
         )
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows with other returns than the policy's, and drop weights that it ignores."""
         if not self._discount_checked:
             self._check_discount(batch.get("discount"))
-        if not self.cfg.priority_IS_weight and "weight" in batch:
+        if not self.cfg.importance_weights and "weight" in batch:
             batch = select_columns(batch, [key for key in batch if key != "weight"])
         return batch
 
@@ -59,23 +81,23 @@ class TDPolicy(Policy):
 
         Only the first batch is checked, since reading the column back from a GPU takes time.
         """
-        gamma, nstep = self.cfg.discount_factor, int(self.cfg.nstep)
+        gamma, n_step = self.cfg.discount, self.cfg.n_step
         if column is None:
-            if self.nstep > 1:
+            if self.n_step > 1:
                 raise ConfigError(
-                    f"this policy has nstep={self.nstep}, but the batch has no column discount, so "
-                    "its rewards are those of single steps; draw it from a TensorBuffer(size, "
-                    "n_step=policy.nstep), use nstep_reward_enhancer(policy) before the rows are "
-                    "pushed, or build the policy with nstep=1"
+                    f"this policy has n_step={self.n_step}, but the batch has no column discount, "
+                    "so its rewards are those of single steps; draw it from a TensorBuffer(size, "
+                    "n_step=policy.n_step), use nstep_reward_enhancer(policy) before the rows are "
+                    "pushed, or build the policy with n_step=1"
                 )
             return
-        known = torch.tensor([0.0, *(gamma**k for k in range(nstep + 1))])
+        known = torch.tensor([0.0, *(gamma**k for k in range(n_step + 1))])
         found = torch.unique(column.detach().cpu())
         wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()
         if wrong:
             raise ConfigError(
                 f"the batch's column discount contains {wrong[0]:.6g}, which is not a power of "
-                f"this policy's discount_factor {gamma} up to nstep={nstep}; set both in the "
+                f"this policy's discount {gamma} up to n_step={n_step}; set both in the "
                 "policy, and build the buffer with the policy's values"
             )
         self._discount_checked = True

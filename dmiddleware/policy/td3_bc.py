@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Self, Unpack
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
 
-from dmiddleware.config import Option, positive
-from dmiddleware.model.spaces import HasSpaces
-from dmiddleware.policy.ddpg import DDPGOptions, TD3Policy
-from dmiddleware.policy.obs_norm import dataset_norm_options
-from dmiddleware.policy.policy import MODES, Mode
+from dmiddleware.policy.ddpg import TD3Policy, TD3Settings
+from dmiddleware.policy.obs_norm import DatasetNormSettings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
+from dmiddleware.schedule import LearningRate
+from dmiddleware.settings import Positive
 
-__all__ = ["TD3BCOptions", "TD3BCPolicy"]
+__all__ = ["TD3BCPolicy", "TD3BCSettings"]
 
 
-class TD3BCOptions(DDPGOptions, total=False):
-    """The options of :meth:`TD3BCPolicy.for_env`."""
+class TD3BCSettings(DatasetNormSettings, TD3Settings, section="learn"):
+    """The settings of TD3+BC."""
 
-    bc_alpha: float
+    learning_rate_critic: LearningRate = 3e-4
+    learning_rate_actor: LearningRate = 3e-4
+    bc_alpha: Positive = 2.5
+    """The α of the paper: the weight of the values next to cloning."""
 
 
 @POLICY_REGISTRY.register("td3_bc")
@@ -38,42 +39,13 @@ class TD3BCPolicy(TD3Policy):
     deviation.
     """
 
-    norms_dataset: ClassVar[bool] = True
-    config: ClassVar[dict[str, Any]] = {
-        **dataset_norm_options(on=True),
-        "learn": {
-            "learning_rate_critic": 3e-4,
-            "learning_rate_actor": 3e-4,
-            "bc_alpha": Option(
-                2.5, positive, "the α of the paper: the weight of the values next to cloning"
-            ),
-        },
-    }
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[TD3BCOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        A Minari dataset serves as the environment, because it has the same spaces.
-        :doc:`/reference/configuration` lists the options.
-        """
-        # mypy compares with the options of DDPGPolicy alone.
-        return super().for_env(  # type: ignore[misc]
-            env, model=model, modes=modes, **options
-        )
+    cfg: TD3BCSettings
 
     def actor_loss_of(
         self, batch: Mapping[str, Any], chosen: torch.Tensor, q: torch.Tensor
     ) -> torch.Tensor:
         """Return the loss of the actor."""
-        scale = self.cfg.learn.bc_alpha / q.detach().abs().mean()
+        scale = self.cfg.bc_alpha / q.detach().abs().mean()
         cloning = (chosen - self.codec.to_raw(batch["action"])).square().mean()
         loss: torch.Tensor = cloning - scale * q.mean()
         return loss

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final, Self, Unpack
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
-from easydict import EasyDict
 from torch import nn
 
-from dmiddleware.config import Option, at_least, check_value
 from dmiddleware.errors import ConfigError
-from dmiddleware.model.spaces import HasSpaces
 from dmiddleware.policy.network_outputs import with_rows
-from dmiddleware.policy.policy import MODES, Mode
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
-from dmiddleware.policy.sac import SACOptions, SACPolicy
+from dmiddleware.policy.sac import SACPolicy, SACSettings
 from dmiddleware.rl import quantile_huber_loss, weighted_mean
+from dmiddleware.settings import Whole
 from dmiddleware.tree import Value
 
-__all__ = ["TQCOptions", "TQCPolicy"]
+__all__ = ["TQCPolicy", "TQCSettings"]
 
 _NO_QUANTILES: Final = (
     "TQC needs critics with quantiles, but the model's have none; set model.n_quantiles, for "
@@ -27,10 +24,11 @@ _NO_QUANTILES: Final = (
 )
 
 
-class TQCOptions(SACOptions, total=False):
-    """The options of :meth:`TQCPolicy.for_env`."""
+class TQCSettings(SACSettings, section="learn"):
+    """The settings of TQC."""
 
-    n_dropped_quantiles: int
+    n_dropped_quantiles: Whole = 2
+    """Quantiles that the target leaves out, the largest ones, for each critic."""
 
 
 @POLICY_REGISTRY.register("tqc")
@@ -44,33 +42,7 @@ class TQCPolicy(SACPolicy):
     with three layers of 512 units. Differences from the paper: see :class:`SACPolicy`.
     """
 
-    config: ClassVar[dict[str, Any]] = {
-        "learn": {
-            "n_dropped_quantiles": Option(
-                2,
-                at_least(0, whole=True),
-                "quantiles that the target leaves out, the largest ones, for each critic",
-            ),
-        },
-    }
-
-    @classmethod
-    def for_env(  # type: ignore[override]  # only the options of this algorithm
-        cls,
-        env: HasSpaces,
-        *,
-        model: nn.Module | Mapping[str, Any] | None = None,
-        modes: Iterable[Mode] = MODES,
-        **options: Unpack[TQCOptions],
-    ) -> Self:
-        """Build the policy for an environment, as :meth:`Policy.for_env` describes.
-
-        :doc:`/reference/configuration` lists the options.
-        """
-        # mypy compares with the options of SACPolicy alone.
-        return super().for_env(  # type: ignore[misc]
-            env, model=model, modes=modes, **options
-        )
+    cfg: TQCSettings
 
     def model_defaults(self) -> dict[str, Any]:
         """Return arguments of the default model that differ from its own defaults."""
@@ -80,19 +52,17 @@ class TQCPolicy(SACPolicy):
         """Refuse a critic without enough quantiles."""
         critic: Any = getattr(self.model, "critic", None)
         if hasattr(critic, "n_quantiles"):  # else, that of the critics' output is checked
-            self._check_quantiles(self.cfg, critic.n_quantiles)
+            self._check_quantiles(critic.n_quantiles)
 
-    @staticmethod
-    def _check_quantiles(cfg: EasyDict, n_quantiles: int | None) -> None:
+    def _check_quantiles(self, n_quantiles: int | None) -> None:
         if n_quantiles is None:
             raise ConfigError(_NO_QUANTILES)
-        dropped = cfg.learn.n_dropped_quantiles
-        check_value(
-            dropped < n_quantiles,
-            "learn.n_dropped_quantiles",
-            dropped,
-            f"less than the critics' number of quantiles, {n_quantiles}",
-        )
+        dropped = self.cfg.n_dropped_quantiles
+        if dropped >= n_quantiles:
+            raise ConfigError(
+                f"n_dropped_quantiles must be less than the critics' number of quantiles, "
+                f"{n_quantiles}, got {dropped}"
+            )
 
     def critic_loss_of(
         self, batch: Mapping[str, Any], next_action: torch.Tensor, *, bonus: torch.Tensor
@@ -101,9 +71,9 @@ class TQCPolicy(SACPolicy):
         critic = self.components["critic"]
         with torch.no_grad():
             following = _quantiles(critic.target, batch["next_obs"], next_action)
-            self._check_quantiles(self.cfg, following.shape[2])
+            self._check_quantiles(following.shape[2])
             n_critics, _, n_quantiles = following.shape
-            n_kept = n_critics * (n_quantiles - self.cfg.learn.n_dropped_quantiles)
+            n_kept = n_critics * (n_quantiles - self.cfg.n_dropped_quantiles)
             pooled = following.transpose(0, 1).flatten(1).sort(-1).values
             target = self.td_target(batch, pooled[:, :n_kept] + bonus[:, None])
         taken = self.codec.to_raw(batch["action"])

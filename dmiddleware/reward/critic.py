@@ -112,9 +112,9 @@ class IntrinsicCritic(RowLearner):
                 "that learns from advantages, such as PPOPolicy, or add the learned rewards to the "
                 "environment's with RewardLearner(weight=...)"
             )
-        if spec.cfg.get("learn", {}).get("recompute_advantage", False):
+        if getattr(spec.settings, "recompute_advantage", False):
             raise ConfigError(
-                "with learn.recompute_advantage, later epochs would lose the advantages of the "
+                "with recompute_advantage, later epochs would lose the advantages of the "
                 "learned rewards; set it to False"
             )
         shape = obs_shape_of(spaces_of(env)[0])

@@ -47,7 +47,7 @@ from dmiddleware.rl.trajectories import (
 )
 from dmiddleware.rl.value_rescaling import rescale_value, unscale_value
 from dmiddleware.rl.vtrace import VTrace, vtrace
-from dmiddleware.schedule import Counters, Schedule, scheduled
+from dmiddleware.schedule import Counters, Schedule
 
 __all__ = [
     "gae",
@@ -87,7 +87,6 @@ __all__ = [
     "bc_continuous_loss",
     "Schedule",
     "Counters",
-    "scheduled",
     "epsilon_schedule",
     "epsilon_greedy",
     "Distribution",

@@ -20,7 +20,7 @@ def epsilon_schedule(setting: float | Mapping[str, Any] | Schedule) -> Schedule:
     """Return the schedule of ε, the probability of a random action.
 
     Args:
-        setting: what :meth:`Schedule.of` takes, such as a policy's ``other.eps``.
+        setting: what :meth:`Schedule.of` takes, such as a policy's ``eps``.
 
     Raises:
         ConfigError: if it describes no schedule, or ε would leave ``[0, 1]``.

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
+from dmiddleware.classic.config import Configurable, Option, mapping, positive, text
 from dmiddleware.closing import Closing
-from dmiddleware.config import Configurable, Option, mapping, positive, text
 from dmiddleware.errors import (
     ConfigError,
     RequestFailed,

@@ -20,12 +20,14 @@ from dmiddleware.classic import (
     get_buffer_cls,
     get_policy_cls,
 )
+from dmiddleware.classic.config import Configurable
 from dmiddleware.classic.logs import output_folder
-from dmiddleware.config import Configurable, plain_values
+from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, is_update, update_outputs
 from dmiddleware.registry import import_modules
 from dmiddleware.seeding import derive_seed, seed_libraries
+from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from dmiddleware.worker.collector import (
     ISerialCollector,
@@ -223,7 +225,7 @@ class _Replay:
     def __init__(self, cfg: EasyDict, learner: BaseLearner, buffer: Any) -> None:
         self._learner = learner
         self._buffer = buffer
-        self._batch_size: Any = learner.policy.spec.batch_size
+        self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_updates = int(cfg.policy.learn.get("update_per_collect", 1))
         self._n_random = int(cfg.policy.get("random_collect_size", 0))
         self._is_prioritized = bool(cfg.policy.get("priority", False))
@@ -257,7 +259,7 @@ class _DirectLearning:
     def __init__(self, cfg: EasyDict, learner: BaseLearner, *, is_whole: bool) -> None:
         self._learner = learner
         self._is_whole = is_whole
-        self._batch_size: Any = learner.policy.spec.batch_size
+        self._batch_size: Any = spec_attribute(learner.policy.spec, "batch_size")
         self._n_epochs = int(cfg.policy.learn.get("epoch_per_collect", 1))
         self._generator = torch.Generator().manual_seed(derive_seed(cfg.env.seed, "minibatches"))
 

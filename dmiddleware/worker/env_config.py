@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Option,
     Range,
     anything,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final, Protocol, runtime_checkable
 
-from dmiddleware.config import Option, count, merge_config, one_of, positive, text
+from dmiddleware.classic.config import Option, count, merge_config, one_of, positive, text
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.signals import HeldSignals

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import CollectMode, LearnMode
-from dmiddleware.rl import Schedule, epsilon_schedule
+from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Count, checked
 
 __all__ = ["batch_size_of", "burn_in_of", "epochs_of", "epsilon_of", "recomputes_advantage"]
@@ -19,7 +18,7 @@ def batch_size_of(mode: LearnMode, *, user: str) -> int:
     Raises:
         ConfigError: if the policy has none.
     """
-    return _count(mode, "learn.batch_size", user=user)
+    return _count(mode, "batch_size", user=user)
 
 
 def epochs_of(mode: LearnMode, *, user: str) -> int:
@@ -28,7 +27,7 @@ def epochs_of(mode: LearnMode, *, user: str) -> int:
     Raises:
         ConfigError: if the policy has none.
     """
-    return _count(mode, "learn.epoch_per_collect", user=user)
+    return _count(mode, "epoch_per_collect", user=user)
 
 
 def epsilon_of(mode: CollectMode, *, user: str) -> Schedule:
@@ -37,12 +36,12 @@ def epsilon_of(mode: CollectMode, *, user: str) -> Schedule:
     Raises:
         ConfigError: if the policy has none.
     """
-    return epsilon_schedule(_given(mode, "other.eps", user=user))
+    return Schedule.of(_given(mode, "eps", user=user))
 
 
 def recomputes_advantage(mode: LearnMode) -> bool:
     """Return whether advantages are estimated again before each further epoch."""
-    return bool(_setting(mode, "learn.recompute_advantage"))
+    return bool(_setting(mode, "recompute_advantage"))
 
 
 def burn_in_of(mode: LearnMode) -> int | None:
@@ -51,26 +50,21 @@ def burn_in_of(mode: LearnMode) -> int | None:
     return burn_in
 
 
-def _count(mode: LearnMode, path: str, *, user: str) -> int:
-    count: int = checked(path, _given(mode, path, user=user), Count)
+def _count(mode: LearnMode, name: str, *, user: str) -> int:
+    count: int = checked(name, _given(mode, name, user=user), Count)
     return count
 
 
-def _given(mode: LearnMode | CollectMode, path: str, *, user: str) -> Any:
-    value = _setting(mode, path)
+def _given(mode: LearnMode | CollectMode, name: str, *, user: str) -> Any:
+    value = _setting(mode, name)
     if value is None:
         raise ConfigError(
-            f"{user} reads {path} from the policy, which has none; declare it in the policy's "
-            "config, or use a policy that has it"
+            f"{user} reads {name} from the policy, which has none; declare it in the policy's "
+            "settings, or use a policy that has it"
         )
     return value
 
 
-def _setting(mode: LearnMode | CollectMode, path: str) -> Any:
-    """Return the value of a dotted key of a policy's config; None if it has no such key."""
-    value: Any = mode.spec.cfg
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return None
-        value = value[key]
-    return value
+def _setting(mode: LearnMode | CollectMode, name: str) -> Any:
+    """Return a setting of a policy; None if it has none of this name."""
+    return getattr(mode.spec.settings, name, None)

@@ -136,15 +136,15 @@ def n_step_problems(
         return
     if buffer is None:
         yield (
-            f"the policy has nstep={n_step}, but nothing in the chain computes n-step returns; "
-            "push the rows to a TensorBuffer(size, n_step=policy.nstep) and learn with "
-            "OffPolicyLearner, or build the policy with nstep=1 (a middleware that draws from a "
+            f"the policy has n_step={n_step}, but nothing in the chain computes n-step returns; "
+            "push the rows to a TensorBuffer(size, n_step=policy.n_step) and learn with "
+            "OffPolicyLearner, or build the policy with n_step=1 (a middleware that draws from a "
             "buffer of its own declares it with draws_from)"
         )
     elif buffer.n_step not in (None, n_step):
         yield (
-            f"the policy has nstep={n_step}, but the buffer has n_step={buffer.n_step}; build it "
-            "with TensorBuffer(size, n_step=policy.nstep)"
+            f"the policy has n_step={n_step}, but the buffer has n_step={buffer.n_step}; build it "
+            "with TensorBuffer(size, n_step=policy.n_step)"
         )
 
 

@@ -20,13 +20,12 @@ class ChainDQN:
         self.policy = DQNPolicy.for_env(
             self.envs,
             seed=seed,
-            discount_factor=S.DISCOUNT,
+            discount=S.DISCOUNT,
             learning_rate=S.LEARNING_RATE,
             target_update_freq=S.TARGET_UPDATE,
             double=False,
             model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
-            eps_start=S.EPSILON,
-            eps_end=S.EPSILON,
+            eps=S.EPSILON,
             batch_size=S.BATCH_SIZE,
         )
         self.buffer = TensorBuffer(S.BUFFER_SIZE, seed=seed)
@@ -67,8 +66,7 @@ class ChainCollect:
             seed=seed,
             model={"encoder_hidden_sizes": S.HIDDEN_SIZES},
             modes=["collect", "eval"],
-            eps_start=S.EPSILON,
-            eps_end=S.EPSILON,
+            eps=S.EPSILON,
         )
         self.steps_per_call = steps_per_call
         n_sample = steps_per_call * S.ENV_NUM

@@ -79,8 +79,7 @@ def make_policy() -> DQNPolicy:
         "action_shape": S.ACTION_NUM,
         "encoder_hidden_sizes": S.HIDDEN_SIZES,
     }
-    eps = {"start": S.EPSILON, "end": S.EPSILON}
-    return DQNPolicy({"seed": 0, "model": model, "other": {"eps": eps}})
+    return DQNPolicy({"seed": 0, "model": model, "eps": S.EPSILON})
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def main() -> None:
                 "activation": "tanh",
             },
             learning_rate=S.LEARNING_RATE,
-            discount_factor=S.DISCOUNT,
+            discount=S.DISCOUNT,
             gae_lambda=S.GAE_LAMBDA,
             clip_ratio=S.CLIP_RATIO,
             value_weight=S.VALUE_WEIGHT,

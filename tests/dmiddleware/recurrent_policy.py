@@ -9,8 +9,9 @@ from torch import nn
 
 from dmiddleware.data import index_rows
 from dmiddleware.env import make_env_manager
-from dmiddleware.policy import Component, Policy, adam
+from dmiddleware.policy import Component, Policy, PolicySettings, adam
 from dmiddleware.rl import Categorical, gae
+from dmiddleware.settings import Count
 
 HIDDEN = 32
 
@@ -57,10 +58,17 @@ class GRUNet(nn.Module):
         return {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
 
 
+class GRUSettings(PolicySettings):
+    """The settings of :class:`GRUPolicy`."""
+
+    batch_size = 5
+    epoch_per_collect: Count = 1
+
+
 class GRUPolicy(Policy):
     """PPO over whole lanes, through time from the stored state of the first row."""
 
-    config = {"learn": {"batch_size": 5, "epoch_per_collect": 1}}
+    cfg: GRUSettings
     act_inputs = ("prev_action", "is_first")
     learn_columns = (
         "obs",

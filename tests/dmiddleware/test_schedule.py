@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmiddleware.config import at_least, fraction, plain_values, positive
 from dmiddleware.errors import ConfigError
-from dmiddleware.rl import Counters, Schedule, scheduled
+from dmiddleware.rl import Counters, Schedule
+from dmiddleware.settings import plain_values
 
 FINITE = st.floats(-1e6, 1e6)
 TYPES = ("linear", "exponential", "cosine")
@@ -122,26 +122,6 @@ def test_a_number_is_a_constant_and_a_dictionary_is_linear_by_default():
 def test_what_is_no_schedule_is_refused(setting, message):
     with pytest.raises(ConfigError, match=message):
         Schedule.of(setting)
-
-
-def test_an_option_takes_numbers_and_schedules_within_its_range():
-    values = scheduled(fraction)
-    assert values.fits(0.5)
-    assert values.fits({"start": 1.0, "end": 0.0})
-    assert values.fits(Schedule.piecewise([(0, 0.0), (1, 1.0), (2, 0.5)]))
-    assert not values.fits(1.5)
-    with pytest.raises(ConfigError, match=r"must be a number from 0 to 1, got 1\.5"):
-        values.fits({"start": 1.5, "end": 0.0})
-    with pytest.raises(ConfigError, match=r"got 1\.1"):
-        values.fits(Schedule.piecewise([(0, 0.0), (1, 1.1), (2, 0.5)]))
-
-
-def test_the_schedule_of_a_learning_rate_may_reach_zero():
-    values = scheduled(positive, reach=at_least(0))
-    assert values.fits({"start": 1.0, "end": 0.0})
-    assert not values.fits(0.0)
-    with pytest.raises(ConfigError, match=r"got -0\.1"):
-        values.fits({"start": 1.0, "end": -0.1})
 
 
 @pytest.mark.parametrize(

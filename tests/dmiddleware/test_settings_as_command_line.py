@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.schedule import Schedule
-from tests.dmiddleware.settings_of_policies import (
+from dmiddleware.policy import (
     MAPPOSettings,
     PolicySettings,
     RainbowSettings,
     SACSettings,
 )
+from dmiddleware.schedule import Schedule
 
 tyro = pytest.importorskip("tyro")
 

@@ -27,7 +27,8 @@ KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
 
 def compiled(block: Block, path: Path):
     """Compile a block so that a traceback shows the page and its line."""
-    return compile("\n" * (block.line - 1) + block.text, str(path), "exec")
+    text = "\n" * (block.line - 1) + block.text
+    return compile(text, str(path), "exec", dont_inherit=True)
 
 
 def run(block: Block, path: Path, module: types.ModuleType) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import dmiddleware
-from dmiddleware.settings import Settings
+from dmiddleware.settings import Settings, describe
 from tests.docs.pages import ROOT
 
-SINGLE_MODULES = ("dmiddleware.config", "dmiddleware.errors", "dmiddleware.registry")
+SINGLE_MODULES = ("dmiddleware.settings", "dmiddleware.errors", "dmiddleware.registry")
 SINGLE_MODULES += ("dmiddleware.seeding", "dmiddleware.settings")
 
 
@@ -82,6 +82,9 @@ def test_the_tables_of_options_are_current():
 def test_every_option_of_the_stock_policies_and_workers_is_documented():
     write = runpy.run_path(str(ROOT / "docs" / "write_configuration.py"))
     for cls in write["configured_classes"]():
+        if issubclass(cls, Settings):
+            assert all(setting.meaning for setting in describe(cls)), cls.__name__
+            continue
         defaults = cls.default_config()
         del defaults["cfg_type"]
         assert set(paths_of(defaults)) == set(cls.options()), cls.__name__

@@ -11,7 +11,7 @@ SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden
 
 def small(batch_size: int, **learn: Any) -> dict[str, Any]:
     """Return the config of a small policy that learns from so many rows at a time."""
-    return {**SMALL, "learn": {"batch_size": batch_size, **learn}}
+    return {**SMALL, "batch_size": batch_size, **learn}
 
 
 def transitions(n: int, seed: int = 0) -> Any:

@@ -24,7 +24,7 @@ def ppo() -> PPOPolicy:
     return PPOPolicy(
         {
             "seed": 0,
-            "discount_factor": DISCOUNT,
+            "discount": DISCOUNT,
             "gae_lambda": LAMBDA,
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
         }
@@ -148,7 +148,7 @@ def test_gae_of_nested_observations_passes_trees_to_the_value_function(run_steps
 def test_montecarlo_returns_sum_to_the_end_of_the_episode(run_steps: Any, ppo: PPOPolicy) -> None:
     ctx = run_steps(
         EpisodeCollector(ppo.collect_mode, cartpole(), n_episode=3),
-        montecarlo_return_estimator(dqn(discount_factor=0.5)),
+        montecarlo_return_estimator(dqn(discount=0.5)),
     )
     lengths = [len(episode["done"]) for episode in ctx.episodes]
     expected = [2.0 - 0.5 ** (length - t - 1) for length in lengths for t in range(length)]
@@ -165,7 +165,7 @@ def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -
     ctx = run_steps(
         StepCollector(ppo.collect_mode, cartpole(), n_sample=90),
         note,
-        nstep_reward_enhancer(dqn(nstep=3, discount_factor=0.5)),
+        nstep_reward_enhancer(dqn(n_step=3, discount=0.5)),
     )
     (old,), new = before, ctx.trajectories
     n_steps, n_envs = old["done"].shape
@@ -184,9 +184,9 @@ def test_nstep_rows_sum_rewards_and_look_ahead(run_steps: Any, ppo: PPOPolicy) -
 @pytest.mark.parametrize(
     ("estimator", "setting"),
     [
-        (gae_estimator, "discount_factor"),
-        (montecarlo_return_estimator, "discount_factor"),
-        (nstep_reward_enhancer, "discount_factor"),
+        (gae_estimator, "discount"),
+        (montecarlo_return_estimator, "discount"),
+        (nstep_reward_enhancer, "discount"),
     ],
 )
 def test_policy_without_the_setting_is_rejected(estimator: Any, setting: str) -> None:

@@ -89,7 +89,7 @@ def test_qmix_gets_8_in_the_two_step_game_and_vdn_gets_7(cls: type[VDNPolicy], b
         learning_rate=5e-3,
         batch_size=128,
         target_update_freq=50,
-        eps_type="constant",
+        eps=1.0,
     )
     buffer = TensorBuffer(2000, seed=0)
     with envs, Task(OnlineRLContext(), seed=0) as task:

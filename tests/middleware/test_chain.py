@@ -44,8 +44,8 @@ MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
 DQN = {
     "seed": 0,
     "model": MODEL,
-    "learn": {"batch_size": 16},
-    "other": {"eps": {"start": 1.0, "end": 0.1, "decay": 200}},
+    "batch_size": 16,
+    "eps": Schedule.linear(1.0, 0.1, decay=200),
 }
 
 
@@ -121,9 +121,12 @@ def test_chain_of_ppo_learns_cartpole(
     policy = cls(
         {
             "seed": 0,
-            "discount_factor": 0.98,
+            "discount": 0.98,
             "value_norm": value_norm,
-            "learn": {"learning_rate": 1e-3, "batch_size": 128, "epoch_per_collect": 10, **learn},
+            "batch_size": 128,
+            "epoch_per_collect": 10,
+            "learning_rate": 1e-3,
+            **learn,
             "model": {"obs_shape": 4, "action_shape": 2},
         }
     )
@@ -198,8 +201,8 @@ def test_estimator_before_its_collector_is_rejected(dqn: DQNPolicy) -> None:
 
 
 def test_unknown_key_of_a_config_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean learn\.learning_rate"):
-        DQNPolicy({"learn": {"learning_rat": 1e-3}})
+    with pytest.raises(ConfigError, match=r"did you mean learning_rate"):
+        DQNPolicy({"learning_rat": 1e-3})
 
 
 def test_envs_that_do_not_fit_are_rejected_before_anything_is_collected(

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_training_can_continue_from_the_final_state(
     run_steps(learn(dqn), CkptSaver(dqn.learn_mode, run), n_steps=2)
     state = load(run, "final")
     assert (state["last_iter"], state["last_step"]) == (20, 160)
-    other = DQNPolicy(dict(dqn.cfg, seed=1, cfg_type=dqn.cfg.cfg_type))
+    other = DQNPolicy(dataclasses.replace(dqn.cfg, seed=1))
     other.learn_mode.load_state_dict(state)
     assert parameter(other.learn_mode.state_dict()) == 20
 

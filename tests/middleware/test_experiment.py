@@ -11,7 +11,8 @@ from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline import Task
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, create_policy
+from dmiddleware.rl import Schedule
 from middleware import (
     Experiment,
     InteractionEvaluator,
@@ -95,9 +96,7 @@ def experiment_chain(
         seed=0,
         model={"encoder_hidden_sizes": [16]},
         batch_size=16,
-        eps_start=0.5,
-        eps_end=0.1,
-        eps_decay=100,
+        eps=Schedule.linear(0.5, 0.1, decay=100),
         **policy_options,
     )
     buffer = TensorBuffer(1000, seed=0)
@@ -199,11 +198,11 @@ def test_saved_config_has_the_values_that_the_run_used(tmp_path: Path) -> None:
     assert config["seed"] == 0
     assert config["algorithm"] == "DQNPolicy"
     policy = config["policy"]
-    assert policy["learn"]["batch_size"] == 16
-    assert policy["other"]["eps"] == {
-        "start": 0.5, "end": 0.1, "decay": 100, "type": "linear", "by": "env_step", "points": None
+    assert (policy["type"], policy["batch_size"]) == ("dqn", 16)
+    assert policy["eps"] == {
+        "type": "linear", "start": 0.5, "end": 0.1, "decay": 100, "by": "env_step", "points": []
     }  # fmt: skip
-    assert DQNPolicy(policy).cfg.learn.batch_size == 16
+    assert create_policy(policy).cfg.batch_size == 16
     chain = {name: settings for one in config["chain"] for name, settings in one.items()}
     assert list(chain)[:2] == ["EpsGreedyHandler", "StepCollector"]
     assert chain["StepCollector"] == {"env_num": 2, "n_sample": 20, "random_steps": 0}

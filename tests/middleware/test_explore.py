@@ -13,7 +13,9 @@ MODEL = {"obs_shape": 4, "action_shape": 2}
 
 
 def with_epsilon(**eps: Any) -> DQNPolicy:
-    return DQNPolicy({"model": MODEL, "other": {"eps": eps}})
+    if eps.get("type") != "piecewise":
+        eps = {"type": "linear", "start": 1.0, "end": 0.05, "decay": 10_000, **eps}
+    return DQNPolicy({"model": MODEL, "eps": eps})
 
 
 def test_epsilon_falls_with_the_environment_steps(run_steps: Any) -> None:
@@ -86,6 +88,6 @@ def test_invalid_probability_is_rejected() -> None:
 
 
 def test_a_policy_without_a_schedule_is_refused() -> None:
-    message = r"EpsGreedyHandler reads other\.eps from the policy, which has none"
+    message = r"EpsGreedyHandler reads eps from the policy, which has none"
     with pytest.raises(ConfigError, match=message):
         EpsGreedyHandler(PPOPolicy({"model": MODEL}))

@@ -24,7 +24,7 @@ class Run:
         policy = DQNPolicy(
             {
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
-                "other": {"eps": {"start": 1.0, "end": 0.1, "decay": 50}},
+                "eps": {"type": "linear", "start": 1.0, "end": 0.1, "decay": 50},
             }
         )
         env = make_env_manager("CartPole-v1", env_num=2)

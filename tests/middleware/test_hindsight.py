@@ -13,6 +13,7 @@ from dmiddleware.data import HindsightReplay, TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ChainError
 from dmiddleware.policy import DDPGPolicy, DQNPolicy, SACPolicy, TD3Policy
+from dmiddleware.rl import Schedule
 from dmiddleware.rollout import evaluate_episodes
 from examples.bit_flipping import compute_reward, reached
 from middleware import (
@@ -43,13 +44,11 @@ class BitRun:
             envs,
             seed=0,
             model={"encoder_hidden_sizes": [256]},
-            discount_factor=0.98,
+            discount=0.98,
             target_update_freq=1,
             target_tau=0.05,
             batch_size=128,
-            eps_start=0.2,
-            eps_end=0.05,
-            eps_decay=2000,
+            eps=Schedule.linear(0.2, 0.05, decay=2000),
         )
         transform = HindsightReplay(compute_reward, compute_terminated=reached)
         self.buffer = TensorBuffer(
@@ -101,12 +100,12 @@ def test_policies_for_continuous_actions_learn_from_new_goals(
 
 def test_policy_with_n_step_targets_is_refused() -> None:
     envs = bit_envs(2, 4, seed=0)
-    policy = DQNPolicy.for_env(envs, nstep=3)
+    policy = DQNPolicy.for_env(envs, n_step=3)
     buffer = TensorBuffer(100, follow_episodes=True, transform=HindsightReplay(compute_reward))
     with Task(OnlineRLContext()) as task:
         task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs, n_sample=8))
         task.use(data_pusher(buffer)).use(OffPolicyLearner(policy, buffer))
-        with pytest.raises(ChainError, match="nstep=3"):
+        with pytest.raises(ChainError, match="n_step=3"):
             task.check()
 
 

@@ -29,10 +29,12 @@ from dmiddleware.policy import (
     IMPALAPolicy,
     IQLPolicy,
     Policy,
+    PolicySettings,
     PPOPolicy,
     TD3BCPolicy,
 )
 from dmiddleware.rl import Schedule, with_advantages
+from dmiddleware.settings import Count
 from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
@@ -278,7 +280,7 @@ def test_schedules_by_counters_that_nobody_counts_are_refused(run_steps: Any) ->
     policy = DQNPolicy(small(16, learning_rate={"start": 1.0, "end": 0.0}))
     with pytest.raises(ChainError, match="env_step, which OfflineRLContext does not count"):
         run_steps(OffPolicyLearner(policy, filled()), ctx=OfflineRLContext())
-    with pytest.raises(ChainError, match=r"learn\.learning_rate is scheduled by progress"):
+    with pytest.raises(ChainError, match=r"learning_rate is scheduled by progress"):
         learning_rates(run_steps, Schedule.linear(1.0, 0.0, by="progress"))
 
 
@@ -307,8 +309,16 @@ def test_invalid_options_are_rejected(options: dict[str, int], message: str) -> 
         OffPolicyLearner(dqn.learn_mode, filled(), **options)
 
 
+class NoBatchSize(PolicySettings):
+    """Leaves the batch size open."""
+
+    batch_size: Count | None = None
+
+
 class WithoutBatchSize(Policy):
-    """Declares no settings."""
+    """Has no batch size."""
+
+    cfg: NoBatchSize
 
     def learn(self, batch: Any) -> dict[str, Any]:
         return {"total_loss": 0.0}
@@ -317,7 +327,7 @@ class WithoutBatchSize(Policy):
 def test_a_policy_without_a_batch_size_is_refused() -> None:
     model = torch.nn.Linear(4, 2)
     policy = WithoutBatchSize({}, model=model, modes=["learn"])
-    message = r"OffPolicyLearner reads learn\.batch_size from the policy, which has none"
+    message = r"OffPolicyLearner reads batch_size from the policy, which has none"
     with pytest.raises(ConfigError, match=message):
         OffPolicyLearner(policy, filled())
 
@@ -523,7 +533,7 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
 
 def test_recomputing_advantages_of_lanes_is_refused() -> None:
     with pytest.raises(ConfigError, match="learns from lanes"):
-        OnPolicyLearner(ByLanes({**SMALL, "learn": {"recompute_advantage": True}}))
+        OnPolicyLearner(ByLanes({**SMALL, "recompute_advantage": True}))
 
 
 def test_fewer_rows_than_a_minibatch_make_one(run_steps: Any) -> None:

@@ -138,7 +138,7 @@ def learned(dataset: OfflineDataset, n_steps: int, *, seed: int = 0, state: Any 
         seen.append(batch["row"].tolist())
         return {"total_loss": 0.0}
 
-    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 5}})
+    policy = BCPolicy({"seed": 0, "model": MODEL, "batch_size": 5})
     mode = dataclasses.replace(policy.learn_mode, forward=forward)
     with Task(OfflineRLContext(), seed=seed) as task:
         task.use(OfflineLearner(mode, dataset))
@@ -171,7 +171,7 @@ def test_resumed_run_continues_with_the_same_minibatches(dataset: OfflineDataset
 
 def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
     learn = {"learning_rate": 0.05, "batch_size": 5}
-    policy = BCPolicy({"seed": 0, "learn": learn, "model": MODEL})
+    policy = BCPolicy({"seed": 0, **learn, "model": MODEL})
     accuracy = []
 
     def note(ctx: OfflineRLContext) -> None:
@@ -190,7 +190,7 @@ def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
 def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
     run_steps: Any, collector: StepCollector, tmp_path: Path, nstep: int, saves_n_step: bool
 ) -> None:
-    policy = DQNPolicy({"nstep": nstep, "model": MODEL, "learn": {"batch_size": 5}})
+    policy = DQNPolicy({"n_step": nstep, "model": MODEL, "batch_size": 5})
     path = tmp_path / "rows.safetensors"
     enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
     run_steps(collector, *enhancers, offline_data_saver(path))
@@ -199,12 +199,12 @@ def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
         if nstep == 1 or saves_n_step:
             assert run_steps(learner, ctx=OfflineRLContext()).train_iter == 1
             return
-        with pytest.raises(ChainError, match=r"nstep=3, but nothing .* computes n-step returns"):
+        with pytest.raises(ChainError, match=r"n_step=3, but nothing .* computes n-step returns"):
             run_steps(learner, ctx=OfflineRLContext())
 
 
 def test_dataset_smaller_than_a_minibatch_is_rejected(dataset: OfflineDataset) -> None:
-    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 11}})
+    policy = BCPolicy({"seed": 0, "model": MODEL, "batch_size": 11})
     with pytest.raises(NotEnoughData, match="no minibatch of 11 is full"):
         OfflineLearner(policy, dataset)
 
@@ -218,7 +218,7 @@ def test_argument_that_is_not_a_dataset_is_rejected() -> None:
 def test_offline_middleware_are_active_in_their_roles(
     dataset: OfflineDataset, tmp_path: Path
 ) -> None:
-    policy = BCPolicy({"seed": 0, "model": MODEL, "learn": {"batch_size": 1}})
+    policy = BCPolicy({"seed": 0, "model": MODEL, "batch_size": 1})
     learner = OfflineLearner(policy, dataset)
     assert learner.roles == (Role.LEARNER,)
     assert offline_data_saver(tmp_path / "x").roles == (Role.COLLECTOR,)

@@ -1,7 +1,8 @@
-"""Every option of a stock policy or worker is read by something that a program uses."""
+"""Every setting of a stock policy, and option of a worker, is read by what a program uses."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from dmiddleware.classic import collate
-from dmiddleware.config import Configurable
+from dmiddleware.classic.config import Configurable
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import BaseEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import BCPolicy, DQNPolicy, Policy, PPOPolicy
+from dmiddleware.settings import Settings, describe
 from dmiddleware.worker import BaseLearner
 from dmiddleware.worker.collector import EpisodeSerialCollector, SampleSerialCollector
 from dmiddleware.worker.evaluator import InteractionSerialEvaluator
@@ -71,19 +73,21 @@ class RecordedConfig(dict[str, Any]):
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return the paths that are read from all configs built during the test."""
+    """Return the paths and names that are read from all configs and settings during the test."""
     found: set[str] = set()
+    merged_config = vars(Configurable)["merged_config"].__func__
 
-    def record(base: Any) -> None:
-        merged_config = vars(base)["merged_config"].__func__
+    def recorded(cls: Any, cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
+        return RecordedConfig(merged_config(cls, cfg), found)
 
-        def recorded(cls: Any, cfg: Mapping[str, Any] | None = None) -> RecordedConfig:
-            return RecordedConfig(merged_config(cls, cfg), found)
+    def recording(settings: Any, name: str) -> Any:
+        reader = sys._getframe(1).f_globals["__name__"]
+        if reader not in ("dataclasses", "dmiddleware.settings"):  # they copy all of them
+            found.add(name)
+        return object.__getattribute__(settings, name)
 
-        monkeypatch.setattr(base, "merged_config", classmethod(recorded))
-
-    record(Configurable)
-    record(Policy)
+    monkeypatch.setattr(Configurable, "merged_config", classmethod(recorded))
+    monkeypatch.setattr(Settings, "__getattribute__", recording)
     return found
 
 
@@ -104,28 +108,24 @@ def cartpole() -> BaseEnvManager:
 
 
 def unread(cls: Any, read: Iterable[str]) -> set[str]:
-    return set(cls.options()) - set(read) - OF_THE_CHAIN
+    if issubclass(cls, Policy):
+        return {setting.name for setting in describe(cls.settings_class())} - set(read)
+    return set(cls.options()) - set(read)
 
 
 def act(policy: Policy) -> None:
     """Use what all policies have in common: collecting by either API."""
     with Task() as task:
         task.use(StepCollector(policy, cartpole(), n_sample=8))
-        task.use(EpisodeCollector(policy, cartpole(), n_episode=2))
-        task.run(max_step=1)
+        task.use(EpisodeCollector(policy, cartpole(), n_episode=2)).run(max_step=1)
     with SampleSerialCollector({}, cartpole(), policy) as collector:
-        collector.collect()
-
-
-COLLECT = {"n_sample": 8, "n_episode": 2}
-OF_THE_CHAIN = {"random_collect_size", "learn.update_per_collect"}
-"""Only the serial pipelines read them; see ``OffPolicyLearner`` and ``StepCollector``."""
+        collector.collect(n_sample=8)
 
 
 def test_every_option_of_dqn_is_read(read: set[str], process_group: None) -> None:
     DQNPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True)
     policy = DQNPolicy.for_env(
-        cartpole(), model=SMALL, obs_norm=True, nstep=3, target_update_freq=1, **COLLECT
+        cartpole(), model=SMALL, obs_norm=True, n_step=3, target_update_freq=1
     )
     act(policy)
     buffer = TensorBuffer(100, n_step=3, seed=0)
@@ -141,7 +141,7 @@ def test_every_option_of_dqn_is_read(read: set[str], process_group: None) -> Non
 def test_every_option_of_ppo_is_read(read: set[str], process_group: None) -> None:
     PPOPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True)
     policy = PPOPolicy.for_env(
-        cartpole(), model=SMALL, obs_norm=True, reward_norm=True, value_norm=True, **COLLECT
+        cartpole(), model=SMALL, obs_norm=True, reward_norm=True, value_norm=True
     )
     act(policy)
     with pytest.raises(ConfigError, match="on-policy"):
@@ -154,7 +154,7 @@ def test_every_option_of_ppo_is_read(read: set[str], process_group: None) -> Non
 
 
 def test_every_option_of_behaviour_cloning_is_read(read: set[str], process_group: None) -> None:
-    policy = BCPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True, batch_size=8, **COLLECT)
+    policy = BCPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True, batch_size=8)
     act(policy)
     buffer = TensorBuffer(100, seed=0)
     with Task() as task:
@@ -170,9 +170,9 @@ def test_every_option_of_behaviour_cloning_is_read(read: set[str], process_group
 def test_every_option_of_a_serial_collector_is_read(
     read: set[str], cls: type[SampleSerialCollector | EpisodeSerialCollector]
 ) -> None:
-    policy = DQNPolicy.for_env(cartpole(), model=SMALL, **COLLECT)
+    policy = DQNPolicy.for_env(cartpole(), model=SMALL)
     with cls({}, cartpole(), policy) as collector:
-        collector.collect()
+        collector.collect(4)
     assert not unread(cls, read)
 
 

@@ -10,6 +10,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.schedule import Schedule
 from middleware import (
     CkptSaver,
     EpisodeCollector,
@@ -77,7 +78,8 @@ def test_policy_that_never_explores_is_rejected(dqn: DQNPolicy, buffer: TensorBu
 
 def test_epsilon_follows_the_schedule_of_the_policy(buffer: TensorBuffer) -> None:
     with envs() as cartpole:
-        policy = DQNPolicy.for_env(cartpole, eps_start=0.5, eps_decay=500, batch_size=8)
+        eps = Schedule.linear(0.5, 0.05, decay=500)
+        policy = DQNPolicy.for_env(cartpole, eps=eps, batch_size=8)
     seen: list[float] = []
     with Task() as task:
         task.use(eps_greedy_handler(policy)).use(StepCollector(policy, envs(), n_sample=8))
@@ -157,7 +159,7 @@ def test_two_savers_of_one_run_folder_are_rejected(
 
 
 def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) -> None:
-    three = DQNPolicy.for_env(envs(), nstep=3)
+    three = DQNPolicy.for_env(envs(), n_step=3)
     with pytest.raises(ConfigError, match=r"n_step=3.*n_step=1"):
         OffPolicyLearner(dqn, TensorBuffer(100, n_step=3))
     one_step = TensorBuffer(100)
@@ -167,12 +169,12 @@ def test_n_step_length_that_differs_from_the_policy_is_rejected(dqn: DQNPolicy) 
         data_pusher(one_step),
         OffPolicyLearner(three, one_step),
     )
-    assert "nstep=3" in message
+    assert "n_step=3" in message
     assert "n_step=1" in message
 
 
 def test_discount_that_differs_from_the_policy_is_rejected() -> None:
-    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
+    policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
     buffer = TensorBuffer(100, n_step=3, discount=0.99)
     with pytest.raises(ConfigError, match=r"0\.99.*0\.5"):
         OffPolicyLearner(policy, buffer)
@@ -187,8 +189,8 @@ def test_discount_that_differs_from_the_policy_is_rejected() -> None:
 
 
 def test_buffer_takes_its_discount_from_the_policy() -> None:
-    policy = DQNPolicy.for_env(envs(), discount_factor=0.5, nstep=3)
-    buffer = TensorBuffer(100, n_step=policy.nstep)
+    policy = DQNPolicy.for_env(envs(), discount=0.5, n_step=3)
+    buffer = TensorBuffer(100, n_step=policy.n_step)
     OffPolicyLearner(policy, buffer)
     assert buffer.discount == 0.5
 

@@ -19,6 +19,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ChainError, CheckpointMismatch, LaunchError
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.policy import DQNPolicy, PPOPolicy
+from dmiddleware.rl import Schedule
 from middleware import (
     ContextExchanger,
     Experiment,
@@ -72,7 +73,7 @@ def train_dqn(
         model=SMALL,
         seed=3,
         batch_size=32,
-        eps_decay=200,
+        eps=Schedule.linear(1.0, 0.05, decay=200),
         multi_gpu=rank_and_world_size()[1] > 1,
     )
     experiment = Experiment(RunFolder(run) if resume else str(run), policy, n_fresh_episode=2)
@@ -181,7 +182,11 @@ def refuse_chains(rank: int, folder: Path) -> list[str]:
     for multi_gpu, exchanger, given in ((False, True, rank), (True, False, rank), (True, True, 7)):
         envs = make_env_manager(ENV, env_num=1)
         policy = DQNPolicy.for_env(
-            envs, model=SMALL, batch_size=8, eps_decay=200, multi_gpu=multi_gpu
+            envs,
+            model=SMALL,
+            batch_size=8,
+            eps=Schedule.linear(1.0, 0.05, decay=200),
+            multi_gpu=multi_gpu,
         )
         buffer = TensorBuffer(100)
         with Task(rank=given) as task:

@@ -14,6 +14,7 @@ from dmiddleware.data import PrioritySampler, TensorBuffer
 from dmiddleware.data.serialization import pack
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import Policy, R2D2Policy, RecurrentPPOPolicy
+from dmiddleware.rl import Schedule
 from middleware import (
     OffPolicyLearner,
     OnlineRLContext,
@@ -82,9 +83,7 @@ def r2d2_chain(collect_env: Any) -> tuple[Policy, list[Any]]:
         burn_in=2,
         learning_rate=1e-2,
         batch_size=3,
-        eps_start=0.5,
-        eps_end=0.1,
-        eps_decay=100,
+        eps=Schedule.linear(0.5, 0.1, decay=100),
     )
     buffer = buffer_for(policy)
     return policy, [

@@ -15,7 +15,7 @@ from middleware.collect import StepCollector
 from middleware.learn import OffPolicyLearner
 from middleware.replay_buffer import data_pusher, priority_calculator
 from middleware.snapshot import SnapshotSaver
-from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
+from tests.dmiddleware.recurrent_policy import GRUPolicy, GRUSettings, masked_cartpole
 from tests.middleware.replay_rows import FORMS, rows, transition, write
 
 
@@ -151,10 +151,16 @@ BURN_IN = 4
 PARTS = slice(None, BURN_IN), slice(BURN_IN, None)
 
 
+class RecurrentQSettings(GRUSettings):
+    """The settings of :class:`RecurrentQ`."""
+
+    batch_size = 16
+
+
 class RecurrentQ(GRUPolicy):
     """Learns Q-values over sequences, from the stored state, with the priorities of R2D2."""
 
-    config = {"learn": {"batch_size": 16}}
+    cfg: RecurrentQSettings
 
     def learn(self, batch: Any) -> dict[str, Any]:
         assert batch["obs"].shape == (BURN_IN + 8, 16, 2)

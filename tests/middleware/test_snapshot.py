@@ -75,14 +75,12 @@ class DQNRun:
             {
                 "seed": 0,
                 "priority": True,
-                "nstep": 3,
+                "n_step": 3,
                 "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]},
-                "learn": {
-                    "batch_size": 8,
-                    "target_update_freq": 7,
-                    "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
-                },
-                "other": {"eps": {"type": "exponential", "decay": 10, "by": "update"}},
+                "batch_size": 8,
+                "target_update_freq": 7,
+                "learning_rate": Schedule.cosine(1e-2, 1e-4, by="progress"),
+                "eps": Schedule.exponential(1.0, 0.05, decay=10, by="update"),
             }
         )
         self.noise: list[float] = []
@@ -193,14 +191,12 @@ def test_ppo_resumes_to_the_same_parameters(tmp_path: Path) -> None:
                 "seed": 0,
                 "obs_norm": True,
                 "value_norm": True,
-                "learn": {
-                    "batch_size": 8,
-                    "epoch_per_collect": 2,
-                    "recompute_advantage": True,
-                    "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
-                    "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
-                    "entropy_weight": Schedule.cosine(0.1, 0.0, by="progress"),
-                },
+                "batch_size": 8,
+                "epoch_per_collect": 2,
+                "recompute_advantage": True,
+                "learning_rate": Schedule.linear(1e-2, 0.0, decay=192),
+                "clip_ratio": Schedule.exponential(0.3, 0.1, decay=20, by="update"),
+                "entropy_weight": Schedule.cosine(0.1, 0.0, by="progress"),
                 "model": {"obs_shape": 4, "action_shape": 2},
             }
         )
@@ -669,8 +665,8 @@ def train_together(
         {
             "seed": 0,
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
-            "learn": {"batch_size": 8},
-            "other": {"eps": {"decay": 100}},
+            "batch_size": 8,
+            "eps": Schedule.linear(1.0, 0.05, decay=100),
         }
     )
     buffer = TensorBuffer(500, seed=0)

@@ -75,7 +75,7 @@ def make_ddpg(case: Case, seed: int) -> Policy:
         model={"actor_hidden_sizes": sizes, "critic_hidden_sizes": sizes},
         learning_rate_actor=given["learning_rate"],
         learning_rate_critic=given["learning_rate"],
-        discount_factor=given["gamma"],
+        discount=given["gamma"],
         noise_sigma=case.noise,
     )
 
@@ -153,10 +153,13 @@ def _make_q_learning(
         "model": {"encoder_hidden_sizes": case.policy_kwargs["net_arch"], **(network or {})},
         "learning_rate": given["learning_rate"],
         "batch_size": given["batch_size"],
-        "discount_factor": given["gamma"],
+        "discount": given["gamma"],
         "target_update_freq": given["target_update_interval"],
-        "eps_end": given["exploration_final_eps"],
-        "eps_decay": given["exploration_fraction"] * case.env_step,
+        "eps": Schedule.linear(
+            1.0,
+            given["exploration_final_eps"],
+            decay=given["exploration_fraction"] * case.env_step,
+        ),
         "compile": True,
         **options,
     }

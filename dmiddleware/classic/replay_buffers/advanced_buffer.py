@@ -17,10 +17,7 @@ from dmiddleware.classic.buffer_middleware import (
     staleness_check,
     use_time_check,
 )
-from dmiddleware.classic.deque_buffer import BufferedData
-from dmiddleware.classic.replay_buffers.rate_limit import RateLimit
-from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Option,
     Range,
     at_least,
@@ -29,6 +26,9 @@ from dmiddleware.config import (
     fraction,
     positive,
 )
+from dmiddleware.classic.deque_buffer import BufferedData
+from dmiddleware.classic.replay_buffers.rate_limit import RateLimit
+from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
 from dmiddleware.errors import NotEnoughData
 
 __all__ = ["AdvancedReplayBuffer"]

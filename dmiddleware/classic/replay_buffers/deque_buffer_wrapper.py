@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dmiddleware.classic.buffer_middleware import PriorityExperienceReplay, use_time_check
+from dmiddleware.classic.config import Option, Range, at_least, count, fraction, positive, switch
 from dmiddleware.classic.deque_buffer import BufferedData, DequeBuffer
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.replay_buffers.naive_buffer import PeriodicBuffer
-from dmiddleware.config import Option, Range, at_least, count, fraction, positive, switch
 
 __all__ = ["DequeBufferWrapper"]
 

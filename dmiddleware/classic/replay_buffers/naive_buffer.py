@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from easydict import EasyDict
 
 from dmiddleware.classic.arguments import check_count
+from dmiddleware.classic.config import Option, Range, check_value, positive
 from dmiddleware.classic.deque_buffer import BufferedData
 from dmiddleware.classic.replay_buffers.replay_buffer import IBuffer
-from dmiddleware.config import Option, Range, check_value, positive
 
 __all__ = ["ElasticReplayBuffer", "NaiveReplayBuffer", "PeriodicBuffer"]
 

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from dmiddleware.classic.buffer_middleware import clone_object
+from dmiddleware.classic.config import Configurable, Option, at_least, count, optional, switch
 from dmiddleware.classic.deque_buffer import DequeBuffer
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder, table
 from dmiddleware.classic.replay_buffers.tracked_data import TrackedData, data_id_of
 from dmiddleware.closing import Closing
-from dmiddleware.config import Configurable, Option, at_least, count, optional, switch
 from dmiddleware.data.buffer_state import check_state
 from dmiddleware.errors import ConfigError, NotEnoughData
 

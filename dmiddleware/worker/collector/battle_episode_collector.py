@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dmiddleware.config import Option, switch
+from dmiddleware.classic.config import Option, switch
 from dmiddleware.rollout.collector import even_shares
 from dmiddleware.worker.battles import per_player
 from dmiddleware.worker.collector.battle_collector import BattleCollector

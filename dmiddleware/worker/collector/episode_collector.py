@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from dmiddleware.config import Option, switch
+from dmiddleware.classic.config import Option, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.collector.serial_collector import (
     SERIAL_COLLECTOR_REGISTRY,

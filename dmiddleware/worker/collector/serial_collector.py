@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from dmiddleware.classic import CollectMode, as_collect_mode
-from dmiddleware.config import Option, count, switch
+from dmiddleware.classic.config import Option, count, switch
+from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes
@@ -139,7 +140,10 @@ class ISerialCollector(SerialWorker[M, E]):
 
     def _target(self, given: int | None, name: str, mode: CollectMode) -> int:
         """Return the number to collect: the given one, else the policy's."""
-        own = {"n_sample": mode.spec.n_sample, "n_episode": mode.spec.n_episode}
+        own = {
+            "n_sample": spec_attribute(mode.spec, "n_sample"),
+            "n_episode": spec_attribute(mode.spec, "n_episode"),
+        }
         value = own[name] if given is None else given
         if value is None:
             raise ConfigError(

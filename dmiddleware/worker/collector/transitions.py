@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dmiddleware.classic import CollectMode
+from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.errors import PolicyOutputError
 from dmiddleware.tree import Batch, as_tree, index_rows, lead_shape, to_dict
 
@@ -76,7 +77,7 @@ def trajectory_length(mode: CollectMode, target: int, env_num: int) -> float:
         target: number of samples to collect.
         env_num: number of envs.
     """
-    cfg = mode.spec.cfg
+    cfg = spec_attribute(mode.spec, "cfg")
     if cfg.get("traj_len_inf"):
         return math.inf
     unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
 
-from dmiddleware.config import Option, at_least
+from dmiddleware.classic.config import Option, at_least
 from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector

@@ -12,8 +12,8 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import create_policy
+from dmiddleware.classic.config import Option, count, mapping
 from dmiddleware.classic.keywords import also_named
-from dmiddleware.config import Option, count, mapping
 from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
 from dmiddleware.registry import Registry

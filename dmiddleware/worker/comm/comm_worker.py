@@ -12,8 +12,17 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from easydict import EasyDict
 
+from dmiddleware.classic.config import (
+    Configurable,
+    Option,
+    Range,
+    at_least,
+    count,
+    positive,
+    switch,
+    text,
+)
 from dmiddleware.closing import Closing
-from dmiddleware.config import Configurable, Option, Range, at_least, count, positive, switch, text
 from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.registry import Registry
 from dmiddleware.worker.classic_functions import EasyTimer

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
-from dmiddleware.config import Option, at_least, text
+from dmiddleware.classic.config import Option, at_least, text
 from dmiddleware.errors import ConfigError, TaskFail
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.collector.parallel import BaseParallelCollector

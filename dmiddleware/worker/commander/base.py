@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from easydict import EasyDict
 
-from dmiddleware.config import Configurable, Option, at_least, positive
+from dmiddleware.classic.config import Configurable, Option, at_least, positive
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.seeding import derive_seed

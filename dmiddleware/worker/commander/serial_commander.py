@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dmiddleware.classic import CommandMode, CommandModePolicy, as_command_mode
-from dmiddleware.config import Configurable
+from dmiddleware.classic.config import Configurable
 from dmiddleware.worker.collector import ISerialCollector
 from dmiddleware.worker.evaluator import ISerialEvaluator
 from dmiddleware.worker.learner import BaseLearner

@@ -13,10 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 from easydict import EasyDict
 
-from dmiddleware.classic.logs import TextLog
-from dmiddleware.classic.replay_buffers import get_buffer_cls
-from dmiddleware.closing import Closing
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,
@@ -27,6 +24,9 @@ from dmiddleware.config import (
     positive,
     text,
 )
+from dmiddleware.classic.logs import TextLog
+from dmiddleware.classic.replay_buffers import get_buffer_cls
+from dmiddleware.closing import Closing
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
 from dmiddleware.worker.comm.link import Link, create_coordinator_link

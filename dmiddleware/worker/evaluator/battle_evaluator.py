@@ -11,7 +11,7 @@ import numpy as np
 
 from dmiddleware.classic import BattleEnvManager, EvalMode, as_eval_mode, game_result
 from dmiddleware.classic.battle_stepper import BattleStepper
-from dmiddleware.config import Option, count
+from dmiddleware.classic.config import Option, count
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.evaluation import VectorEvalMonitor

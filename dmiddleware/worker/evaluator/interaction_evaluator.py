@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dmiddleware.classic import EvalMode, as_eval_mode
-from dmiddleware.config import Option, at_least, count, one_of, optional, text
+from dmiddleware.classic.config import Option, at_least, count, one_of, optional, text
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes

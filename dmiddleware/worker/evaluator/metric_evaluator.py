@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeGuard
 import numpy as np
 import torch
 
-from dmiddleware.config import Option, anything, count, optional, switch
+from dmiddleware.classic.config import Option, anything, count, optional, switch
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.evaluator.serial_evaluator import (
     BEST_CHECKPOINT,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from dmiddleware.classic import BattleEnvManager
-from dmiddleware.config import Option, count, number, optional
+from dmiddleware.classic.config import Option, count, number, optional
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.registry import Registry

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Configurable,
     Option,
     Range,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from dmiddleware.config import Configurable, Option, at_least, fraction, one_of
+from dmiddleware.classic.config import Configurable, Option, at_least, fraction, one_of
 
 __all__ = ["BattlePayoff", "elo_change"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from dmiddleware.config import Configurable, Option, Range, above, fraction
+from dmiddleware.classic.config import Configurable, Option, Range, above, fraction
 
 __all__ = ["NaiveSpPlayer", "Player", "PlayerOptions"]
 

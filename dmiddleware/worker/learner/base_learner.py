@@ -14,10 +14,7 @@ import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import LearnMode, as_learn_mode
-from dmiddleware.classic.keywords import also_named
-from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
-from dmiddleware.closing import Closing
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Configurable,
     Option,
     at_least,
@@ -28,6 +25,10 @@ from dmiddleware.config import (
     switch,
     text,
 )
+from dmiddleware.classic.keywords import also_named
+from dmiddleware.classic.logs import LOG_TO_FILE, LazyWriter, TextLog, log_folder
+from dmiddleware.classic.modes import spec_attribute
+from dmiddleware.closing import Closing
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_outputs
@@ -315,7 +316,9 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         self._closing.clear()
         self._loader = PrefetchLoader(
-            self._get_data, cast(Any, self.policy.spec.batch_size), **self._cfg.dataloader
+            self._get_data,
+            cast(Any, spec_attribute(self.policy.spec, "batch_size")),
+            **self._cfg.dataloader,
         )
 
     @property

@@ -7,7 +7,7 @@ import torch
 
 from dmiddleware.classic import Policy, create_policy, get_policy_cls
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import POLICY_REGISTRY, DQNPolicy
+from dmiddleware.policy import POLICY_REGISTRY
 
 VECTOR = {"obs_shape": 4, "action_shape": 2}
 
@@ -117,7 +117,9 @@ def test_a_class_that_declares_such_a_key_reads_it_itself(caplog):
 @pytest.mark.parametrize("weighted", [True, False])
 def test_importance_weights_can_be_ignored(weighted, transitions):
     def loss(**columns):
-        policy = DQNPolicy({"model": VECTOR, "seed": 0, "priority_IS_weight": weighted})
+        policy = create_policy(
+            {**config_of("dqn"), "model": VECTOR, "seed": 0, "priority_IS_weight": weighted}
+        )
         return policy.learn_mode.forward(transitions(**columns))["total_loss"]
 
     plain, halved = loss(), loss(weight=torch.full((32,), 0.5))

@@ -31,7 +31,7 @@ def trajectory(*, ends: str = "") -> list[dict]:
 
 
 def test_dqn_makes_n_step_samples_of_a_trajectory():
-    policy = DQNPolicy({"model": MODEL, "nstep": 3, "discount_factor": 0.5})
+    policy = DQNPolicy({"model": MODEL, "n_step": 3, "discount": 0.5})
     samples = as_collect_mode(policy, user="test").get_train_sample(trajectory(ends="terminated"))
     assert [float(sample["reward"]) for sample in samples] == [3.0, 6.0, 8.0, 8.0]
     assert [float(sample["next_obs"]) for sample in samples] == [3.0, 4.0, 4.0, 4.0]
@@ -49,7 +49,7 @@ def test_dqn_with_one_step_stores_transitions_as_they_are():
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", ""])
 def test_ppo_makes_samples_with_advantages_and_returns(ends):
-    policy = PPOPolicy({"model": MODEL, "discount_factor": 0.9, "gae_lambda": 0.8})
+    policy = PPOPolicy({"model": MODEL, "discount": 0.9, "gae_lambda": 0.8})
     transitions = trajectory(ends=ends)
     samples = as_collect_mode(policy, user="test").get_train_sample(transitions)
     last = policy.value_fn(torch.tensor([[4.0]]))

@@ -205,7 +205,7 @@ def test_buffer_that_cannot_give_single_steps_of_episodes_is_refused(options, re
 def test_rows_of_n_step_returns_are_refused():
     rows = episodes()
     rows["discount"] = torch.full((18,), 0.9)
-    with pytest.raises(ConfigError, match="nstep=1"):
+    with pytest.raises(ConfigError, match="n_step=1"):
         hindsight_buffer(rows=rows).sample(2)
 
 

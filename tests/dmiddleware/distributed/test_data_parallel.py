@@ -47,7 +47,7 @@ def train_half(rank, *, overlap):
             "model": SMALL,
             "multi_gpu": True,
             "bp_update_sync": not overlap,
-            "learn": LEARN,
+            **LEARN,
             "seed": rank,
         }
     )
@@ -71,7 +71,7 @@ class TwoHeads(torch.nn.Module):
 def train_heads(rank, *, overlap):
     torch.manual_seed(0)
     policy = DQNPolicy(
-        {"multi_gpu": True, "bp_update_sync": not overlap, "learn": {"double": False}},
+        {"multi_gpu": True, "bp_update_sync": not overlap, "double": False},
         model=TwoHeads(),
     )
     batch = rows(4, seed=0)
@@ -97,7 +97,7 @@ class OutOfOrder(torch.nn.Module):
 
 def train_out_of_order(rank):
     torch.manual_seed(0)
-    cfg = {"multi_gpu": rank is not None, "bp_update_sync": False, "learn": LEARN}
+    cfg = {"multi_gpu": rank is not None, "bp_update_sync": False, **LEARN}
     policy = DQNPolicy(cfg, model=OutOfOrder())
     for seed in range(3):
         whole = rows(16, seed)
@@ -143,8 +143,8 @@ def ppo_rows(n, seed):
 
 
 LONG = {
-    "dqn": (DQNPolicy, rows, {"learn": {"learning_rate": 1e-3, "target_update_freq": 20}}),
-    "ppo": (PPOPolicy, ppo_rows, {"target_kl": 100.0, "learn": {"learning_rate": 1e-3}}),
+    "dqn": (DQNPolicy, rows, {"learning_rate": 1e-3, "target_update_freq": 20}),
+    "ppo": (PPOPolicy, ppo_rows, {"target_kl": 100.0, "learning_rate": 1e-3}),
 }
 
 
@@ -204,7 +204,7 @@ MASKED = {
     IPPOPolicy: (
         team_rows,
         {"obs_shape": {"agents": 4}, "action_shape": 2, "n_agent": 2},
-        {"learn": {"adv_norm": False}, "target_kl": 100.0},
+        {"adv_norm": False, "target_kl": 100.0},
     ),
 }
 
@@ -274,7 +274,7 @@ def ranks():
 def test_two_ranks_learn_what_one_learns_from_the_whole_batch(ranks, job):
     first, second = ranks[job]
     assert first == second
-    alone = DQNPolicy({"model": SMALL, "learn": LEARN, "seed": 0})
+    alone = DQNPolicy({"model": SMALL, **LEARN, "seed": 0})
     for seed in range(5):
         alone.learn_mode.forward(as_tree(rows(32, seed)))
     for name, value in alone.learn_mode.state_dict()["model"].items():

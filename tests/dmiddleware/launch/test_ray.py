@@ -85,11 +85,11 @@ SLOW_CARTPOLE = """
             envs = make_env_manager("CartPole-v1", env_num=8, seed=task.seed_for("collector"))
             eval_envs = make_env_manager("CartPole-v1", env_num=30, seed=1)
             policy = DQNPolicy.for_env(
-                envs, seed=0, nstep=3, model={"encoder_hidden_sizes": [128, 128]},
+                envs, seed=0, n_step=3, model={"encoder_hidden_sizes": [128, 128]},
                 learning_rate=2e-3, target_update_freq=64,
             )
             experiment = Experiment("cartpole", policy)
-            buffer = TensorBuffer(60_000, n_step=policy.nstep, seed=task.seed_for("buffer"))
+            buffer = TensorBuffer(60_000, n_step=policy.n_step, seed=task.seed_for("buffer"))
             task.use(ContextExchanger()).use(ModelExchanger(policy))
             task.use(eps_greedy_handler(start=1.0, end=0.04, decay_steps=5_000))
             task.use(StepCollector(policy, envs, n_sample=128, random_steps=1000)).use(wait)

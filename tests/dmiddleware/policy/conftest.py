@@ -101,7 +101,7 @@ class _Linear(torch.nn.Module):
 class Batched(Policy):
     """A policy that acts by a linear layer, and learns nothing."""
 
-    config = {"n_step": 2}
+    n_step = 2
 
     def learn(self, batch):
         return {"total_loss": 0.0}
@@ -120,7 +120,7 @@ class Batched(Policy):
         reward, done = batch["reward"], batch["done"]
         total = reward.clone()
         alive = torch.ones_like(done)
-        for k in range(1, self.cfg.n_step):
+        for k in range(1, self.n_step):
             alive = alive[:-1] & ~done[k - 1 : -1]
             total[:-k] += reward[k:] * alive
         return as_tree({**{key: batch[key] for key in batch}, "reward": total})

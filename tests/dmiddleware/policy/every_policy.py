@@ -132,9 +132,9 @@ def buffer_of(policy: Any, rows: Batch) -> TensorBuffer:
         options = {"unroll_len": 4, "start_columns": ("state",), "burn_in": policy.burn_in}
     elif isinstance(policy, DecisionTransformerPolicy):
         options, rows = {"unroll_len": 4}, with_returns_to_go(rows)
-    elif policy.discount_factor is not None:
-        options = {"n_step": policy.nstep, "discount": policy.discount_factor}
-    if policy.cfg.get("priority"):
+    elif policy.discount is not None:
+        options = {"n_step": policy.n_step, "discount": policy.discount}
+    if getattr(policy.cfg, "priority", False):
         options["sampler"] = PrioritySampler()
     buffer = TensorBuffer(500, seed=0, **options)
     buffer.push(rows)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from dmiddleware.config import plain_values
 from dmiddleware.data import (
     Batch,
     TensorBuffer,
@@ -46,6 +45,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from dmiddleware.settings import plain_values
 
 VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
@@ -104,7 +104,7 @@ def learnable(policy: Any, rows: Batch) -> Batch:
         adv = torch.linspace(-1.0, 1.0, rows["done"].numel()).reshape(rows["done"].shape)
         rows = as_tree({**{name: rows[name] for name in rows}, "adv": adv, "ret": adv})
         return rows if policy.minibatch_unit == "lanes" else flatten_lead(rows)
-    return sampled(rows, n_step=policy.nstep, discount=policy.discount_factor or 0.9)
+    return sampled(rows, n_step=policy.n_step, discount=policy.discount or 0.9)
 
 
 def sampled(rows: Batch, **options: Any) -> Batch:
@@ -139,7 +139,7 @@ def one_round(
             options = {"burn_in": 2, **options}
         policy = cls.for_env(envs, seed=0, **options)
         rows = RolloutCollector(policy, envs).collect(48)
-        if policy.cfg.get("obs_norm"):
+        if getattr(policy.cfg, "obs_norm", False):
             policy.observe(rows["obs"])
         outputs = policy.learn_mode.forward(learnable(policy, rows))
         for output in outputs if isinstance(outputs, list) else [outputs]:

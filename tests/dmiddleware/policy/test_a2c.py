@@ -28,7 +28,7 @@ def made(model: dict[str, Any] = SMALL, **cfg: Any) -> A2CPolicy:
 def collected(policy: A2CPolicy, n: int = 32, seed: int = 0) -> Any:
     """What the policy would collect, with advantages drawn at random."""
     generator = torch.Generator().manual_seed(seed)
-    obs = torch.randn(n, policy.cfg.model.obs_shape, generator=generator)
+    obs = torch.randn(n, policy.cfg.model["obs_shape"], generator=generator)
     adv = torch.randn(n, generator=generator)
     output = policy.collect_mode.forward(obs)
     return as_tree({**output, "obs": obs, "adv": adv, "ret": adv + output["value"]})
@@ -37,7 +37,7 @@ def collected(policy: A2CPolicy, n: int = 32, seed: int = 0) -> Any:
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_the_loss_is_that_of_the_paper(kind: str) -> None:
     learn = {"entropy_weight": 0.03, "value_weight": 0.7}
-    policy = made(SMALL if kind == "discrete" else BOX, learn=learn)
+    policy = made(SMALL if kind == "discrete" else BOX, **learn)
     batch = collected(policy)
     policy.learn_mode.forward(batch)
     output = policy.model(batch["obs"])
@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_the_paper(kind: str) -> None:
 def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> None:
     losses = []
     for scale in (1.0, 1000.0):
-        policy = made(learn={"adv_norm": True})
+        policy = made(adv_norm=True)
         batch = collected(policy)
         batch["adv"] = batch["adv"] * scale + scale
         losses.append(policy.learn_mode.forward(batch)["policy_loss"])
@@ -87,7 +87,7 @@ def test_normalised_observations_and_returns_enter_the_losses() -> None:
 
 
 def test_scaled_rewards_have_returns_of_deviation_1() -> None:
-    policy = made(reward_norm=True, discount_factor=0.9)
+    policy = made(reward_norm=True, discount=0.9)
     rows = {
         "reward": 1000.0 * torch.randn(200, 8, generator=torch.Generator().manual_seed(0)),
         "done": torch.zeros(200, 8, dtype=torch.bool),
@@ -100,13 +100,13 @@ def test_scaled_rewards_have_returns_of_deviation_1() -> None:
         returns.append(kept)
     assert torch.stack(returns).std().item() == pytest.approx(1.0, abs=0.05)
     saved = policy.learn_mode.state_dict()
-    restored = made(reward_norm=True, discount_factor=0.9, seed=1)
+    restored = made(reward_norm=True, discount=0.9, seed=1)
     restored.learn_mode.load_state_dict(saved)
     assert torch.equal(restored.scale_rewards(as_tree(rows)), policy.scale_rewards(as_tree(rows)))
 
 
 def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
-    policy = made(learn={"learning_rate": 0.01, "optimizer_eps": 0.1, "rmsprop_decay": 0.9})
+    policy = made(learning_rate=0.01, optimizer_eps=0.1, rmsprop_decay=0.9)
     model = policy.model
     before = [parameter.detach().clone() for parameter in model.parameters()]
     policy.learn_mode.forward(collected(policy))
@@ -118,13 +118,13 @@ def test_the_first_step_is_that_of_the_papers_rmsprop() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("rmsprop", RMSprop), ("adam", FusedAdam)])
 def test_the_optimizer_is_chosen_by_an_option(name: str, kind: type) -> None:
-    part = made(learn={"optimizer": name}).components["actor_critic"]
+    part = made(optimizer=name).components["actor_critic"]
     assert type(part.optimizer) is kind
 
 
 def test_the_learning_rate_of_rmsprop_follows_its_schedule() -> None:
     falling = Schedule.linear(1.0e-2, 0.0, decay=2, by="update")
-    policy = made(learn={"learning_rate": falling})
+    policy = made(learning_rate=falling)
     batch = collected(policy)
     assert [policy.learn_mode.forward(batch)["cur_lr"] for _ in range(2)] == [0.01, 0.005]
     before = policy.learn_mode.state_dict()["model"]
@@ -136,7 +136,7 @@ def test_the_learning_rate_of_rmsprop_follows_its_schedule() -> None:
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_an_interrupted_run_continues_bit_for_bit(optimizer: str) -> None:
     learn = {"optimizer": optimizer}
-    whole, first, second = made(learn=learn), made(learn=learn), made(learn=learn, seed=1)
+    whole, first, second = made(**learn), made(**learn), made(**learn, seed=1)
     batches = [collected(made(), seed=seed) for seed in range(6)]
     outputs = [whole.learn_mode.forward(batch) for batch in batches]
     for batch in batches[:3]:
@@ -146,7 +146,7 @@ def test_an_interrupted_run_continues_bit_for_bit(optimizer: str) -> None:
 
 
 def test_advantages_of_workers_are_returns_to_the_end_minus_values() -> None:
-    policy = made(discount_factor=0.5)
+    policy = made(discount=0.5)
     rows = {
         "obs": torch.zeros(3, 1, 4),
         "next_obs": torch.zeros(3, 1, 4),
@@ -163,7 +163,7 @@ def test_advantages_of_workers_are_returns_to_the_end_minus_values() -> None:
 
 
 def test_masked_actions_are_neither_taken_nor_learned_from() -> None:
-    policy = made(learn={"learning_rate": 0.1})
+    policy = made(learning_rate=0.1)
     mask = torch.tensor([[True, False]]).expand(50, 2)
     obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     output = policy.collect_mode.forward(obs, action_mask=mask)
@@ -175,8 +175,8 @@ def test_masked_actions_are_neither_taken_nor_learned_from() -> None:
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"learn\.optimizer"):
-        made(learn={"optimizer": "sgd"})
+    with pytest.raises(ConfigError, match=r"optimizer"):
+        made(optimizer="sgd")
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_it_learns_which_action_pays() -> None:
     """One step: the reward is 1 if the action is the sign of the first entry of obs."""
-    policy = made(learn={"learning_rate": 5e-3})
+    policy = made(learning_rate=5e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(150):
         obs = torch.randn(64, 4, generator=generator)
@@ -207,6 +207,6 @@ def test_it_learns_which_action_pays() -> None:
 def test_the_policy_is_built_for_an_environment() -> None:
     policy = A2CPolicy.for_env(gym.make("Pendulum-v1"), gae_lambda=0.9, optimizer="adam")
     assert policy.gae_lambda == 0.9
-    assert policy.cfg.learn.optimizer == "adam"
+    assert policy.cfg.optimizer == "adam"
     action = policy.collect_mode.forward(torch.randn(100, 3))["action"]
     assert action.abs().max() <= 2.0

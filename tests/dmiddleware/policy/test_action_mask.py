@@ -85,13 +85,13 @@ def masked_batch(next_mask):
 
 @pytest.mark.parametrize("double", [True, False])
 def test_dqn_bootstraps_only_from_allowed_actions(double):
-    policy = DQNPolicy.for_env(masked_envs(), discount_factor=1.0, double=double, seed=0)
+    policy = DQNPolicy.for_env(masked_envs(), discount=1.0, double=double, seed=0)
     q = policy.model({"observation": torch.ones(3)})["logit"].detach()
     worst, best = int(q.argmin()), float(q.max())
     only_worst = [int(action == worst) for action in range(N_ACTIONS)]
     learn = policy.learn_mode.forward
     assert learn(masked_batch([only_worst]))["target_q_value"] == pytest.approx(float(q[worst]))
-    free = DQNPolicy.for_env(masked_envs(), discount_factor=1.0, double=double, seed=0)
+    free = DQNPolicy.for_env(masked_envs(), discount=1.0, double=double, seed=0)
     output = free.learn_mode.forward(masked_batch([[0] * N_ACTIONS]))
     assert output["target_q_value"] == pytest.approx(best)
 

@@ -76,7 +76,7 @@ def tilt(obs):
 )
 def test_an_expert_is_imitated(spaces, expert, request):
     policy = BCPolicy.for_env(request.getfixturevalue(spaces), seed=0)
-    size = policy.cfg.model.obs_shape
+    size = policy.cfg.model["obs_shape"]
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
         obs = torch.randn(64, size, generator=generator)

@@ -18,12 +18,14 @@ from dmiddleware.policy import (
     Component,
     DQNPolicy,
     Policy,
+    PolicySettings,
     PPOPolicy,
     TargetRule,
     adam,
 )
 from dmiddleware.policy.update import UpdateOutput
 from dmiddleware.schedule import Schedule
+from dmiddleware.settings import Positive
 from dmiddleware.torch_private import plain_torch
 from dmiddleware.tree import as_tree
 from tests.variants import mostly_slow
@@ -44,10 +46,14 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.zeros(()))
 
 
+class ActorAndCriticSettings(PolicySettings):
+    learning_rate: Positive = 0.05
+
+
 class ActorAndCritic(Policy):
     """A deterministic actor that follows a critic, with a tuned factor outside of the model."""
 
-    config = {"learning_rate": 0.05}
+    cfg: ActorAndCriticSettings
 
     def make_components(self) -> dict[str, Component]:
         rate = self.cfg.learning_rate
@@ -251,10 +257,10 @@ def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
 
 
 def test_a_loaded_state_does_not_change_the_settings_of_the_optimiser() -> None:
-    old = dqn(learn={"learning_rate": 1e-2, "adam_eps": 1e-8})
+    old = dqn(learning_rate=1e-2, adam_eps=1e-8)
     old.learn_mode.forward(transitions(0))
     learn = {"learning_rate": 0.5, "adam_eps": 0.1}
-    new, other = dqn(learn=learn), dqn(learn=learn)
+    new, other = dqn(**learn), dqn(**learn)
     new.learn_mode.load_state_dict(old.learn_mode.state_dict())
     part = new.components["q"]
     assert part.learning_rate == 0.5
@@ -320,12 +326,12 @@ def dqn(**cfg: Any) -> DQNPolicy:
         "grad_clip_norm": 1.0,
         "learning_rate": Schedule.linear(1e-2, 1e-3, decay=8, by="update"),
     }
-    return DQNPolicy({"model": SMALL, "seed": 0, "learn": learn, **cfg})
+    return DQNPolicy({"model": SMALL, "seed": 0, **learn, **cfg})
 
 
 def ppo(**cfg: Any) -> PPOPolicy:
     learn = {"clip_ratio": Schedule.linear(0.2, 0.1, decay=8, by="update")}
-    return PPOPolicy({"model": SMALL, "seed": 0, "learn": learn, "target_kl": 5.0, **cfg})
+    return PPOPolicy({"model": SMALL, "seed": 0, **learn, "target_kl": 5.0, **cfg})
 
 
 def a2c() -> A2CPolicy:

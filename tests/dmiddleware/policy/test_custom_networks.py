@@ -21,6 +21,7 @@ from dmiddleware.policy import (
     DQNPolicy,
     IMPALAPolicy,
     IQLPolicy,
+    ObsNormSettings,
     PPOPolicy,
     SACPolicy,
     TD3BCPolicy,
@@ -119,7 +120,7 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     DQNPolicy: lambda: Outputs(logit=N_CHOICES),
 }
 OF_SUBMODULES = [cls for cls, make in NETWORKS.items() if isinstance(make(), Of)]
-NORMALISING = [cls for cls in NETWORKS if "obs_norm" in cls.default_config()]
+NORMALISING = [cls for cls in NETWORKS if issubclass(cls.settings_class(), ObsNormSettings)]
 
 
 @pytest.mark.parametrize("cls", NETWORKS)

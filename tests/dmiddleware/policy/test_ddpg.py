@@ -27,7 +27,7 @@ SMALL = {
 
 
 def td3(**learn: Any) -> TD3Policy:
-    return TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 0, "learn": learn})
+    return TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 0, **learn})
 
 
 def batch(n: int = 8, seed: int = 0) -> Any:
@@ -217,22 +217,22 @@ def test_gaussian_noise_needs_no_state() -> None:
 
 
 def test_other_noise_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"collect\.noise must be one of"):
-        TD3Policy({"model": SMALL, "collect": {"noise": "pink"}})
+    with pytest.raises(ConfigError, match=r"noise must be one of"):
+        TD3Policy({"model": SMALL, "noise": "pink"})
 
 
 @pytest.mark.parametrize("policy", [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy])
 def test_a_discount_that_is_not_the_policy_s_is_refused(policy: Any) -> None:
     env = gym.make("Pendulum-v1")
     sizes = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
-    made = policy.for_env(env, seed=0, model=sizes, discount_factor=0.9, nstep=2)
+    made = policy.for_env(env, seed=0, model=sizes, discount=0.9, n_step=2)
     data = batch()
     data["action"] = data["action"][:, :1]
     data["discount"] = torch.tensor([0.0, 0.9, 0.81, 0.81] * 2)
     made.learn_mode.forward(data)
-    other = policy.for_env(env, seed=0, model=sizes, discount_factor=0.9, nstep=2)
+    other = policy.for_env(env, seed=0, model=sizes, discount=0.9, n_step=2)
     data["discount"] = torch.full((8,), 0.98)
-    with pytest.raises(ConfigError, match=r"0\.98, which is not a power of .* 0\.9 up to nstep=2"):
+    with pytest.raises(ConfigError, match=r"0\.98, which is not a power of .* 0\.9 up to n_step=2"):
         other.learn_mode.forward(data)
 
 
@@ -271,7 +271,8 @@ def test_it_learns_to_follow_a_target(make: Any, n_critics: int) -> None:
         {
             "model": {**SMALL, "action_shape": 1, "n_critics": n_critics},
             "seed": 0,
-            "learn": {"learning_rate_critic": 3e-3, "learning_rate_actor": 3e-3},
+            "learning_rate_critic": 3e-3,
+            "learning_rate_actor": 3e-3,
         }
     )
     generator = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ SMALL = {
 
 
 def made(seed: int = 0, **learn: Any) -> DiscreteSACPolicy:
-    return DiscreteSACPolicy({"model": SMALL, "seed": seed, "learn": learn})
+    return DiscreteSACPolicy({"model": SMALL, "seed": seed, **learn})
 
 
 def batch(n: int = 8, seed: int = 0, **columns: Any) -> Any:
@@ -173,7 +173,7 @@ def test_weights_enter_the_loss_and_priorities_come_back() -> None:
 def test_a_column_discount_must_be_made_of_the_policys_own_discount() -> None:
     policy = made()
     policy.learn_mode.forward(batch(discount=torch.full((8,), 0.99)))
-    with pytest.raises(ConfigError, match=r"discount_factor 0\.99 up to nstep=1"):
+    with pytest.raises(ConfigError, match=r"discount 0\.99 up to n_step=1"):
         made().learn_mode.forward(batch(discount=torch.full((8,), 0.9)))
 
 

@@ -23,7 +23,7 @@ TWO = [(C51Policy, C51), (QRDQNPolicy, QR)]
 
 def one_step_rainbow(cfg: dict[str, Any]) -> RainbowPolicy:
     """Build a Rainbow that learns from transitions of one step."""
-    return RainbowPolicy({**cfg, "nstep": 1})
+    return RainbowPolicy({**cfg, "n_step": 1})
 
 
 MAKE_TWO = pytest.mark.parametrize(("make", "model"), TWO)
@@ -110,8 +110,9 @@ def test_it_finds_the_values_of_a_chain(make: Any, model: dict[str, Any]) -> Non
     policy = make(
         {
             "model": model,
-            "discount_factor": 0.9,
-            "learn": {"target_update_freq": 20, "learning_rate": 0.01},
+            "discount": 0.9,
+            "target_update_freq": 20,
+            "learning_rate": 0.01,
             "seed": 0,
         }
     )
@@ -136,7 +137,7 @@ def test_the_online_network_chooses_the_action_of_the_target(
 ) -> None:
     outputs = []
     for double in (True, False):
-        policy = make({"model": model, "seed": 0, "learn": {"double": double}})
+        policy = make({"model": model, "seed": 0, "double": double})
         target = policy.components["q"].target
         with torch.no_grad():
             # The networks now prefer different actions.
@@ -173,7 +174,7 @@ def test_an_interrupted_run_continues_bit_for_bit(make: Any, model: dict[str, An
 
 
 def test_the_priority_of_c51_is_the_divergence_from_its_target() -> None:
-    cfg = {"model": C51, "seed": 0, "priority": True, "learn": {"learning_rate": 0.01}}
+    cfg = {"model": C51, "seed": 0, "priority": True, "learning_rate": 0.01}
     policy, data = C51Policy(cfg), chain()
     data["terminated"][:] = True
     data["reward"][:] = 0.1

@@ -25,7 +25,7 @@ class Table(torch.nn.Module):
 
 def policy_with_tables(cfg):
     """Return a policy whose online and target network are known tables."""
-    policy = DQNPolicy({"discount_factor": 0.5, **cfg}, model=Table())
+    policy = DQNPolicy({"discount": 0.5, **cfg}, model=Table())
     state = policy.learn_mode.state_dict()
     state["model"] = {"q.weight": torch.tensor([[1.0, 3.0], [2.0, 1.0]])}
     state["target"]["q"] = {"q.weight": torch.tensor([[0.5, 2.0], [4.0, 5.0]])}
@@ -59,7 +59,7 @@ def table_batch(**columns):
     ],
 )
 def test_loss_and_gradient_are_those_computed_by_hand(double, loss, wanted, target, gradient):
-    policy = policy_with_tables({"learn": {"double": double, "loss": loss}})
+    policy = policy_with_tables({"double": double, "loss": loss})
     output = policy.learn_mode.forward(table_batch())
     assert output["total_loss"] == pytest.approx(wanted)
     assert output["target_q_value"] == pytest.approx(target)
@@ -69,7 +69,7 @@ def test_loss_and_gradient_are_those_computed_by_hand(double, loss, wanted, targ
 
 
 def test_discount_and_weight_columns_are_honoured():
-    policy = policy_with_tables({"nstep": 3})
+    policy = policy_with_tables({"n_step": 3})
     discount = torch.tensor([0.25, 0.5, 0.125, 0.5])
     weight = torch.tensor([1.0, 0.5, 2.0, 0.0])
     output = policy.learn_mode.forward(table_batch(discount=discount, weight=weight))
@@ -95,7 +95,7 @@ def test_a_truncated_row_bootstraps(small, transitions):
 
 
 def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
-    policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 3}})
+    policy = DQNPolicy({"model": small, "target_update_freq": 3})
     first = copy.deepcopy(policy.components["q"].target.state_dict())
     for update in range(1, 7):
         policy.learn_mode.forward(transitions(8, seed=update))
@@ -108,7 +108,7 @@ def test_a_hard_target_is_copied_only_at_its_updates(small, transitions):
 
 
 def test_a_soft_target_moves_by_a_fraction(small, transitions):
-    policy = DQNPolicy({"model": small, "learn": {"target_update_freq": 1, "target_tau": 0.25}})
+    policy = DQNPolicy({"model": small, "target_update_freq": 1, "target_tau": 0.25})
     before = copy.deepcopy(policy.components["q"].target.state_dict())
     policy.learn_mode.forward(transitions(8))
     online = policy.model.state_dict()
@@ -127,7 +127,7 @@ def test_buffers_of_the_model_reach_the_target(transitions):
             self.calls += 1
             return {"logit": self.layer(obs)}
 
-    policy = DQNPolicy({"learn": {"target_update_freq": 2}}, model=Counting())
+    policy = DQNPolicy({"target_update_freq": 2}, model=Counting())
     for seed in range(2):
         policy.learn_mode.forward(transitions(4, seed=seed))
     assert int(policy.components["q"].target.calls) == int(policy.model.calls) > 2
@@ -135,7 +135,7 @@ def test_buffers_of_the_model_reach_the_target(transitions):
 
 def test_the_gradient_is_clipped_to_its_norm(small, transitions):
     batch = transitions(16)
-    policy = DQNPolicy({"model": small, "learn": {"grad_clip_norm": 0.01}, "seed": 0})
+    policy = DQNPolicy({"model": small, "grad_clip_norm": 0.01, "seed": 0})
     output = policy.learn_mode.forward(batch)
     gradients = [p.grad.flatten() for p in policy.model.parameters()]
     assert output["grad_norm"] > 0.01
@@ -187,7 +187,7 @@ def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
             # The root of 0 is 0, its slope is infinite.
             return {"logit": self.weight.sqrt().expand(len(obs), 2)}
 
-    policy = DQNPolicy({"learn": {"grad_clip_norm": 1.0}}, model=Root())
+    policy = DQNPolicy({"grad_clip_norm": 1.0}, model=Root())
     batch = transitions(4)
     rows = as_tree({key: batch[key] for key in batch if key != "collect_iter"})
     with pytest.raises(NonFiniteLoss, match=r"grad_norm is .* without a column collect"):
@@ -197,7 +197,7 @@ def test_a_gradient_that_is_not_finite_is_caught_before_the_step(transitions):
 
 def test_the_commander_lowers_epsilon_with_the_env_steps(small):
     eps = {"type": "linear", "start": 1.0, "end": 0.1, "decay": 100}
-    policy = DQNPolicy({"model": small, "other": {"eps": eps}})
+    policy = DQNPolicy({"model": small, "eps": eps})
     mode = as_command_mode(policy, user="the test")
     got = [mode.get_setting_collect({"envstep": n})["eps"] for n in (0, 50, 1000)]
     assert got == pytest.approx([1.0, 0.55, 0.1])
@@ -220,8 +220,8 @@ def test_images_and_nested_observations_are_learned_from(transitions):
 
 def test_shapes_are_taken_from_spaces(cartpole_spaces):
     policy = DQNPolicy.for_env(cartpole_spaces, model={"encoder_hidden_sizes": [8]})
-    assert policy.cfg.model.obs_shape == 4
-    assert policy.cfg.model.action_shape == 2
+    assert policy.cfg.model["obs_shape"] == 4
+    assert policy.cfg.model["action_shape"] == 2
     policy.collect_mode.spec.check_spaces(*cartpole_spaces)
 
 
@@ -291,7 +291,7 @@ def test_one_update_lowers_the_loss_on_its_batch(small, transitions):
 
 
 def test_huber_is_the_loss_that_torch_has(small, transitions):
-    policy = DQNPolicy({"model": small, "discount_factor": 0.0})
+    policy = DQNPolicy({"model": small, "discount": 0.0})
     batch = transitions(8)
     q = policy.model(batch["obs"])["logit"]
     taken = q.gather(1, batch["action"][:, None]).squeeze(1)
@@ -328,7 +328,7 @@ def test_the_target_is_computed_in_eval_mode(transitions, double):
 
     model = Recording()
     batch = transitions()
-    DQNPolicy({"learn": {"double": double}}, model=model).learn_mode.forward(batch)
+    DQNPolicy({"double": double}, model=model).learn_mode.forward(batch)
     obs, next_obs = float(batch["obs"][0, 0]), float(batch["next_obs"][0, 0])
     assert model.seen == [(False, next_obs)] * double + [(True, obs)]
     assert model.training
@@ -342,16 +342,16 @@ def test_the_target_is_computed_in_eval_mode(transitions, double):
 def test_a_column_discount_must_be_made_of_the_policys_own_discount(
     small, transitions, column, fits
 ):
-    policy = DQNPolicy({"model": small, "discount_factor": 0.9, "nstep": 2})
+    policy = DQNPolicy({"model": small, "discount": 0.9, "n_step": 2})
     batch = transitions(n=len(column), discount=torch.tensor(column))
     if fits:
         policy.learn_mode.forward(batch)
         return
-    with pytest.raises(ConfigError, match=r"discount_factor 0\.9 up to nstep=2"):
+    with pytest.raises(ConfigError, match=r"discount 0\.9 up to n_step=2"):
         policy.learn_mode.forward(batch)
 
 
 def test_a_policy_for_several_steps_rejects_rows_of_single_steps(small, transitions):
-    policy = DQNPolicy({"model": small, "nstep": 3})
-    with pytest.raises(ConfigError, match="nstep=3, but the batch has no column discount"):
+    policy = DQNPolicy({"model": small, "n_step": 3})
+    with pytest.raises(ConfigError, match="n_step=3, but the batch has no column discount"):
         policy.learn_mode.forward(transitions(8))

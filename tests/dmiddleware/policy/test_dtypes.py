@@ -79,7 +79,7 @@ def test_an_update_does_not_depend_on_the_dtypes_of_its_data(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", EVERY)
 def test_half_precision_and_whole_rewards_are_learned_from(cls: Any) -> None:
-    policy = made(cls, **({"nstep": 1} if "nstep" in cls.options() else {}))
+    policy = made(cls, **({"n_step": 1} if hasattr(cls.settings_class(), "n_step") else {}))
     columns = to_dict(batch_for(policy))
     columns.pop("discount", None)  # which half precision cannot hold
     for convert in (as_numbers(torch.float16), whole_rewards):
@@ -121,8 +121,8 @@ def test_hand_made_rows_are_learned_from_through_a_buffer(
         "truncated": np.zeros(n, flags),
         "episode_id": np.arange(n) // 6,
     }
-    policy = made(cls, **({} if cls is IQLPolicy else {"nstep": 3}))
-    buffer = TensorBuffer(100, n_step=policy.nstep, discount=0.99, seed=0)
+    policy = made(cls, **({} if cls is IQLPolicy else {"n_step": 3}))
+    buffer = TensorBuffer(100, n_step=policy.n_step, discount=0.99, seed=0)
     buffer.push(as_tree(rows))
     assert np.isfinite(policy.learn_mode.forward(buffer.sample(16))["total_loss"])
 

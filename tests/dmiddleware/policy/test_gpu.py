@@ -29,7 +29,7 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize("policy", [DQNPolicy, IQNPolicy, RainbowPolicy])
 def test_q_learning_is_the_same_on_both_devices(small, transitions, policy):
-    cfg = {"model": small, "nstep": 1, "learn": {"target_update_freq": 3, "grad_clip_norm": 1.0}}
+    cfg = {"model": small, "n_step": 1, "target_update_freq": 3, "grad_clip_norm": 1.0}
     host, device = pair(policy, cfg)
     for seed in range(6):
         batch = transitions(32, seed=seed, weight=torch.rand(32))

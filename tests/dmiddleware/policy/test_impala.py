@@ -69,7 +69,7 @@ def vtrace_by_hand(batch: Any, value: Any, next_value: Any, ratio: Any, clips: A
 
 def test_the_losses_are_those_of_the_paper() -> None:
     learn = {"rho_clip": 1.1, "c_clip": 0.9, "entropy_weight": 0.02, "learning_rate": 0.05}
-    policy = made(discount_factor=0.9, learn=learn)
+    policy = made(discount=0.9, **learn)
     batch = lanes(policy)
     policy.learn_mode.forward(batch)  # so that ratios differ from 1
     model = policy.model
@@ -92,7 +92,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
 
 
 def test_an_episode_that_a_failing_env_cut_short_is_not_continued() -> None:
-    policies = [made(learn={"learning_rate": 0.01}) for _ in range(2)]
+    policies = [made(learning_rate=0.01) for _ in range(2)]
     whole, cut = (lanes(policy) for policy in policies)
     whole["episode_id"] = torch.zeros(T, B, dtype=torch.int64)
     cut["episode_id"] = (torch.arange(T) > 2).long()[:, None].expand(T, B)
@@ -111,8 +111,8 @@ def test_rows_that_are_not_lanes_are_refused() -> None:
 
 
 def test_a_bound_of_the_traces_above_that_of_the_errors_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"learn\.c_clip must be at most learn\.rho_clip"):
-        made(learn={"c_clip": 2.0})
+    with pytest.raises(ConfigError, match=r"c_clip must be at most rho_clip"):
+        made(c_clip=2.0)
 
 
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
@@ -140,7 +140,7 @@ def test_it_learns_from_data_of_much_older_weights() -> None:
 
     The weights that act are up to 20 updates old.
     """
-    policy, acting = (made(learn={"learning_rate": 5e-3}) for _ in range(2))
+    policy, acting = (made(learning_rate=5e-3) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     for update in range(200):
         if update % 20 == 0:

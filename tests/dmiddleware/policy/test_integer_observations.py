@@ -122,7 +122,7 @@ def test_every_policy_learns_from_integers_what_it_learns_from_floats(cls: Any) 
     space, losses = NUMBERS["parts"], []
     rows: Any = None
     for own in (space, with_floats(space)):
-        options = {"burn_in": 2} if "burn_in" in cls.default_config() else {}
+        options = {"burn_in": 2} if hasattr(cls.settings_class(), "burn_in") else {}
         with make_env_manager(
             lambda own=own: Drawn(own, action_space_of(cls)), env_num=1, seed=0
         ) as envs:
@@ -131,7 +131,7 @@ def test_every_policy_learns_from_integers_what_it_learns_from_floats(cls: Any) 
                 rows = RolloutCollector(policy, envs).collect(40)
             else:
                 rows = as_tree({name: as_floats(rows[name]) for name in rows})
-        if policy.cfg.get("obs_norm"):
+        if getattr(policy.cfg, "obs_norm", False):
             policy.observe(rows["obs"])
         output = policy.learn_mode.forward(learnable(policy, rows))
         losses.append((output[-1] if isinstance(output, list) else output)["total_loss"])
@@ -236,7 +236,7 @@ class Flags(gym.Env[Any, Any]):
 
 def test_ppo_learns_from_flags() -> None:
     with make_env_manager(Flags, env_num=8, seed=0) as envs:
-        policy = PPOPolicy.for_env(envs, seed=0, learning_rate=1e-2, discount_factor=0.5)
+        policy = PPOPolicy.for_env(envs, seed=0, learning_rate=1e-2, discount=0.5)
         collector = RolloutCollector(policy, envs)
         for _ in range(12):
             rows = collector.collect(512)

@@ -14,7 +14,7 @@ MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_sizes": [16], "n_qua
 
 
 def made(**learn: Any) -> IQNPolicy:
-    return IQNPolicy({"model": MODEL, "seed": 0, "learn": {"n_tau": 3, "n_tau_target": 4, **learn}})
+    return IQNPolicy({"model": MODEL, "seed": 0, "n_tau": 3, "n_tau_target": 4, **learn})
 
 
 def batch(n: int = 6) -> Any:

@@ -22,8 +22,9 @@ def test_dqn_finds_the_values_of_a_chain():
     policy = DQNPolicy(
         {
             "model": {"obs_shape": 2, "action_shape": 2, "encoder_hidden_sizes": [32]},
-            "discount_factor": DISCOUNT,
-            "learn": {"target_update_freq": 20, "learning_rate": 0.01},
+            "discount": DISCOUNT,
+            "target_update_freq": 20,
+            "learning_rate": 0.01,
             "seed": 0,
         }
     )
@@ -70,7 +71,7 @@ def train_ppo(env, cfg, *, n_envs, n_steps, iterations, epochs, size, gae_lambda
                 value_fn(rows["next_obs"]),
                 rows["terminated"],
                 rows["done"],
-                discount=policy.cfg.discount_factor,
+                discount=policy.cfg.discount,
                 gae_lambda=gae_lambda,
             )
             flat = flatten_lead(as_tree({**dict(rows.items()), "adv": adv, "ret": ret}))
@@ -124,7 +125,7 @@ SEEK = {
 
 @pytest.mark.parametrize(("action_space", "move"), SEEK.values(), ids=SEEK)
 def test_ppo_solves_a_task_whose_actions_have_several_parts(action_space, move):
-    cfg = {"seed": 0, "learning_rate": 3e-3, "discount_factor": DISCOUNT}
+    cfg = {"seed": 0, "learning_rate": 3e-3, "discount": DISCOUNT}
 
     def make():
         return Seek(action_space, move)

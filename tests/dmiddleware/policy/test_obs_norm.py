@@ -11,9 +11,8 @@ from dmiddleware.classic import as_collect_mode
 from dmiddleware.data import Batch, as_tree, flatten_lead
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
-    ACTION_OPTIONS,
-    OBS_NORM_OPTIONS,
     A2CPolicy,
+    ActorSettings,
     BCPolicy,
     C51Policy,
     Component,
@@ -27,6 +26,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     IQNPolicy,
     MAPPOPolicy,
+    ObsNormSettings,
     Policy,
     PPOPolicy,
     QMIXPolicy,
@@ -38,6 +38,7 @@ from dmiddleware.policy import (
     TD3BCPolicy,
     TD3Policy,
     TDPolicy,
+    TDSettings,
     TQCPolicy,
     VDNPolicy,
     adam,
@@ -239,8 +240,12 @@ class Recording(Policy):
         return {"action": self.codec.to_env(self.model.actor(obs)["mu"])}
 
 
+class NormalizingSettings(ActorSettings, TDSettings):
+    """Those of a TD policy with continuous actions."""
+
+
 class Normalizing(Policy):
-    config = {**OBS_NORM_OPTIONS, **ACTION_OPTIONS}
+    """An algorithm whose settings ask for normalized observations."""
 
 
 ORDERS = list(itertools.permutations((TDPolicy, Normalizing, Recording)))
@@ -248,7 +253,7 @@ ORDERS = list(itertools.permutations((TDPolicy, Normalizing, Recording)))
 
 @pytest.mark.parametrize("bases", ORDERS, ids=lambda bases: ", ".join(b.__name__ for b in bases))
 def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
-    cls: Any = type("Mine", bases, {})
+    cls: Any = type("Mine", bases, {"__annotations__": {"cfg": NormalizingSettings}})
     policy = cls.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True)
     normaliser = policy.obs_norm
     batch = rows(SACPolicy)
@@ -286,8 +291,9 @@ def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -
 
 
 def added_to(cls: Any) -> Any:
-    """Return a class of policies with the option ``obs_norm``, which ``cls`` does not have."""
-    return type(cls.__name__, (cls,), {"config": OBS_NORM_OPTIONS})
+    """Return a class of policies with the setting ``obs_norm``, which ``cls`` does not have."""
+    settings = type(cls.__name__, (ObsNormSettings, cls.settings_class()), {})
+    return type(cls.__name__, (cls,), {"__annotations__": {"cfg": settings}})
 
 
 @pytest.mark.parametrize("cls", [BCPolicy, IQLPolicy, IMPALAPolicy])

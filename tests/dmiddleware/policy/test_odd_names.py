@@ -14,7 +14,6 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.config import plain_values
 from dmiddleware.data import (
     OfflineDataset,
     as_tree,
@@ -31,6 +30,7 @@ from dmiddleware.errors import SpaceError
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
 from dmiddleware.rollout import RolloutCollector
+from dmiddleware.settings import plain_values
 from dmiddleware.worker import SampleSerialCollector
 from tests.dmiddleware.policy.one_round import ANY_ACTION, BOX, STOCK, Drawn, one_round
 
@@ -102,8 +102,8 @@ def test_the_config_of_a_policy_can_be_copied(kind: Any) -> None:
     policy = PPOPolicy.for_env(Drawn(PARTS, ACTIONS), seed=0)
     again = kind(policy.cfg)
     assert plain_values(again) == plain_values(policy.cfg)
-    assert set(again.model.obs_shape) == set(NAMES)
-    assert again.model.obs_shape["items"] == again.model.obs_shape.logit == 2
+    assert again == policy.cfg
+    assert set(again.model["obs_shape"]) == set(NAMES)
 
 
 def collected(observation_space: Any) -> Any:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.config import Option, positive, text
 from dmiddleware.data import as_tree, load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
@@ -22,11 +21,12 @@ from dmiddleware.policy import (
     Component,
     IMPALAPolicy,
     Policy,
+    PolicySettings,
     TargetRule,
     adamw,
     torch_optimizer,
 )
-from dmiddleware.schedule import scheduled
+from dmiddleware.schedule import LearningRate
 from tests.dmiddleware.policy.every_policy import batch_for, made
 from tests.variants import mostly_slow
 
@@ -73,13 +73,17 @@ class Networks(nn.Module):
         self.second.unused = nn.Parameter(torch.ones(2))
 
 
+class TwoPartsSettings(PolicySettings):
+    rate: LearningRate = RATE
+    """The learning rate of both parts."""
+    optimizer: str = "AdamW"
+    """One of OPTIMIZERS."""
+
+
 class TwoParts(Policy):
     """Regression; the second part learns from what the first part has learned."""
 
-    config = {
-        "rate": Option(RATE, scheduled(positive), "of both parts"),
-        "optimizer": Option("AdamW", text, "one of OPTIMIZERS"),
-    }
+    cfg: TwoPartsSettings
 
     def make_components(self) -> dict[str, Component]:
         make = torch_optimizer(OPTIMIZERS[self.cfg.optimizer], self.schedules["rate"])

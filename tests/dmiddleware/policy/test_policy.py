@@ -14,6 +14,7 @@ from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DiscreteSACPolicy,
     DQNPolicy,
+    DQNSettings,
     EvalMode,
     IQLPolicy,
     LearnMode,
@@ -24,32 +25,44 @@ from dmiddleware.policy import (
 )
 
 
-def test_default_config_merges_the_classes_from_the_base_down():
-    class Mine(DQNPolicy):
-        config = {"learn": {"learning_rate": 0.5}, "mine": 3}
+class MineSettings(DQNSettings):
+    learning_rate = 0.5
+    mine: int = 3
 
-    cfg = Mine.default_config()
-    assert cfg.cfg_type == "MineDict"
-    assert cfg.learn.learning_rate == 0.5
-    assert cfg.learn.batch_size == 64
+
+class Mine(DQNPolicy):
+    cfg: MineSettings
+
+
+def test_settings_have_the_defaults_of_the_classes_from_the_base_down():
+    assert Mine.settings_class() is MineSettings
+    cfg = MineSettings()
+    assert cfg.learning_rate == 0.5
+    assert cfg.batch_size == 64
     assert cfg.mine == 3
-    assert (cfg.on_policy, cfg.cuda, cfg.multi_gpu, cfg.bp_update_sync) == (
-        False,
-        False,
-        False,
-        True,
-    )
+    assert (cfg.cuda, cfg.multi_gpu, cfg.bp_update_sync) == (False, False, True)
     assert cfg.model == {}
 
 
-def test_default_config_is_a_fresh_copy():
-    DQNPolicy.default_config().learn.learning_rate = 9.0
-    assert DQNPolicy.default_config().learn.learning_rate == 1e-3
+def test_a_subclass_has_the_settings_of_its_base_class():
+    class Same(Mine):
+        """It declares no settings."""
+
+    assert Same.settings_class() is MineSettings
 
 
-def test_the_base_class_has_no_default_config():
-    with pytest.raises(ConfigError, match="Policy is the base"):
-        Policy.default_config()
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        DQNSettings().learning_rate = 9.0
+    assert DQNSettings().learning_rate == 1e-3
+
+
+def test_an_annotation_that_is_no_class_of_settings_is_refused():
+    class Wrong(DQNPolicy):
+        cfg: int
+
+    with pytest.raises(PolicyError, match="not a subclass of PolicySettings"):
+        Wrong.settings_class()
 
 
 def test_modes_have_the_documented_fields(small):
@@ -155,21 +168,14 @@ def test_the_same_seed_builds_the_same_policy_whatever_was_drawn_before(small):
 
 
 def test_the_spec_has_the_settings_that_others_read(small):
-    given = {"learn": {"batch_size": 17}, "collect": {"n_sample": 9}, "discount_factor": 0.9}
-    policy = DQNPolicy({"model": small, **given, "nstep": 3})
+    given = {"batch_size": 17, "discount": 0.9}
+    policy = DQNPolicy({"model": small, **given, "n_step": 3})
     for mode in (policy.learn_mode, policy.collect_mode, policy.eval_mode):
         spec = mode.spec
-        assert (spec.batch_size, spec.n_sample, spec.n_episode) == (17, 9, None)
+        assert spec.settings is policy.cfg
+        assert policy.cfg.batch_size == 17
         assert (spec.discount, spec.n_step, spec.gae_lambda) == (0.9, 3, None)
         assert spec.kind is DQNPolicy and spec.model is policy.model
-
-
-def test_sizes_are_read_from_the_top_of_the_config_too(linear, batched):
-    class Flat(type(batched)):
-        config = {"n_sample": 3, "n_episode": 4, "batch_size": 5}
-
-    spec = Flat({}, model=linear()).spec
-    assert [spec.n_sample, spec.n_episode, spec.batch_size] == [3, 4, 5]
 
 
 def test_repr_names_the_policy_and_shows_its_model(small):
@@ -195,11 +201,35 @@ def test_dropout_is_on_while_learning_and_off_while_acting(transitions):
             return {"logit": self.layer(obs)}
 
     model = Noisy()
-    policy = DQNPolicy({"learn": {"double": False}}, model=model)
+    policy = DQNPolicy({"double": False}, model=model)
     policy.collect_mode.forward(torch.zeros(1, 4))
     policy.learn_mode.forward(transitions(4))
     policy.eval_mode.forward(torch.zeros(1, 4))
     assert model.seen == [False, True, False]
+
+
+def test_a_module_that_sets_its_mode_itself_is_asked(transitions):
+    class Frozen(torch.nn.Linear):
+        def train(self, mode=True):
+            return super().train(False)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(Frozen(4, 4), torch.nn.Dropout(0.5))
+            self.head = torch.nn.Linear(4, 2)
+            self.seen = []
+
+        def forward(self, obs):
+            self.seen.append([one.training for one in self.inner])
+            return {"logit": self.head(self.inner(obs))}
+
+    model = Net()
+    policy = DQNPolicy({"double": False}, model=model)
+    policy.learn_mode.forward(transitions(4))
+    policy.eval_mode.forward(torch.zeros(1, 4))
+    policy.learn_mode.forward(transitions(4))
+    assert model.seen[1:] == [[False, False], [False, True]]
 
 
 def test_acting_makes_no_graph(small):
@@ -274,13 +304,13 @@ def test_evaluations_that_draw_actions_do_not_change_what_is_collected(cls, env,
 
 
 def test_the_modes_expose_discount_nstep_and_lambda(small):
-    dqn = DQNPolicy({"model": small, "discount_factor": 0.9, "nstep": 3})
+    dqn = DQNPolicy({"model": small, "discount": 0.9, "n_step": 3})
     ppo = PPOPolicy({"model": small, "gae_lambda": 0.8})
-    assert dqn.discount_factor == dqn.learn_mode.spec.discount == 0.9
-    assert dqn.nstep == dqn.learn_mode.spec.n_step == 3
+    assert dqn.discount == dqn.learn_mode.spec.discount == 0.9
+    assert dqn.n_step == dqn.learn_mode.spec.n_step == 3
     assert ppo.gae_lambda == ppo.collect_mode.spec.gae_lambda == 0.8
-    assert (ppo.discount_factor, ppo.nstep) == (0.99, 1)
-    assert BCPolicy({"model": small}).discount_factor is None
+    assert (ppo.discount, ppo.n_step) == (0.99, 1)
+    assert BCPolicy({"model": small}).discount is None
 
 
 def test_checking_spaces_leaves_the_policy_as_it_was(linear, batched, cartpole_spaces):

@@ -7,6 +7,7 @@ from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NonFiniteLoss, SpaceError
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, PPOPolicy, RecurrentPPOPolicy
 from dmiddleware.rl import Counters, RunningMeanStd, Schedule
+from dmiddleware.settings import describe
 from dmiddleware.tree import as_tree, leaves
 from tests.dmiddleware.policy.every_policy import batch_for, made
 
@@ -59,7 +60,7 @@ def test_the_loss_equals_the_equations_of_the_paper(small, continuous, ppo_batch
     learn = {"entropy_weight": 0.03, "clip_ratio": 0.1, "value_clip": 0.05, "learning_rate": 0.02}
     model, size = (small, 4) if kind == "discrete" else (continuous, 3)
     bounds = {} if kind == "discrete" else {"action_low": [-2, 0], "action_high": [2, 1]}
-    policy = PPOPolicy({"model": model, "learn": learn, "seed": 0, **bounds})
+    policy = PPOPolicy({"model": model, **learn, "seed": 0, **bounds})
     batch = ppo_batch(policy, obs_size=size)
     policy.learn_mode.forward(batch)  # so that ratios differ from 1
     output = policy.model(batch["obs"])
@@ -100,7 +101,7 @@ def test_the_advantage_of_a_single_row_is_not_normalised(small, ppo_batch):
 
 
 def test_a_policy_that_moved_too_far_makes_no_step_and_reports_kl_stop(small, ppo_batch):
-    policy = PPOPolicy({"model": small, "target_kl": 0.01, "learn": {"learning_rate": 0.05}})
+    policy = PPOPolicy({"model": small, "target_kl": 0.01, "learning_rate": 0.05})
     batch = ppo_batch(policy)
     stopped = None
     for _ in range(20):
@@ -125,12 +126,14 @@ def test_target_kl_is_the_divergence_at_which_learning_stops(cls):
         outputs = [policy.learn_mode.forward(batch) for _ in range(5)]
         stops = [output["kl_stop"] for output in outputs]
         assert stops == [output["approx_kl"] > target_kl for output in outputs]
-    assert "1.5 times" in PPOPolicy.options()["target_kl"].meaning
+    assert "1.5 times" in next(
+        s.meaning for s in describe(PPOPolicy.settings_class()) if s.name == "target_kl"
+    )
 
 
 def test_the_learning_rate_falls_linearly_to_zero(small, ppo_batch):
     falling = Schedule.linear(1.0e-3, 0.0, decay=4, by="update")
-    policy = PPOPolicy({"model": small, "learn": {"learning_rate": falling}})
+    policy = PPOPolicy({"model": small, "learning_rate": falling})
     batch = ppo_batch(policy)
     got = [policy.learn_mode.forward(batch)["cur_lr"] for _ in range(6)]
     assert got == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0, 0.0])
@@ -138,7 +141,7 @@ def test_the_learning_rate_falls_linearly_to_zero(small, ppo_batch):
 
 def test_clip_range_and_entropy_weight_follow_their_schedules(small, ppo_batch):
     def losses(**learn):
-        policy = PPOPolicy({"seed": 0, "model": small, "learn": {"learning_rate": 0.1, **learn}})
+        policy = PPOPolicy({"seed": 0, "model": small, "learning_rate": 0.1, **learn})
         batch = ppo_batch(policy)
         return [policy.learn_mode.forward(batch) for _ in range(3)]
 
@@ -156,7 +159,7 @@ def test_clip_range_and_entropy_weight_follow_their_schedules(small, ppo_batch):
 
 def test_a_learning_rate_by_env_step_needs_that_counter(small, ppo_batch):
     falling = Schedule.linear(1.0e-3, 0.0, decay=100)
-    policy = PPOPolicy({"model": small, "learn": {"learning_rate": falling}})
+    policy = PPOPolicy({"model": small, "learning_rate": falling})
     batch = ppo_batch(policy)
     with pytest.raises(ConfigError, match="by env_step needs that counter"):
         policy.learn_mode.forward(batch)
@@ -165,7 +168,7 @@ def test_a_learning_rate_by_env_step_needs_that_counter(small, ppo_batch):
 
 
 def test_the_gradient_is_clipped(small, ppo_batch):
-    policy = PPOPolicy({"model": small, "learn": {"grad_clip_norm": 0.02}})
+    policy = PPOPolicy({"model": small, "grad_clip_norm": 0.02})
     assert policy.learn_mode.forward(ppo_batch(policy))["grad_norm"] > 0.02
     gradients = [p.grad.flatten() for p in policy.model.parameters()]
     assert torch.cat(gradients).norm().item() == pytest.approx(0.02, rel=1e-3)
@@ -255,7 +258,7 @@ def test_statistics_do_not_change_between_collecting_a_batch_and_learning_from_i
 
 
 def test_rewards_are_scaled_by_the_running_return(small):
-    policy = PPOPolicy({"model": small, "reward_norm": True, "discount_factor": 0.9})
+    policy = PPOPolicy({"model": small, "reward_norm": True, "discount": 0.9})
     scale_rewards = policy.learn_mode.spec.scale_rewards
     generator = torch.Generator().manual_seed(0)
     ids = torch.arange(2)
@@ -292,7 +295,7 @@ def test_rewards_of_whole_episodes_are_scaled_too(small):
 
 def test_bounds_come_from_the_first_spaces(continuous, pendulum_spaces):
     policy = PPOPolicy.for_env(pendulum_spaces, model={"encoder_hidden_sizes": [8]})
-    assert policy.cfg.model.action_space == "continuous"
+    assert policy.cfg.model["action_space"] == "continuous"
     output = policy.collect_mode.forward(torch.randn(300, 3))
     assert output["action"].abs().max().item() == 2.0
     torch.testing.assert_close(output["action"], (2 * output["raw_action"]).clamp(-2, 2))
@@ -362,7 +365,7 @@ def test_checking_spaces_adds_nothing_to_the_observation_statistics(cartpole_spa
 
 
 def test_value_clipping_is_off_by_default():
-    assert PPOPolicy.default_config().learn.value_clip is None
+    assert PPOPolicy.settings_class()().value_clip is None
 
 
 def test_a_learner_that_never_saw_an_env_leaves_the_bounds_open(pendulum_spaces, ppo_batch):
@@ -393,7 +396,7 @@ def normalised(small, ret, **options):
 
 
 def test_values_are_not_clipped_by_default():
-    assert PPOPolicy.default_config().learn.value_clip is None
+    assert PPOPolicy.settings_class()().value_clip is None
 
 
 def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
@@ -409,7 +412,7 @@ def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
 
 def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_batch):
     ret = torch.tensor([90.0, 110.0, 100.0])
-    policy = normalised(small, ret, learn={"value_clip": 0.1})
+    policy = normalised(small, ret, value_clip=0.1)
     batch = ppo_batch(policy)
     batch["ret"] = 100.0 + 50.0 * torch.randn(len(batch["ret"]))
     deviation = ret.double().std(correction=0)

@@ -54,7 +54,7 @@ def batch(n: int = 16, seed: int = 0, masked: bool = False) -> Any:
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_loss_is_that_of_the_paper(cls: type[VDNPolicy], double: bool, masked: bool) -> None:
-    policy, data = made(cls, learn={"double": double}), batch(masked=masked)
+    policy, data = made(cls, double=double), batch(masked=masked)
     policy.learn_mode.forward(batch(seed=1))  # so that the target network differs
     part = policy.components["q"]
     errors = []
@@ -119,7 +119,7 @@ def test_collectors_get_the_agents_network_and_no_mixing_network(cls: type[VDNPo
 @BOTH
 def test_it_collects_learns_and_evaluates_in_an_env_of_several_agents(cls: type[VDNPolicy]) -> None:
     envs = make_env_manager(lambda: CountingTeam(leaves={1: 2}), env_num=4, seed=0)
-    policy = cls.for_env(envs, seed=0, nstep=2)
+    policy = cls.for_env(envs, seed=0, n_step=2)
     buffer = TensorBuffer(100, n_step=2, discount=0.99, seed=0)
     with envs:
         rows = RolloutCollector(policy, envs).collect(32, policy_kwargs={"eps": 1.0})

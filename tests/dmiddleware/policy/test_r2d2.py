@@ -35,7 +35,7 @@ def buffer_for(policy, size=600, **options):
 
 def sampled(n=12, **options):
     """Return a policy, and sequences from a buffer of what it collected."""
-    options = {"seed": 0, "model": SMALL, "burn_in": BURN_IN, "discount_factor": 0.9, **options}
+    options = {"seed": 0, "model": SMALL, "burn_in": BURN_IN, "discount": 0.9, **options}
     with masked_cartpole(3, seed=0) as envs:
         policy = R2D2Policy.for_env(envs, **options)
         buffer = buffer_for(policy)
@@ -99,7 +99,7 @@ def differ(policy):
 @pytest.mark.parametrize("nstep", [1, 3])
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_the_loss_and_the_priorities_are_those_of_the_paper(nstep, double, rescaled):
-    policy, batch = sampled(nstep=nstep, double=double, value_rescaling=rescaled)
+    policy, batch = sampled(n_step=nstep, double=double, value_rescaling=rescaled)
     differ(policy)
     mask = batch["mask"][BURN_IN:]
     assert not mask.all()
@@ -227,7 +227,7 @@ def test_it_recalls_a_cue_that_no_policy_without_a_memory_can_recall():
             envs,
             seed=0,
             model={"hidden_size": 32},
-            discount_factor=0.9,
+            discount=0.9,
             learning_rate=5e-3,
             adam_eps=1e-8,
             target_update_freq=20,

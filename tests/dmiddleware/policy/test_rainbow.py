@@ -59,7 +59,7 @@ def test_noise_takes_the_place_of_random_actions(make: Any) -> None:
 
 @NOISY
 def test_an_interrupted_run_continues_bit_for_bit(make: Any) -> None:
-    whole, first, second = (made(make, seed, nstep=3) for seed in (0, 0, 1))
+    whole, first, second = (made(make, seed, n_step=3) for seed in (0, 0, 1))
     obs = torch.randn(5, 4)
     outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(4)]
     for policy in (whole, first):
@@ -101,7 +101,7 @@ def test_rainbow_has_all_extensions_by_default() -> None:
     model = policy.model
     assert model.n_noise > 0
     assert model.value_head is not None
-    assert (policy.nstep, policy.cfg.learn.double) == (3, True)
+    assert (policy.n_step, policy.cfg.double) == (3, True)
     assert policy.learn_mode.forward(batch())["priority"].shape == (8,)
     mode = as_command_mode(policy, user="the test")
     setting = mode.get_setting_collect({"envstep": 0})
@@ -109,7 +109,7 @@ def test_rainbow_has_all_extensions_by_default() -> None:
 
 
 def test_noise_learns_how_large_it_is() -> None:
-    policy = made(learn={"learning_rate": 1e-3})
+    policy = made(learning_rate=1e-3)
     head = policy.model.head[0]
     before = head.weight_sigma.detach().clone()
     for seed in range(3):

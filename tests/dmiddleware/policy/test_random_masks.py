@@ -148,7 +148,7 @@ CASES = [
         tempted(CategoricalQNetwork, noisy=True, **WIDE),
         SINGLE,
         {},
-        {"nstep": 1},
+        {"n_step": 1},
         DIVERGENCE,
     ),
     Case(DiscreteSACPolicy, tempted_actor_q, SINGLE, {}, {}),
@@ -215,7 +215,7 @@ def policy(case):
     network = case.make_network(observation_space, case.space)
     env = Spaces(observation_space, case.space)
     # Priorities show a choice in a single row.
-    options = {"priority": True} if "priority" in case.policy.options() else {}
+    options = {"priority": True} if hasattr(case.policy.settings_class(), "priority") else {}
     return case.policy.for_env(env, model=network, seed=0, **options, **case.options)
 
 

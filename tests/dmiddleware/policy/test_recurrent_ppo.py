@@ -183,7 +183,7 @@ def test_it_recalls_a_cue_that_no_policy_without_a_memory_can_recall():
         policy = made(
             envs,
             model={"core": "gru", "hidden_size": 32},
-            discount_factor=0.9,
+            discount=0.9,
             learning_rate=5e-3,
             entropy_weight=0.01,
         )

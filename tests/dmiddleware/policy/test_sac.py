@@ -68,7 +68,7 @@ def draw_by_hand(actor: Any, obs: torch.Tensor, noise: torch.Tensor) -> Any:
 
 
 def test_the_losses_are_those_of_the_paper() -> None:
-    policy, data = made(learn={"alpha": 0.5}), batch()
+    policy, data = made(alpha=0.5), batch()
     parts = policy.components
     generator = torch.Generator()
     generator.set_state(policy.learn_generator.get_state())
@@ -94,7 +94,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
 
 
 def test_the_target_critics_follow_slowly() -> None:
-    policy = made(learn={"target_tau": 0.25})
+    policy = made(target_tau=0.25)
     critic = policy.components["critic"]
     before = {name: value.clone() for name, value in critic.target.state_dict().items()}
     policy.learn_mode.forward(batch())
@@ -104,7 +104,7 @@ def test_the_target_critics_follow_slowly() -> None:
 
 
 def test_a_fixed_temperature_stays() -> None:
-    policy = made(learn={"auto_alpha": False, "alpha": 0.2})
+    policy = made(auto_alpha=False, alpha=0.2)
     outputs = [policy.learn_mode.forward(batch())["alpha"] for _ in range(3)]
     assert outputs == pytest.approx([0.2] * 3)
 
@@ -145,7 +145,7 @@ def test_n_step_returns_and_weights_enter_the_loss() -> None:
 
 
 def test_a_trajectory_that_a_collector_hands_over_gets_n_step_returns() -> None:
-    policy, data = made(nstep=2), batch(4)
+    policy, data = made(n_step=2), batch(4)
     data["done"] = torch.tensor([False, False, False, True])
     data["terminated"] = data["done"].clone()
     transitions = [{name: column[row] for name, column in data.items()} for row in range(4)]
@@ -228,7 +228,7 @@ def test_it_learns_to_follow_a_target() -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""
     model = {**SMALL, "action_shape": 1}
     rates = {f"learning_rate_{part}": 3e-3 for part in ("q", "policy", "alpha")}
-    policy = SACPolicy({"model": model, "seed": 0, "learn": {**rates, "target_entropy": -3.0}})
+    policy = SACPolicy({"model": model, "seed": 0, **rates, "target_entropy": -3.0})
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
         obs = torch.rand(128, 3, generator=generator) * 1.6 - 0.8

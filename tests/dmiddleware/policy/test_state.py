@@ -20,7 +20,7 @@ def same_states(ours, theirs):
 
 
 class DQN:
-    cfg = {"learn": {"target_update_freq": 4, "grad_clip_norm": 1.0}}
+    cfg = {"target_update_freq": 4, "grad_clip_norm": 1.0}
     policy = DQNPolicy
 
     @staticmethod
@@ -31,7 +31,7 @@ class DQN:
 
 
 class SoftDQN(DQN):
-    cfg = {"learn": {"target_update_freq": 1, "target_tau": 0.01}, "priority": True}
+    cfg = {"target_update_freq": 1, "target_tau": 0.01, "priority": True}
 
 
 class PPO:
@@ -40,7 +40,7 @@ class PPO:
         "obs_norm": True,
         "reward_norm": True,
         "value_norm": True,
-        "learn": {"learning_rate": falling},
+        "learning_rate": falling,
     }
     policy = PPOPolicy
 

@@ -26,7 +26,7 @@ SMALL = {
 
 
 def made(**learn: Any) -> TQCPolicy:
-    return TQCPolicy({"model": SMALL, "seed": 0, "learn": {"n_dropped_quantiles": 1, **learn}})
+    return TQCPolicy({"model": SMALL, "seed": 0, "n_dropped_quantiles": 1, **learn})
 
 
 def batch(n: int = 8, seed: int = 0) -> Any:
@@ -134,7 +134,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(4)]
     for seed in range(2):
         first.learn_mode.forward(batch(seed=seed))
-    second = TQCPolicy({"model": SMALL, "seed": 1, "learn": {"n_dropped_quantiles": 1}})
+    second = TQCPolicy({"model": SMALL, "seed": 1, "n_dropped_quantiles": 1})
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
     assert [second.learn_mode.forward(batch(seed=seed)) for seed in range(2, 4)] == outputs[2:]
 
@@ -156,7 +156,9 @@ def test_it_learns_to_follow_a_target() -> None:
         {
             "model": {**SMALL, "action_shape": 1},
             "seed": 0,
-            "learn": {**rates, "target_entropy": -3.0, "n_dropped_quantiles": 1},
+            **rates,
+            "target_entropy": -3.0,
+            "n_dropped_quantiles": 1,
         }
     )
     generator = torch.Generator().manual_seed(0)

@@ -87,7 +87,7 @@ def test_the_state_restores_every_later_estimate() -> None:
 
 def test_the_policy_gives_the_settings() -> None:
     with make_env_manager("CartPole-v1", env_num=1, seed=0) as envs:
-        policy = PPOPolicy.for_env(envs, seed=3, discount_factor=0.9, gae_lambda=0.8)
+        policy = PPOPolicy.for_env(envs, seed=3, discount=0.9, gae_lambda=0.8)
         made = IntrinsicCritic.for_env(envs, policy, epochs=2)
         assert made.settings == {
             "batch_size": 256, "epochs": 2, "learning_rate": 3e-4, "discount": 0.9,

@@ -225,7 +225,7 @@ def spaces_of_env(obs_space, action_space):
 @pytest.mark.parametrize("kind", [RND, ICM])
 def test_discount_and_seed_are_the_policys(kind):
     env = spaces_of_env(OBS, CHOICES)
-    policy = PPOPolicy.for_env(env, seed=3, discount_factor=0.5)
+    policy = PPOPolicy.for_env(env, seed=3, discount=0.5)
     model = kind.for_env(env, policy)
     shape = (obs_shape_of(OBS),) if kind is RND else (obs_shape_of(OBS), CHOICES)
     same = kind(*shape, discount=0.5, seed=3)

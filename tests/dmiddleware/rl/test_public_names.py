@@ -11,7 +11,7 @@ def test_the_public_names_are_these():
         "sequence_priority", "rescale_value", "unscale_value",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss", "approx_kl",
         "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",
-        "Schedule", "Counters", "scheduled", "epsilon_schedule", "epsilon_greedy",
+        "Schedule", "Counters", "epsilon_schedule", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
         "Hybrid", "mask_logit",
         "RunningMeanStd", "RewardNormaliser",

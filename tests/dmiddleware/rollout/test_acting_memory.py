@@ -300,7 +300,7 @@ def test_stock_policies_respect_masks_in_infos_and_observations(kind, kwargs, wh
 
 def test_dqn_bootstraps_from_actions_that_the_infos_allow():
     with masked_envs(LENGTHS) as envs:
-        policy = DQNPolicy.for_env(envs, seed=0, discount_factor=0.9, nstep=3, double=False)
+        policy = DQNPolicy.for_env(envs, seed=0, discount=0.9, n_step=3, double=False)
         collector = RolloutCollector(policy, envs)
         buffer = TensorBuffer(90, n_step=3, discount=0.9, seed=0)
         buffer.push(collector.collect(90, policy_kwargs={"eps": 1.0}))

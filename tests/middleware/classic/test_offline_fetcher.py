@@ -63,7 +63,7 @@ def test_resumed_run_continues_with_the_same_minibatches(
 
 
 def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
-    policy = BCPolicy({"seed": 0, "learn": {"learning_rate": 0.05}, "model": MODEL})
+    policy = BCPolicy({"seed": 0, "learning_rate": 0.05, "model": MODEL})
     accuracy = []
 
     def note(ctx: OfflineRLContext) -> None:
@@ -82,7 +82,7 @@ def test_cloning_learns_from_a_dataset(dataset: OfflineDataset) -> None:
 def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
     run_steps: Any, tmp_path: Path, nstep: int, saves_n_step: bool
 ) -> None:
-    policy = DQNPolicy({"nstep": nstep, "model": MODEL})
+    policy = DQNPolicy({"n_step": nstep, "model": MODEL})
     path = tmp_path / "rows.safetensors"
     enhancers = [nstep_reward_enhancer(policy)] if saves_n_step else []
     run_steps(collector_of_two(), *enhancers, offline_data_saver(path))
@@ -91,7 +91,7 @@ def test_a_policy_for_n_step_returns_needs_them_in_the_dataset(
         if nstep == 1 or saves_n_step:
             assert run_steps(*chain, ctx=OfflineRLContext()).train_iter == 1
             return
-        with pytest.raises(ChainError, match=r"nstep=3, but nothing .* computes n-step returns"):
+        with pytest.raises(ChainError, match=r"n_step=3, but nothing .* computes n-step returns"):
             run_steps(*chain, ctx=OfflineRLContext())
 
 

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
+from dmiddleware.classic.config import Configurable, Option, count, switch
 from dmiddleware.classic.logs import LOG_TO_FILE, TextLog
-from dmiddleware.config import Configurable, Option, count, switch
 from dmiddleware.env.timestep import EnvTimestep
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from dmiddleware.classic import BattleEnvManager, BattleTimestep, GameResult, game_result
 from dmiddleware.classic.battle_stepper import TurnTracker
-from dmiddleware.config import Option, anything
+from dmiddleware.classic.config import Option, anything
 from dmiddleware.errors import ConfigError
 from dmiddleware.rollout.opponents import check_sees_games
 from dmiddleware.tree import from_numpy, to_numpy

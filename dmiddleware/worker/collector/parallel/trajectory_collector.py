@@ -16,7 +16,8 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
 from dmiddleware.classic import CollectMode, EvalMode, as_collect_mode, as_eval_mode, create_policy
-from dmiddleware.config import Option, above, anything, mapping, one_of
+from dmiddleware.classic.config import Option, above, anything, mapping, one_of
+from dmiddleware.classic.modes import spec_attribute
 from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.rollout.stepper import first_episode_id
 from dmiddleware.seeding import derive_seed
@@ -219,9 +220,9 @@ class TrajectoryCollector(BaseParallelCollector):
         Raises:
             ConfigError: if the policy's config has neither ``n_sample`` nor ``n_episode``.
         """
-        if mode.spec.n_episode is not None:
+        if spec_attribute(mode.spec, "n_episode") is not None:
             return math.inf
-        n_sample: Any = mode.spec.n_sample
+        n_sample: Any = spec_attribute(mode.spec, "n_sample")
         if n_sample is None:
             raise ConfigError(
                 f"{self} does not know when a trajectory is complete; set collect.n_sample or "
@@ -257,7 +258,7 @@ class TrajectoryCollector(BaseParallelCollector):
             self.send_metadata(metadata)
 
     def _get_metadata(self, sample: Any, env_id: int, player: int) -> dict[str, Any]:
-        cfg = self._modes[player].spec.cfg
+        cfg = spec_attribute(self._modes[player].spec, "cfg")
         unroll_len = cfg.get("unroll_len") or cfg.get("collect", {}).get("unroll_len") or 1
         return {
             "data_id": f"env_{env_id}_{uuid.uuid4()}",

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dmiddleware.classic import as_collect_mode
+from dmiddleware.classic.policy_config import ClassicSettings
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyOutputError
@@ -273,8 +274,8 @@ class WithHandle(Together):
 def whole_episodes(player):
     """Return a collect mode that asks for whole episodes."""
     mode = as_collect_mode(player, user="test")
-    cfg = {**mode.spec.cfg, "traj_len_inf": True}
-    return mode._replace(spec=dataclasses.replace(mode.spec, cfg=cfg))
+    settings = ClassicSettings({"traj_len_inf": True})
+    return mode._replace(spec=dataclasses.replace(mode.spec, settings=settings))
 
 
 def test_what_cannot_be_continued_is_dropped_and_counted(collector):

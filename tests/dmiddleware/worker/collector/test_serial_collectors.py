@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.classic import as_collect_mode, collate
+from dmiddleware.classic.policy_config import ClassicSettings
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
 from dmiddleware.rl import RewardNormaliser
@@ -125,7 +126,7 @@ def test_samples_collected_before_an_error_are_returned_later(
 
 def test_a_policy_may_require_whole_episodes(counting_envs, batched_policy, tmp_path):
     mode = as_collect_mode(batched_policy, user="test")
-    whole = dataclasses.replace(mode.spec, cfg={**mode.spec.cfg, "traj_len_inf": True})
+    whole = dataclasses.replace(mode.spec, settings=ClassicSettings({"traj_len_inf": True}))
     with SampleSerialCollector(
         {}, counting_envs(LENGTHS), mode._replace(spec=whole), exp_name=str(tmp_path)
     ) as collector:
@@ -362,7 +363,8 @@ def test_a_missing_target_is_named(counting_envs, batched_policy, tmp_path, cls,
 
 def test_the_target_defaults_to_the_policys(counting_envs, batched_policy, tmp_path):
     mode = as_collect_mode(batched_policy, user="test")
-    spec = dataclasses.replace(mode.spec, n_sample=5)
+    settings = ClassicSettings({"collect": {"n_sample": 5}})
+    spec = dataclasses.replace(mode.spec, settings=settings)
     with SampleSerialCollector(
         {},
         counting_envs(LENGTHS),

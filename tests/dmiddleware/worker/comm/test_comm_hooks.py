@@ -21,7 +21,7 @@ def learner():
         {
             "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
             "priority": True,
-            "learn": {"batch_size": 2},
+            "batch_size": 2,
         },
         modes=["learn"],
     )

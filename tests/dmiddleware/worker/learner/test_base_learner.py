@@ -104,7 +104,7 @@ def test_training_updates_the_policy_and_counts(learner, dqn_policy):
 
 def test_a_schedule_by_env_step_follows_the_steps_that_the_learner_is_told(tmp_path):
     learn = {"learning_rate": {"start": 1e-2, "end": 0.0, "decay": 100}}
-    policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}, "learn": learn})
+    policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}, **learn})
     with BaseLearner({}, policy, exp_name=str(tmp_path)) as learner:
         with pytest.raises(ConfigError, match="by env_step needs that counter"):
             learner.train(samples())

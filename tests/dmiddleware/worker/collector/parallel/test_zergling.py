@@ -426,7 +426,6 @@ def test_the_defaults_are_the_classic_ones():
 class RememberingPolicy(Policy):
     """Counts its steps in its recurrent state; acts by their parity."""
 
-    config = {"n_episode": 1}
     act_inputs = ("prev_action", "prev_reward", "is_first")
 
     def make_model(self):
@@ -448,7 +447,7 @@ class RememberingPolicy(Policy):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_recurrent_policy_keeps_its_state_from_step_to_step(run, mode):
     env = {"kwargs": {"lengths": (3, 7, 4)}, "mode": mode, "manager": {"episode_num": 3}}
-    _, around = run(env=env, policy={"type": "remembering"})
+    _, around = run(env=env, policy={"type": "remembering", "collect": {"n_episode": 1}})
     samples = list(around.data.values())
     assert len(samples) == 2 * (3 + 7 + 4)
     for sample in samples:
@@ -460,5 +459,5 @@ def test_a_recurrent_policy_keeps_its_state_from_step_to_step(run, mode):
 
 
 def test_a_recurrent_policy_is_evaluated_with_its_state(run):
-    _, around = run(eval_flag=True, policy={"type": "remembering"})
+    _, around = run(eval_flag=True, policy={"type": "remembering", "collect": {"n_episode": 1}})
     assert around.infos[-1]["cur_episode"] == 4

@@ -7,17 +7,20 @@ import re
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.config import (
+from dmiddleware.classic.config import (
     Configurable,
     Option,
     at_least,
     check_value,
     count,
+    fraction,
     merge_config,
     optional,
     positive,
+    scheduled,
 )
 from dmiddleware.errors import ConfigError
+from dmiddleware.schedule import Schedule
 
 
 class Policy(Configurable):
@@ -189,3 +192,23 @@ def test_whole_numbers_in_scientific_notation_become_integers():
     assert [type(cfg[key]) for key in ("n", "limit", "rate", "plain")] == [int, int, float, int]
     assert (cfg.n, cfg.limit, cfg.plain) == (1000, 2_000_000, 100)
     assert Counted.merged_config({"limit": None}).limit is None
+
+
+def test_an_option_takes_numbers_and_schedules_within_its_range():
+    values = scheduled(fraction)
+    assert values.fits(0.5)
+    assert values.fits({"start": 1.0, "end": 0.0})
+    assert values.fits(Schedule.piecewise([(0, 0.0), (1, 1.0), (2, 0.5)]))
+    assert not values.fits(1.5)
+    with pytest.raises(ConfigError, match=r"must be a number from 0 to 1, got 1\.5"):
+        values.fits({"start": 1.5, "end": 0.0})
+    with pytest.raises(ConfigError, match=r"got 1\.1"):
+        values.fits(Schedule.piecewise([(0, 0.0), (1, 1.1), (2, 0.5)]))
+
+
+def test_the_schedule_of_a_learning_rate_may_reach_zero():
+    values = scheduled(positive, reach=at_least(0))
+    assert values.fits({"start": 1.0, "end": 0.0})
+    assert not values.fits(0.0)
+    with pytest.raises(ConfigError, match=r"got -0\.1"):
+        values.fits({"start": 1.0, "end": -0.1})

@@ -18,7 +18,7 @@ from easydict import EasyDict
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
-from dmiddleware.settings import plain_values
+from dmiddleware.schedule import Schedule
 
 __all__ = [
     "Configurable",
@@ -29,7 +29,6 @@ __all__ = [
     "anything",
     "at_least",
     "check_value",
-    "config_from_keywords",
     "config_of",
     "config_table",
     "count",
@@ -41,8 +40,9 @@ __all__ = [
     "one_of",
     "optional",
     "options_of",
-    "plain_values",
     "positive",
+    "scheduled",
+    "is_scheduled",
     "mapping",
     "switch",
     "text",
@@ -79,14 +79,11 @@ class Option:
         default: the value if none is given.
         range: the values that are accepted.
         meaning: one sentence for the reference.
-        keyword: the name as a keyword argument, where the last part of the path is not unique;
-            None means that it has no keyword argument.
     """
 
     default: Any
     range: Range
     meaning: str
-    keyword: str | None = ""
 
 
 def _is_real(value: Any) -> bool:
@@ -149,6 +146,42 @@ def optional(values: Range) -> Range:
     return Range(f"{values.words} or None", fits, whole=values.whole)
 
 
+def scheduled(values: Range, *, reach: Range | None = None) -> Range:
+    """Return the range of an option that is one of ``values``, or a schedule of them.
+
+    Args:
+        values: the numbers that the option may be.
+        reach: the values of its schedules, if they differ: a learning rate is positive, but may
+            fall to 0.
+
+    Returns:
+        The range; its ``fits`` raises a :class:`ConfigError` for a schedule with another value.
+    """
+    of_schedule = values if reach is None else reach
+
+    def fits(setting: Any) -> bool:
+        if not isinstance(setting, Schedule | Mapping):
+            return values.fits(setting)
+        # The limit of an exponential schedule counts too: rounding may reach it.
+        for value in Schedule.of(setting).bounds:
+            if not of_schedule.fits(value):
+                raise ConfigError(
+                    f"each value of its schedule must be {of_schedule.words}, got {value}"
+                )
+        return True
+
+    return _Scheduled(f"{values.words}, or a schedule", fits)
+
+
+def is_scheduled(values: Range) -> bool:
+    """Return whether a range is one of :func:`scheduled`."""
+    return isinstance(values, _Scheduled)
+
+
+class _Scheduled(Range):
+    """The range of an option that may be a schedule."""
+
+
 class Configurable:
     """A class that is configured by an EasyDict.
 
@@ -197,15 +230,6 @@ class Configurable:
         return merged
 
     @classmethod
-    def config_from_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn flat keyword arguments into the nested config that they stand for.
-
-        Raises:
-            ConfigError: for an unknown keyword, with the nearest known one.
-        """
-        return config_from_keywords(cls, keywords)
-
-    @classmethod
     def check_config(cls, cfg: EasyDict) -> None:
         """Refuse impossible combinations; subclasses extend it with :func:`check_value`."""
 
@@ -245,30 +269,6 @@ def config_of(owner: type, cfg: Mapping[str, Any] | None, *, strict: bool = True
         open_paths=open_paths,
         strict=strict,
     )
-
-
-def config_from_keywords(owner: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn flat keyword arguments into the nested config of a class that they stand for.
-
-    Raises:
-        ConfigError: for an unknown keyword, with the nearest known one.
-    """
-    paths = {}
-    for path, entry in _flat(entries_of(owner)):
-        keyword = entry.keyword if isinstance(entry, Option) else ""
-        if keyword is not None:
-            paths[keyword or path.rpartition(".")[2]] = path
-    nested: dict[str, Any] = {}
-    for keyword, value in keywords.items():
-        if keyword not in paths:
-            hint = hint_for(keyword, paths) or _hint(keyword, paths)
-            raise ConfigError(f"{owner.__name__}: unknown keyword {keyword}; {hint}")
-        *sections, key = paths[keyword].split(".")
-        target = nested
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[key] = value
-    return nested
 
 
 class NamedValues(EasyDict):  # type: ignore[misc]

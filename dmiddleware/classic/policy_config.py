@@ -1,0 +1,187 @@
+"""The settings of policies as the nested configs of DI-engine have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Final
+
+from dmiddleware.classic.config import NamedValues, Option, Range, anything, count, optional
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import Policy, PolicySettings, QLearningSettings
+from dmiddleware.schedule import Schedule
+from dmiddleware.settings import (
+    SettingInfo,
+    Whole,
+    checked,
+    describe,
+    from_nested,
+    nested,
+    plain_values,
+    values_in_words,
+)
+
+__all__ = [
+    "ClassicSettings",
+    "as_classic",
+    "config_entries",
+    "settings_from",
+    "setting_entries",
+    "with_names_of_spaces",
+]
+
+_EPS: Final = "other.eps"
+_NAMED_BY_SPACES: Final = ("obs_shape", "action_shape", "action_space")
+"""The options of models whose keys are the names in an environment's spaces."""
+
+
+@dataclass(frozen=True)
+class ClassicSettings:
+    """What others read of a policy with a nested config, by flat names, such as ``batch_size``.
+
+    Attributes:
+        cfg: the config.
+        own: what the policy itself says, which counts before its config.
+    """
+
+    cfg: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            cfg = self.cfg
+            sections = (cfg.get(section, {}) for section in ("learn", "collect", "other"))
+            for part in (self.own, cfg, *sections):
+                if isinstance(part, Mapping) and name in part:
+                    return part[name]
+        raise AttributeError(f"the policy's config has no {name}")
+
+
+def as_classic(settings: object) -> ClassicSettings:
+    """Return what others read of a policy's settings, also of those that are not nested."""
+    if isinstance(settings, ClassicSettings):
+        return settings
+    return ClassicSettings(nested(settings) if isinstance(settings, PolicySettings) else {})
+
+
+def setting_entries(kind: type[PolicySettings]) -> dict[str, Any]:
+    """Return a nested dictionary with the options that stand for settings."""
+    entries: dict[str, Any] = {}
+    for info in describe(kind):
+        option = Option(_default(info), _range_of(info), info.meaning)
+        _set(entries, info.path, _eps_options(option) if info.path == _EPS else option)
+    return entries
+
+
+def config_entries(core: type[Policy]) -> dict[str, Any]:
+    """Return the options of a stock policy: its settings, and what only workers read."""
+    entries = setting_entries(core.settings_class())
+    is_on_policy = core.on_policy
+    entries["on_policy"] = Option(
+        is_on_policy,
+        Range(f"{is_on_policy}, which is how {core.__name__} learns", lambda v: v is is_on_policy),
+        "whether the algorithm learns only from its latest data; fixed by the class",
+    )
+    _set(entries, "collect.n_sample", Option(None, optional(count), "env steps to collect"))
+    _set(entries, "collect.n_episode", Option(None, optional(count), "episodes to collect"))
+    if not is_on_policy:
+        updates = Option(1, count, "updates after each collection")
+        _set(entries, "learn.update_per_collect", updates)
+    if issubclass(core.settings_class(), QLearningSettings):
+        entries["random_collect_size"] = Option(
+            0, _range("random_collect_size", Whole), "env steps with random actions before learning"
+        )
+    return entries
+
+
+def settings_from(core: type[Policy], cfg: Mapping[str, Any]) -> PolicySettings:
+    """Return the settings that a merged config describes.
+
+    Args:
+        core: the class of the policy.
+        cfg: a config with the keys of :func:`config_entries`; other keys are ignored.
+
+    Raises:
+        ConfigError: for a value out of range, and for values that exclude each other.
+    """
+    kind = core.settings_class()
+    own: dict[str, Any] = {}
+    for info in describe(kind):
+        value: Any = cfg
+        for key in info.path.split("."):
+            value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
+        if value is not MISSING:
+            _set(own, info.path, value)
+    try:
+        return from_nested(kind, own)
+    except ConfigError as error:
+        message = str(error).replace(f"{kind.__name__}: ", f"{core.__name__}: ", 1)
+        raise ConfigError(message) from None
+
+
+def with_names_of_spaces(cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config in which the names that an env chose hide no methods of dictionaries."""
+    if not isinstance(cfg.get("model"), Mapping):
+        return cfg
+    model = {
+        key: _by_name(value) if key in _NAMED_BY_SPACES else value
+        for key, value in cfg["model"].items()
+    }
+    return {**cfg, "model": model}
+
+
+def _by_name(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return NamedValues({key: _by_name(value[key]) for key in value})
+
+
+def _default(info: SettingInfo) -> Any:
+    return None if info.default is MISSING else plain_values(info.default)
+
+
+def _range_of(info: SettingInfo) -> Range:
+    return dataclasses.replace(_range(info.path, info.hint), words=info.words)
+
+
+def _range(path: str, hint: Any) -> Range:
+    """Return the values of a type hint; those of schedules are checked by :func:`settings_from`."""
+    words = values_in_words(hint)
+
+    def fits(value: Any) -> bool:
+        if "schedule" in words and isinstance(value, Schedule | Mapping):
+            return True
+        try:
+            checked(path, value, hint)
+        except ConfigError:
+            return False
+        return True
+
+    return Range(words, fits, whole=words.startswith("an integer"))
+
+
+def _eps_options(option: Option) -> dict[str, Option]:
+    """Return the options of the section of ε: the attributes of a schedule."""
+    standard = next(info.default for info in describe(QLearningSettings) if info.path == _EPS)
+    parts = {**plain_values(standard), "points": None}
+    if isinstance(option.default, Mapping):
+        parts |= {**option.default, "points": option.default["points"] or None}
+    else:
+        parts |= {"type": "constant", "start": option.default}
+    meanings = {
+        "type": "shape of the schedule of ε; exp is exponential",
+        "start": "the first ε",
+        "end": "the last ε",
+        "decay": "env steps over which ε decays",
+        "by": "what ε depends on, and the unit of decay",
+        "points": "of a piecewise schedule: pairs of a count and the ε there",
+    }
+    return {name: Option(parts[name], anything, meanings[name]) for name in meanings}
+
+
+def _set(cfg: dict[str, Any], path: str, value: Any) -> None:
+    *sections, key = path.split(".")
+    for section in sections:
+        cfg = cfg.setdefault(section, {})
+    cfg[key] = value

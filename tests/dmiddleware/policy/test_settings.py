@@ -1,0 +1,109 @@
+"""The settings of the stock algorithms are declared, documented, typed and read back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
+from dmiddleware.schedule import Schedule
+from dmiddleware.settings import describe, from_nested, nested, plain_values
+from tests.dmiddleware.policy.every_policy import EVERY
+
+SETTINGS = list(dict.fromkeys(cls.settings_class() for cls in EVERY))
+PROGRAM = """
+from dmiddleware.policy import DQNSettings, QMIXPolicy, SACPolicy, TD3BCPolicy
+
+def read(sac: SACPolicy, td3_bc: TD3BCPolicy, qmix: QMIXPolicy) -> None:
+    reveal_type(sac.cfg.target_tau)
+    reveal_type(sac.cfg.target_entropy)
+    reveal_type(td3_bc.cfg.noise)
+    reveal_type(td3_bc.cfg.norm_clip)
+    reveal_type(qmix.cfg.batch_size)
+    sac.cfg.target_ta
+
+DQNSettings(n_step=3, loss="mse")
+DQNSettings(n_step="three")
+DQNSettings(nstep=3)
+"""
+
+
+def stock() -> list[Any]:
+    return [cls for cls in map(POLICY_REGISTRY.get, POLICY_REGISTRY) if is_stock(cls)]
+
+
+def is_stock(cls: type) -> bool:
+    return cls.__module__.startswith("dmiddleware.")
+
+
+def test_every_stock_algorithm_names_a_class_of_its_own_file() -> None:
+    for cls in stock():
+        found = cls.settings_class()
+        assert found is not PolicySettings
+        assert found.__module__ == cls.__module__, cls
+
+
+@pytest.mark.parametrize("cls", SETTINGS)
+def test_every_setting_has_a_sentence(cls: type[PolicySettings]) -> None:
+    for info in describe(cls):
+        assert info.meaning.endswith("."), info.name
+
+
+@pytest.mark.parametrize("cls", SETTINGS)
+def test_plain_and_nested_values_are_read_back(cls: type[PolicySettings]) -> None:
+    made = cls(seed=3, model={"hidden_sizes": [64]})
+    assert cls(**plain_values(made)) == made
+    assert from_nested(cls, nested(made)) == made
+
+
+values = st.one_of(
+    st.sampled_from([0, 1, 0.5, 2.0, -1, 10**400, True, None, "tanh", "mse", "1e-4", (), [1]]),
+    st.floats(),
+    st.integers(),
+    st.text(),
+    st.builds(Schedule.linear, st.floats(-1, 2), st.floats(-1, 2)),
+    st.just(object()),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data(), st.sampled_from(SETTINGS), values)
+def test_a_value_is_kept_or_refused_with_its_name(
+    data: st.DataObject, cls: type[PolicySettings], value: Any
+) -> None:
+    name = data.draw(st.sampled_from([info.name for info in describe(cls)]))
+    try:
+        made = cls(**{name: value})
+    except ConfigError as error:
+        assert name in str(error)
+    else:
+        kept = getattr(made, name)
+        assert kept == value or kept == tuple(value)
+
+
+def test_a_type_checker_knows_the_settings_of_a_policy(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(program)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    told = [line.split(": ", 1)[1] for line in found.splitlines() if "program.py" in line]
+    assert told[:5] == [
+        f'note: Revealed type is "{kind}"'
+        for kind in (
+            "float",
+            "float | None",
+            "Literal['gaussian'] | Literal['ou']",
+            "float | None",
+            "int",
+        )
+    ]
+    assert 'has no attribute "target_ta"' in told[5]
+    assert 'Argument "n_step" to "DQNSettings" has incompatible type "str"' in told[6]
+    assert 'Unexpected keyword argument "nstep" for "DQNSettings"' in told[7]
