@@ -1,6 +1,6 @@
 """Supervised learning with the classic workers: a learner, and an evaluator with a metric.
 
-Behaviour cloning is supervised classification, so BCPolicy learns to read the handwritten digits of
+Behavior cloning is supervised classification, so BCPolicy learns to read the handwritten digits of
 scikit-learn: its observations are images, its actions the digits.
 """
 

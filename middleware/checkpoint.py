@@ -42,7 +42,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
     The folder ``ckpt`` of the run gets these files:
 
     - ``best.safetensors``: the policy of the evaluation with the greatest finite value; of equal
-      ones, the first. This is its whole state, with optimiser and counters. If the policy was
+      ones, the first. This is its whole state, with optimizer and counters. If the policy was
       evaluated in another process, or has learned since, it is only the parameters that were
       evaluated.
     - ``iteration_<n>.safetensors``: the whole state after ``n`` updates, for the last few ``n``.

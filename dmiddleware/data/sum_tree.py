@@ -122,7 +122,7 @@ class SumTree:
         value = self._levels[0].take(found)
         lowest = np.minimum.reduce(value)
         if not lowest > 0.0:
-            # Differently rounded sums led to a neighbour of the value.
+            # Differently rounded sums led to a neighbor of the value.
             astray = np.flatnonzero(value <= 0.0)
             found[astray] = self._find_by_adding_all(mass[astray])
             value[astray] = self._levels[0].take(found[astray])

@@ -67,7 +67,7 @@ def make_env_manager(
         env_num: the number of envs.
         mode: "sync" steps the envs one after another in this process, best for envs that take
             microseconds; "async" steps them in separate processes, for envs that take milliseconds,
-            crash or hang; "vector" uses the env's own vectorised implementation.
+            crash or hang; "vector" uses the env's own vectorized implementation.
         backend: "envpool" steps the envs in the threads of EnvPool instead, see
             :class:`~dmiddleware.env.EnvPoolManager`; ``env`` is one of its ids, and of the other
             options only ``env_num``, ``env_kwargs`` and ``seed`` can be given.
@@ -82,7 +82,7 @@ def make_env_manager(
 
     Raises:
         ConfigError: if an argument has the wrong type or an invalid value, or the env has no
-            vectorised implementation ("vector"), or needs an extra that is not installed.
+            vectorized implementation ("vector"), or needs an extra that is not installed.
         RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
     if backend not in ("gymnasium", "envpool"):
@@ -155,7 +155,7 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
         return maker
     if maker.vector_entry_point is None:
         raise ConfigError(
-            f"{maker.id} has no vectorised implementation; use mode='sync' or mode='async'"
+            f"{maker.id} has no vectorized implementation; use mode='sync' or mode='async'"
         )
     return functools.partial(
         gym.make_vec, maker, num_envs=env_num, vectorization_mode="vector_entry_point"

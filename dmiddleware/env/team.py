@@ -4,7 +4,7 @@ Such an environment is a ``gymnasium.Env`` whose observations are dictionaries:
 
 - ``agents``: the agents' observations, ``[A, …]``;
 - ``agent_mask``: ``[A]``, not 0 where the agent takes part;
-- ``state``: what a centralised critic or a mixing network may see, if there is such a thing;
+- ``state``: what a centralized critic or a mixing network may see, if there is such a thing;
 - ``action_mask``: ``[A, n]``, not 0 where an agent's action is allowed, if there are masks.
 
 Its actions are ``[A, …]``, and its reward is an array ``[A]``. All agents have the same spaces.

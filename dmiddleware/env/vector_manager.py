@@ -1,4 +1,4 @@
-"""Envs that are vectorised already: any ``gymnasium.vector.VectorEnv``."""
+"""Envs that are vectorized already: any ``gymnasium.vector.VectorEnv``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _FINAL_KEYS = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
 class VectorEnvManager(BaseEnvManager):
-    """Steps a vectorised env, such as a simulator that advances many worlds at once.
+    """Steps a vectorized env, such as a simulator that advances many worlds at once.
 
     All three of Gymnasium's ways to start the next episode are supported; the vector env declares
     its own in ``metadata["autoreset_mode"]``:

@@ -51,7 +51,7 @@ from dmiddleware.model.spaces import (
 )
 from dmiddleware.model.team import (
     AgentActorCritic,
-    CentralisedActorCritic,
+    CentralizedActorCritic,
     QMIXNetwork,
     TeamNetwork,
     VDNNetwork,
@@ -84,7 +84,7 @@ __all__ = [
     "VDNNetwork",
     "QMIXNetwork",
     "AgentActorCritic",
-    "CentralisedActorCritic",
+    "CentralizedActorCritic",
     "team_shapes",
     "MLP",
     "NoisyLinear",

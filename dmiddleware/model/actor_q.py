@@ -62,7 +62,7 @@ class QEnsemble(nn.Module):
         n_quantiles: how many quantiles of the return each estimate has, at the middles of as many
             equal intervals of [0, 1]; None: each estimate is one value.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalises before each activation; None does not.
+        norm: ``"layer"`` normalizes before each activation; None does not.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class GaussianActor(nn.Module):
         conv_layers: channels, kernel size and stride of each convolution over images; None: as
             :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalises before each activation; None does not.
+        norm: ``"layer"`` normalizes before each activation; None does not.
         deterministic: leave out the standard deviation.
     """
 

@@ -54,7 +54,7 @@ class StateValue(nn.Module):
         conv_layers: channels, kernel size and stride of each convolution over images; None: as
             :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalises before each activation; None does not.
+        norm: ``"layer"`` normalizes before each activation; None does not.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class DecisionTransformer(Network):
         if more or part.kind not in ("discrete", "continuous"):
             raise SpaceError(
                 f"DecisionTransformer needs Discrete actions or a Box, got {action_space}; use PPO "
-                "or behaviour cloning for others"
+                "or behavior cloning for others"
             )
         sizes = {"context_length": context_length, "embed_size": embed_size, "n_layers": n_layers}
         for name, size in {**sizes, "n_heads": n_heads, "max_timestep": max_timestep}.items():

@@ -1,4 +1,4 @@
-"""Layers: activations, initialisation, and the multi-layer perceptron."""
+"""Layers: activations, initialization, and the multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Init: TypeAlias = Literal["orthogonal"] | None
 """``"orthogonal"``, or None for torch's own (Kaiming uniform)."""
 
 Norm: TypeAlias = Literal["layer"] | None
-"""``"layer"``: layer normalisation before each activation; None: none."""
+"""``"layer"``: layer normalization before each activation; None: none."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -149,7 +149,7 @@ class MLP(nn.Sequential):
         hidden_sizes: width of each layer; may be empty if ``out_features`` is given.
         out_features: width of one more linear layer at the end, without activation.
         activation: see :func:`activation_of`.
-        norm: ``"layer"`` normalises before each activation.
+        norm: ``"layer"`` normalizes before each activation.
         init: ``"orthogonal"`` with gain ``sqrt(2)``, as PPO is published (Huang et al., "The 37
             Implementation Details of PPO", 2022, detail 2); None: torch's own.
 

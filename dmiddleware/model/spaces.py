@@ -114,7 +114,7 @@ def spaces_of(env: HasSpaces) -> tuple[gym.Space[Any], gym.Space[Any]]:
 
 
 def as_obs_shape(shape: ObsShape) -> ObsShape:
-    """Normalise an observation shape: tuples for leaves, sorted dictionaries.
+    """Normalize an observation shape: tuples for leaves, sorted dictionaries.
 
     Raises:
         SpaceError: if it is not an observation shape.

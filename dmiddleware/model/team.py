@@ -46,7 +46,7 @@ from dmiddleware.tree import Nested
 __all__ = [
     "AgentActorCritic",
     "AgentInput",
-    "CentralisedActorCritic",
+    "CentralizedActorCritic",
     "QMIXNetwork",
     "TeamNetwork",
     "VDNNetwork",
@@ -378,8 +378,8 @@ class AgentActorCritic(TeamNetwork):
         return value.squeeze(-1)
 
 
-@MODEL_REGISTRY.register("centralised_actor_critic")
-class CentralisedActorCritic(AgentActorCritic):
+@MODEL_REGISTRY.register("centralized_actor_critic")
+class CentralizedActorCritic(AgentActorCritic):
     """An :class:`AgentActorCritic` whose critic sees the state too; acting does not need it.
 
     Without a state, the critic sees the observations of all agents.
@@ -396,7 +396,7 @@ class _State:
         shape = as_obs_shape(obs_shape[self._key])
         if isinstance(shape, dict) or is_one_hot(shape):
             raise SpaceError(
-                "a centralised critic or a mixing network needs a state that is a Box, but "
+                "a centralized critic or a mixing network needs a state that is a Box, but "
                 f"observations are {dict(obs_shape)}; give the environment a state that is a vector"
             )
         self._pixels = is_pixels(shape)

@@ -36,7 +36,7 @@ class Dropout(nn.Dropout):
 
 
 class TransformerLayer(nn.Module):
-    """Causal self-attention and an MLP, with residual connections and layer normalisation first.
+    """Causal self-attention and an MLP, with residual connections and layer normalization first.
 
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section
     2.3, with ReLU.

@@ -570,7 +570,7 @@ class Task(Generic[C]):
         )
 
     def describe(self) -> ChainTable:
-        """Return the chain as a table, which rich prints in colour and ``str()`` as plain text."""
+        """Return the chain as a table, which rich prints in color and ``str()`` as plain text."""
         roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
         return describe_chain(f"{self.name}: {roles}", self._plan())
 

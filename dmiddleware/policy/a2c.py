@@ -42,7 +42,7 @@ class A2CPolicy(AdvantagePolicy):
     averaged over the rows, where the paper adds up gradients; the gradient is clipped; and
     ``gae_lambda`` below 1 mixes returns of several lengths (Schulman et al., 2016). With the
     default of 1, an advantage is the return up to the end of the collected rows minus the value, as
-    in the paper. :class:`AdvantagePolicy` describes what can be normalised; by default, nothing is.
+    in the paper. :class:`AdvantagePolicy` describes what can be normalized; by default, nothing is.
 
     One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of

@@ -13,7 +13,7 @@ from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettin
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.obs_norm import ObsNormSettings
-from dmiddleware.rl import RewardNormaliser, RunningMeanStd
+from dmiddleware.rl import RewardNormalizer, RunningMeanStd
 from dmiddleware.settings import At, Fraction, Positive
 from dmiddleware.tree import Batch, Nested
 
@@ -49,12 +49,12 @@ class AdvantagePolicy(ActorCriticPolicy):
     They come from ``gae_estimator``, which computes the values of successors with
     :meth:`value_fn`.
 
-    - ``obs_norm``: observations are normalised in every forward. The statistics do not change
+    - ``obs_norm``: observations are normalized in every forward. The statistics do not change
       between collecting a batch and learning from it.
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
       return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
-    - ``value_norm``: the critic predicts returns normalised by their running mean and standard
+    - ``value_norm``: the critic predicts returns normalized by their running mean and standard
       deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,
       without the correction of the last layer; Yu et al., "The Surprising Effectiveness of PPO in
       Cooperative Multi-Agent Games", 2022, section 5.1). The column ``value`` and ``value_fn`` are
@@ -67,9 +67,9 @@ class AdvantagePolicy(ActorCriticPolicy):
 
     def setup(self) -> None:
         """Build the statistics of rewards and returns."""
-        self.reward_normalizer: RewardNormaliser | None = None
+        self.reward_normalizer: RewardNormalizer | None = None
         if self.cfg.reward_norm:
-            self.reward_normalizer = RewardNormaliser(
+            self.reward_normalizer = RewardNormalizer(
                 discount=self.cfg.discount, clip=self.cfg.norm_clip
             )
         self.return_stats: RunningMeanStd | None = None
@@ -78,7 +78,7 @@ class AdvantagePolicy(ActorCriticPolicy):
 
     @property
     def gae_lambda(self) -> float:
-        """λ of generalised advantage estimation."""
+        """λ of generalized advantage estimation."""
         return float(self.cfg.gae_lambda)
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
@@ -100,7 +100,7 @@ class AdvantagePolicy(ActorCriticPolicy):
         lanes = (len(reward), -1)
         columns = (reward, batch["done"], batch["episode_id"])
         self.reward_normalizer.update(*(column.reshape(lanes) for column in columns))
-        return self.reward_normalizer.normalise(reward)
+        return self.reward_normalizer.normalize(reward)
 
     def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
         """Add the returns ``[…]`` of a collected batch to the statistics of ``value_norm``."""
@@ -111,13 +111,13 @@ class AdvantagePolicy(ActorCriticPolicy):
 
     def as_return(self, value: torch.Tensor) -> torch.Tensor:
         """Return the critic's output in units of the return."""
-        return value if self.return_stats is None else self.return_stats.denormalise(value)
+        return value if self.return_stats is None else self.return_stats.denormalize(value)
 
     def as_output(self, ret: torch.Tensor) -> torch.Tensor:
         """Return returns in units of the critic's output."""
         if self.return_stats is None:
             return ret
-        return self.return_stats.normalise(ret, clip=None)
+        return self.return_stats.normalize(ret, clip=None)
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
@@ -131,7 +131,7 @@ class AdvantagePolicy(ActorCriticPolicy):
     def learned_advantage(
         self, batch: Mapping[str, Any], weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the advantages of a minibatch, normalised if ``adv_norm`` says so.
+        """Return the advantages of a minibatch, normalized if ``adv_norm`` says so.
 
         Args:
             batch: the minibatch.

@@ -1,4 +1,4 @@
-"""Behaviour cloning."""
+"""Behavior cloning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BCSettings(ActorSettings, section="learn"):
 
 @POLICY_REGISTRY.register("bc")
 class BCPolicy(Policy):
-    """Behaviour cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
+    """Behavior cloning: supervised learning of an expert's actions (Pomerleau, "ALVINN", 1989).
 
     The loss is the cross-entropy for choices and bits. For continuous actions it is the mean
     squared error of the mean action, relative to the action bounds (see :class:`ActionCodec`), so

@@ -48,7 +48,7 @@ class CQLPolicy(SACPolicy):
     Learns from the columns of :class:`SACPolicy`, and needs no environment. With ``obs_norm``, call
     :meth:`observe` with the observations of the data set before learning. As in the authors' own
     code, targets do not contain the entropy, unlike SAC's, and a third of the actions are those of
-    the policy for ``next_obs``. Differences from that code: the actor does not start with behaviour
+    the policy for ``next_obs``. Differences from that code: the actor does not start with behavior
     cloning; the estimate of the integral is a mean over the ``3 * n_actions`` actions, as in
     appendix F, where that code has their sum; the squared error is halved, as in equation 4, where
     that code has all of it; and networks have two hidden layers of 256 units, where that code has

@@ -56,7 +56,7 @@ class DDPGPolicy(TDPolicy):
     gradient (equation 6); both have target networks that track them. Differences from the paper:
     the noise on collected actions is Gaussian, as in TD3, unless ``noise`` is ``"ou"``;
     actions enter the critic's first layer, not its second; target networks move by 0.005 in an
-    update, not by 0.001; and there is neither batch normalisation nor weight decay.
+    update, not by 0.001; and there is neither batch normalization nor weight decay.
 
     ``"ou"`` is the paper's Ornstein-Uhlenbeck process (section 3), which is correlated from step to
     step. Each env has its own; it starts at 0 in every episode. The component that steps the envs

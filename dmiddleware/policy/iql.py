@@ -121,7 +121,7 @@ class IQLPolicy(Policy):
 
 
 def expectile_loss(difference: torch.Tensor, expectile: float) -> torch.Tensor:
-    """Return the mean of ``|τ - 1(u < 0)| u²``, which the τ-expectile minimises.
+    """Return the mean of ``|τ - 1(u < 0)| u²``, which the τ-expectile minimizes.
 
     Source: Kostrikov et al. (2021), section 4.1.
 

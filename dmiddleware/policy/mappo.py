@@ -33,7 +33,7 @@ class IPPOPolicy(PPOPolicy):
     Options are those of :class:`PPOPolicy`, without ``reward_norm``; use ``value_norm``. Actions
     are Discrete or a Box, the same for all agents.
 
-    With several ranks, each normalises advantages over its own minibatches.
+    With several ranks, each normalizes advantages over its own minibatches.
     """
 
     cfg: MAPPOSettings
@@ -48,7 +48,7 @@ class IPPOPolicy(PPOPolicy):
 
 @POLICY_REGISTRY.register("mappo")
 class MAPPOPolicy(PPOPolicy):
-    """Multi-agent PPO (Yu et al., 2022): :class:`IPPOPolicy` with a centralised critic.
+    """Multi-agent PPO (Yu et al., 2022): :class:`IPPOPolicy` with a centralized critic.
 
     Source: Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games"
     (2022), section 3. The critic sees the state and the agent's own observation (section 5.2,
@@ -67,4 +67,4 @@ class MAPPOPolicy(PPOPolicy):
 
     def default_model(self) -> tuple[str, list[str]]:
         """Return the model to build where ``cfg.model`` names none."""
-        return "centralised_actor_critic", ["dmiddleware.model"]
+        return "centralized_actor_critic", ["dmiddleware.model"]

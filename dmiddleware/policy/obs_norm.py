@@ -214,7 +214,7 @@ class ObsNorm:
             inner = {str(key): self._normalize(obs[key], (*path, str(key))) for key in obs}
             return as_tree(inner) if isinstance(obs, Batch) else inner
         stats = self._published.get(path)
-        return obs if stats is None else stats.normalise(obs, clip=self._clip)
+        return obs if stats is None else stats.normalize(obs, clip=self._clip)
 
 
 def _leaf(obs: Nested, path: tuple[str, ...]) -> torch.Tensor:

@@ -51,9 +51,9 @@ class PPOPolicy(AdvantagePolicy):
     """Proximal policy optimization (Schulman et al., "PPO Algorithms", 2017), with clipping.
 
     The details follow Huang et al., "The 37 Implementation Details of PPO" (2022): orthogonal
-    initialisation (the model's), Adam with ε = 1e-5, advantages normalised in each minibatch, and a
+    initialization (the model's), Adam with ε = 1e-5, advantages normalized in each minibatch, and a
     clipped gradient. Others are options that are off by default: a clipped value loss, an entropy
-    bonus, a learning rate that falls linearly, normalised observations and scaled rewards.
+    bonus, a learning rate that falls linearly, normalized observations and scaled rewards.
 
     One learn forward is one minibatch. Learns from the columns ``obs``, ``action`` (``raw_action``
     where there is one), ``log_prob``, ``value``, ``adv`` and ``ret``.

@@ -49,7 +49,7 @@ class SACPolicy(TDPolicy):
     """Soft actor-critic (Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018).
 
     Two critics learn the soft Q-function (equation 5) towards the smaller of their targets; the
-    actor maximises it together with the entropy (equation 7); the temperature is tuned so that the
+    actor maximizes it together with the entropy (equation 7); the temperature is tuned so that the
     entropy stays near a target (equation 18), or fixed. Differences from the paper: the temperature
     is learned as its logarithm, and the loss has that logarithm in place of the temperature, as in
     the authors' own code.
@@ -133,7 +133,7 @@ class SACPolicy(TDPolicy):
         return 0.5 * loss, td_error, {"q_value": q.mean()}
 
     def value_of(self, obs: Value, action: Tensor) -> Tensor:
-        """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximises."""
+        """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximizes."""
         return self.critics(self.components["critic"].module, obs, action).amin(0)
 
     def critics(self, critic: nn.Module, obs: Value, action: Tensor) -> Tensor:

@@ -30,12 +30,12 @@ class TD3BCPolicy(TD3Policy):
     """TD3+BC (Fujimoto and Gu, "A Minimalist Approach to Offline Reinforcement Learning", 2021).
 
     :class:`TD3Policy` whose actor also stays close to the actions of the data set (equation 3). The
-    values that it maximises are divided by their mean size, so that ``bc_alpha`` has the same
+    values that it maximizes are divided by their mean size, so that ``bc_alpha`` has the same
     meaning for every reward (equation 5). Observations have mean 0 and standard deviation 1 over
     the data set (equation 4): call :meth:`observe` with them before learning.
 
     Learns from the columns of :class:`DDPGPolicy`, and needs no environment. Differences from the
-    paper: the constant of the normalisation is added to the variance, not to the standard
+    paper: the constant of the normalization is added to the variance, not to the standard
     deviation.
     """
 

@@ -37,7 +37,7 @@ class TQCPolicy(SACPolicy):
 
     :class:`SACPolicy` whose critics learn quantiles of the return. The target is a mixture of the
     quantiles of all target critics without the largest ones, ``n_dropped_quantiles`` for each
-    critic, and each critic learns it by quantile regression (algorithm 1). The actor maximises the
+    critic, and each critic learns it by quantile regression (algorithm 1). The actor maximizes the
     mean of all quantiles. As in the paper, there are 5 critics with 25 quantiles each, in networks
     with three layers of 512 units. Differences from the paper: see :class:`SACPolicy`.
     """

@@ -40,7 +40,7 @@ class IntrinsicCritic(RowLearner):
             :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate.
         discount: γ of the learned rewards.
-        gae_lambda: λ of generalised advantage estimation.
+        gae_lambda: λ of generalized advantage estimation.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the network.

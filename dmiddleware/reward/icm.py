@@ -41,7 +41,7 @@ class ICM(IntrinsicReward):
     error.
 
     Differences from the paper: rewards are divided by a running standard deviation, which replaces
-    the factor η; observations are normalised; the policy's loss and that of the module have
+    the factor η; observations are normalized; the policy's loss and that of the module have
     separate optimizers, so the weight λ between them is not needed.
 
     Args:
@@ -55,7 +55,7 @@ class ICM(IntrinsicReward):
         beta: β, the share of the forward loss, above 0 and below 1.
         learning_rate: Adam's learning rate.
         discount: γ of the sum of rewards that scales them.
-        obs_clip: largest absolute value of a normalised observation.
+        obs_clip: largest absolute value of a normalized observation.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the networks.
@@ -179,7 +179,7 @@ class ICM(IntrinsicReward):
         return models
 
     def _phi(self, obs: Value) -> torch.Tensor:
-        features: torch.Tensor = self._models["encoder"](self._normalised(obs))
+        features: torch.Tensor = self._models["encoder"](self._normalized(obs))
         return features
 
     def _forward_error(

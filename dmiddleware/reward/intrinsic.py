@@ -12,7 +12,7 @@ from dmiddleware.model.spaces import ObsShape
 from dmiddleware.policy import Component, HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.obs_norm import ObsNorm
 from dmiddleware.reward.base import RewardModel
-from dmiddleware.rl import RewardNormaliser
+from dmiddleware.rl import RewardNormalizer
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Positive, checked
 from dmiddleware.tree import Batch, Value
@@ -36,7 +36,7 @@ class IntrinsicReward(RewardModel):
         make_components: makes the modules with their optimizers, by name; called with torch's
             global generator seeded.
         discount: γ of the sum of rewards.
-        obs_clip: largest absolute value of a normalised observation.
+        obs_clip: largest absolute value of a normalized observation.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the modules.
@@ -62,7 +62,7 @@ class IntrinsicReward(RewardModel):
             torch.manual_seed(derive_seed(seed, "reward", "model"))
             modules = make_components()
         self._obs_norm = ObsNorm(obs_shape, clip=obs_clip, device=device)
-        self._reward_normalizer = RewardNormaliser(discount=discount, clip=None)
+        self._reward_normalizer = RewardNormalizer(discount=discount, clip=None)
         super().__init__(
             {
                 **modules,
@@ -95,11 +95,11 @@ class IntrinsicReward(RewardModel):
         reward = super().reward(rows)
         columns = (reward, rows["done"], rows["episode_id"])
         self._reward_normalizer.update(*(one.reshape(len(reward), -1) for one in columns))
-        return self._reward_normalizer.normalise(reward)
+        return self._reward_normalizer.normalize(reward)
 
-    def _normalised(self, obs: Value) -> Value:
-        normalised: Value = self._obs_norm(obs)
-        return normalised
+    def _normalized(self, obs: Value) -> Value:
+        normalized: Value = self._obs_norm(obs)
+        return normalized
 
 
 def settings_of(policy: HasModes | LearnMode, *, user: str) -> dict[str, Any]:

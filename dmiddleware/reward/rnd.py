@@ -28,7 +28,7 @@ class RND(IntrinsicReward):
 
     Differences from the paper: the error is a mean, not a sum, which makes no difference after the
     rewards have been scaled; the networks see whole stacks of frames, not only the newest frame;
-    the predictor learns from every collected row, not from a quarter; observations are normalised
+    the predictor learns from every collected row, not from a quarter; observations are normalized
     from the first batch on, without random steps before. The paper's second value head is
     :class:`IntrinsicCritic`.
 
@@ -41,7 +41,7 @@ class RND(IntrinsicReward):
             :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate for the predictor.
         discount: γ of the sum of rewards that scales them.
-        obs_clip: largest absolute value of a normalised observation.
+        obs_clip: largest absolute value of a normalized observation.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the networks.
@@ -132,7 +132,7 @@ class RND(IntrinsicReward):
 
     def _errors(self, batch: Batch) -> torch.Tensor:
         """Return ``[N]``, the mean squared error of each row's embedding."""
-        obs = self._normalised(batch["next_obs"])
+        obs = self._normalized(batch["next_obs"])
         with torch.no_grad():
             target = self.components["target"].module(obs)
         errors: torch.Tensor = self.components["predictor"].module(obs) - target

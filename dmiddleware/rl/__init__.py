@@ -1,4 +1,4 @@
-"""Returns, advantages, losses, exploration and normalisation: functions on tensors."""
+"""Returns, advantages, losses, exploration and normalization: functions on tensors."""
 
 from dmiddleware.rl.distribution import (
     Bernoulli,
@@ -18,7 +18,7 @@ from dmiddleware.rl.distributional import (
 )
 from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
 from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
-from dmiddleware.rl.normalise import RewardNormaliser, RunningMeanStd
+from dmiddleware.rl.normalize import RewardNormalizer, RunningMeanStd
 from dmiddleware.rl.ppo_loss import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
 from dmiddleware.rl.recurrence import discounted_scan
 from dmiddleware.rl.returns import (
@@ -98,5 +98,5 @@ __all__ = [
     "Hybrid",
     "mask_logit",
     "RunningMeanStd",
-    "RewardNormaliser",
+    "RewardNormalizer",
 ]

@@ -86,7 +86,7 @@ class Categorical:
     """One choice of ``A``. Raw actions are ``[…]`` int64, counted from 0.
 
     Args:
-        logit: ``[…, A]``, not necessarily normalised.
+        logit: ``[…, A]``, not necessarily normalized.
         mask: ``[…, A]`` bool; None allows everything.
 
     Attributes:
@@ -253,10 +253,10 @@ class Gaussian:
         """Return ``[…]`` log-densities of ``raw`` ``[…, A]``."""
         draw = self._draw
         if draw is not None and raw is draw[0] and not torch.is_grad_enabled():
-            normalised = draw[1]
+            normalized = draw[1]
         else:
-            normalised = (raw - self.mu) / self.sigma
-        return (-0.5 * normalised.square() - self.sigma.log() - _HALF_LOG_2PI).sum(-1)
+            normalized = (raw - self.mu) / self.sigma
+        return (-0.5 * normalized.square() - self.sigma.log() - _HALF_LOG_2PI).sum(-1)
 
     def entropy(self) -> torch.Tensor:
         """Return ``[…]`` entropies, in nats."""

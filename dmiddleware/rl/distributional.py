@@ -61,7 +61,7 @@ def categorical_target(
     moved = moved.clamp(support[0], support[-1])
     position = (moved - support[0]) / _spacing(support)
     index = torch.arange(len(support), dtype=position.dtype, device=position.device)
-    # Each return shares its probability between its two neighbours on the support.
+    # Each return shares its probability between its two neighbors on the support.
     share = (position[:, None, :] - index[None, :, None]).abs_().neg_().add_(1.0).clamp_(min=0.0)
     return share.mul_(next_prob[:, None, :]).sum(-1)
 

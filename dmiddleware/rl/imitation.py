@@ -1,4 +1,4 @@
-"""Losses of behaviour cloning: supervised learning of an expert's actions."""
+"""Losses of behavior cloning: supervised learning of an expert's actions."""
 
 from __future__ import annotations
 

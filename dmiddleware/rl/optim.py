@@ -1,4 +1,4 @@
-"""Optimisers."""
+"""Optimizers."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class FusedAdam(torch.optim.Adam):
         self._collect()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copied or pickled optimiser."""
+        """Restore a copied or pickled optimizer."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "state" in state:
             self._collect()
@@ -246,7 +246,7 @@ class RMSprop(torch.optim.Optimizer):
         self._collect()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copied or pickled optimiser."""
+        """Restore a copied or pickled optimizer."""
         super().__setstate__(state)
         if "state" in state:
             self._collect()

@@ -1,4 +1,4 @@
-"""The losses of proximal policy optimisation."""
+"""The losses of proximal policy optimization."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ppo_policy_loss(
     Args:
         log_prob: ``[B]`` of the actions under the policy that learns.
         old_log_prob: ``[B]`` of the actions under the policy that collected them.
-        adv: ``[B]`` advantages, normalised or not.
+        adv: ``[B]`` advantages, normalized or not.
         clip_ratio: epsilon of the paper, positive; a scalar tensor is not checked.
         dual_clip: also bound the objective from below by ``dual_clip * adv`` where the advantage is
             negative (Ye et al., "Mastering Complex Control in MOBA Games", 2020, equation 5);

@@ -253,9 +253,9 @@ class RolloutCollector:
         policy_kwargs: Mapping[str, Any] | None = None,
         random: bool = False,
     ) -> list[Batch]:
-        """Collect whole episodes, a fixed share from every env, to avoid favouring short ones.
+        """Collect whole episodes, a fixed share from every env, to avoid favoring short ones.
 
-        The shares are fixed before the first step; "the first ``n_episode`` that end" would favour
+        The shares are fixed before the first step; "the first ``n_episode`` that end" would favor
         short episodes. They differ by at most one, and the extra episodes go to other envs in the
         next call. An env that has delivered its share pauses. Where the manager cannot step some
         envs without the others, the next episodes of that env are kept for the next call, at most

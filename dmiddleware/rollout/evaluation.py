@@ -26,7 +26,7 @@ Frame = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class _Film:
-    """The frames of one episode, compressed: most of them are almost flat colour."""
+    """The frames of one episode, compressed: most of them are almost flat color."""
 
     shape: tuple[int, ...]
     frames: list[bytes] = field(default_factory=list)

@@ -70,7 +70,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
 
     Raises:
         ConfigError: if an option is not valid.
-        WaitTimeout: if data, counters or acknowledgements do not arrive in time; the message says
+        WaitTimeout: if data, counters or acknowledgments do not arrive in time; the message says
             which.
     """
 

@@ -110,7 +110,7 @@ class FollowerSide(Exchange[OnlineRLContext]):
         if self._learned is None:
             return "the first counters of the learner"
         return (
-            "an acknowledgement from the learner (it has taken "
+            "an acknowledgment from the learner (it has taken "
             f"{self._consumed} of the {self._sent} batches of this collector)"
         )
 

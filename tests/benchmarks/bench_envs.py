@@ -2,7 +2,7 @@
 
 The reference steps the same environments without us, with the same actions. "EnvPool" is EnvPool's
 own `step`, which counts the steps that its environments spend on resets as steps. "bare loop" is
-the `step` of Gymnasium's vectorised CartPole. In the last row both sides choose actions with the
+the `step` of Gymnasium's vectorized CartPole. In the last row both sides choose actions with the
 same Q-network, and the bare loop throws all rows away, while the collector returns batches of 32
 steps.
 """
@@ -60,14 +60,14 @@ def envpool(env: str, n_steps: int) -> Row:
 
 
 def vector() -> Row:
-    """Step a vectorised env through the manager, and alone."""
+    """Step a vectorized env through the manager, and alone."""
     bare = gym.make_vec("CartPole-v1", num_envs=VECTOR_NUM, vectorization_mode="vector_entry_point")
     bare.reset(seed=0)
     with make_env_manager("CartPole-v1", env_num=VECTOR_NUM, mode="vector", seed=0) as envs:
         actions = [envs.sample_actions() for _ in range(VECTOR_STEPS)]
         pair = interleaved(each(envs.step, actions), each(bare.step, actions))
     return Row.of_rate(
-        f"vectorised CartPole-v1, {VECTOR_NUM} envs",
+        f"vectorized CartPole-v1, {VECTOR_NUM} envs",
         pair,
         count=VECTOR_STEPS * VECTOR_NUM,
         unit="env steps/s",
@@ -77,7 +77,7 @@ def vector() -> Row:
 
 
 def collect() -> Row:
-    """Collect batches from a vectorised env, and step it with the same network."""
+    """Collect batches from a vectorized env, and step it with the same network."""
     bare = gym.make_vec("CartPole-v1", num_envs=VECTOR_NUM, vectorization_mode="vector_entry_point")
     with make_env_manager("CartPole-v1", env_num=VECTOR_NUM, mode="vector", seed=0) as envs:
         policy = DQNPolicy.for_env(envs, seed=0, modes=["collect"])

@@ -2,7 +2,7 @@
 
 One process is the hub of a star, and a few other processes hold its peers, each with a socket of
 its own. Every figure is the CPU time of the hub's process. A small event to all peers is measured
-until the last frame is sent, and once more with the acknowledgements that come back, less the share
+until the last frame is sent, and once more with the acknowledgments that come back, less the share
 that the hub uses when it is idle. Weights go over tcp, and a false departure is a peer that counts
 as lost while it lives; the machine must have time for the peers' processes too.
 

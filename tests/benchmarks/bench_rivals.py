@@ -4,9 +4,9 @@ The same training, and the same collecting, in stable-baselines3 and tianshou: t
 environments, network, batch size, number of updates and target updates, on one thread. Both
 libraries get the settings that suit their speed: no logging, no evaluation, no progress bar. Since
 stable-baselines3 always clips gradients, its limit is set to infinity. A custom loop drives
-tianshou, because its trainer searches the whole buffer for NaN after each collect. Our optimiser is
-fused Adam. "As it comes" is a library with its default optimiser, plain Adam; "given fused Adam"
-shows how much of the ratio is due to the optimiser alone.
+tianshou, because its trainer searches the whole buffer for NaN after each collect. Our optimizer is
+fused Adam. "As it comes" is a library with its default optimizer, plain Adam; "given fused Adam"
+shows how much of the ratio is due to the optimizer alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPEATS = 9
 CHAIN = "DQN chain, 8 CartPole envs"
 COLLECT = "collecting, 8 CartPole envs"
 # The bar is for the libraries as their users get them; the other row tells how much of the ratio
-# the optimiser alone makes.
+# the optimizer alone makes.
 AS_IT_COMES, FUSED = "as it comes", "given fused Adam"
 BARS = {AS_IT_COMES: 1.5, FUSED: None}
 

@@ -35,7 +35,7 @@ Columns = Mapping[str, torch.Tensor]
 
 
 class Adam:
-    """A hand-written optimiser: torch's fused Adam, or, to be compiled, its formula."""
+    """A hand-written optimizer: torch's fused Adam, or, to be compiled, its formula."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], lr: float, *, eps: float = 1e-8, plain: bool

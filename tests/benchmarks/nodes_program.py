@@ -73,7 +73,7 @@ class Hub:
         for _ in range(times):
             time.sleep(_SETTLE_S)
             before, started = time.process_time(), time.perf_counter()
-            # Acknowledgements arrive meanwhile, on other threads.
+            # Acknowledgments arrive meanwhile, on other threads.
             sending = time.thread_time()
             self.router.emit(NEWS, (1, "a small event"), {})
             sent.append(time.thread_time() - sending)

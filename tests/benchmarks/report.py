@@ -301,7 +301,7 @@ def _figure(value: float | None) -> str:
 
 def print_sections(sections: Iterable[Section], console: Console) -> None:
     """Print one table for each section."""
-    colours = {True: "green", False: "bold red", None: ""}
+    colors = {True: "green", False: "bold red", None: ""}
     for section in sections:
         if section.grid is not None:
             table = Table(*section.grid.head, title=section.title, title_justify="left")
@@ -310,7 +310,7 @@ def print_sections(sections: Iterable[Section], console: Console) -> None:
             console.print(table)
         table = Table(*_HEAD, title=section.title, title_justify="left")
         for row in section.rows:
-            table.add_row(*_cells(row), style=colours[row.met] or None)
+            table.add_row(*_cells(row), style=colors[row.met] or None)
         console.print(table)
         for row in section.rows:
             if row.note:

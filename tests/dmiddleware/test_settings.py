@@ -154,7 +154,7 @@ def test_the_class_that_declares_a_default_counts_not_the_order_of_the_bases() -
 def test_unknown_names_are_answered_with_the_nearest_known_one() -> None:
     assert "Every: unknown setting gamma; did you mean discount?" in refused(Every, gamma=0.9)
     assert "did you mean batch_size?" in refused(Every, batchsize=3)
-    assert "known are: bounding, low" in refused(Actor, colour=3)
+    assert "known are: bounding, low" in refused(Actor, color=3)
     assert "got 'rescal'; did you mean 'rescale'?" in refused(Actor, bounding="rescal")
 
 

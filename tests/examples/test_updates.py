@@ -26,7 +26,7 @@ EVERY_ALGORITHM = pytest.mark.parametrize(
         *of_algorithms("lunarlander_onpolicy", 20_000, "ppo", "a2c"),
         *of_algorithms("pendulum", 1000, "td3", "ddpg", "tqc"),
         pytest.param("pendulum_sac", 1000, {}, id="sac"),
-        pytest.param("pendulum_ppo", 6000, {}, id="ppo, normalised"),
+        pytest.param("pendulum_ppo", 6000, {}, id="ppo, normalized"),
         pytest.param("cartpole_impala", 3000, {}, id="impala"),
         pytest.param("cartpole_memory_ppo", 3000, {}, id="recurrent ppo"),
         pytest.param("cartpole_memory_r2d2", 2000, {}, id="r2d2"),

@@ -1,7 +1,7 @@
 """A transport that loses messages, to show that the ledgers reveal it.
 
 Frames with events go over a Bus0 socket, whose queues drop messages silently, and the sender gets
-an acknowledgement at once. Everything else (handshake, heartbeats) uses the real transport. It
+an acknowledgment at once. Everything else (handshake, heartbeats) uses the real transport. It
 signs nothing, so it works only without a key.
 """
 
@@ -19,7 +19,7 @@ from dmiddleware.router.transport import Channel, Listener, ListenLimits
 from dmiddleware.router.transport.interface import OnReply, RequestHandler
 from dmiddleware.router.transport.nng import NngTransport
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.envelope import Acknowledgements
+from dmiddleware.router.wire.envelope import Acknowledgments
 from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
 
 __all__ = ["BusTransport"]
@@ -145,7 +145,7 @@ class _BusChannel(Channel):
             on_reply(answer)
 
     def _drop(self, raw: WireBytes) -> memoryview | None:
-        """Send a frame with events and return its acknowledgement; None for any other frame."""
+        """Send a frame with events and return its acknowledgment; None for any other frame."""
         joined = bytes(raw)
         frame = decode_frame(joined)
         if frame.type is not FrameType.DATA:
@@ -155,6 +155,6 @@ class _BusChannel(Channel):
         answer = Frame(
             FrameType.ACK,
             session=frame.session,
-            metadata=msgspec.msgpack.encode(Acknowledgements(acks)),
+            metadata=msgspec.msgpack.encode(Acknowledgments(acks)),
         )
         return memoryview(bytes(encode_frame(answer, max_size=1 << 16)))

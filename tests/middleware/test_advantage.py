@@ -200,7 +200,7 @@ def test_gae_of_a_policy_without_lambda_is_rejected() -> None:
         gae_estimator(dqn())
 
 
-def test_rewards_are_normalised_where_advantages_are_estimated(run_steps: Any) -> None:
+def test_rewards_are_normalized_where_advantages_are_estimated(run_steps: Any) -> None:
     cfg = {"reward_norm": True, "seed": 0, "model": {"obs_shape": 4, "action_shape": 2}}
     collector, learner = PPOPolicy(cfg), PPOPolicy(cfg)
     envs = make_env_manager("CartPole-v1", env_num=2, seed=0)

@@ -504,10 +504,10 @@ def test_advantages_are_recomputed_before_every_further_epoch(run_steps: Any) ->
 
     def forward(batch: Any) -> dict[str, Any]:
         value_fn = policy.value_fn
-        normaliser = policy.reward_normalizer
+        normalizer = policy.reward_normalizer
         expected = with_advantages(
             as_tree({**rows, "value": value_fn(rows["obs"])}),
-            reward=normaliser.normalise(rows["reward"]),
+            reward=normalizer.normalize(rows["reward"]),
             value_fn=value_fn,
             discount=0.99,
             gae_lambda=0.95,

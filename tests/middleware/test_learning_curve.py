@@ -25,7 +25,7 @@ def evaluate(ctx: Any) -> None:
         ctx.eval_value = 1.0 + ctx.total_step
 
 
-def has_colour(picture: np.ndarray, red: float, green: float, blue: float) -> bool:
+def has_color(picture: np.ndarray, red: float, green: float, blue: float) -> bool:
     close = np.abs(picture[..., :3] - np.array([red, green, blue])).max(-1) < 0.02
     return int(close.sum()) > 20
 
@@ -38,16 +38,16 @@ def test_picture_shows_training_and_evaluation(run: RunFolder, run_steps: Any) -
     run_steps(LearningCurve(run), collect, evaluate, n_steps=30)
     picture = imread(run.curve_path)
     assert picture.shape[0] > 300
-    assert has_colour(picture, *BLUE)
-    assert has_colour(picture, *ORANGE)
+    assert has_color(picture, *BLUE)
+    assert has_color(picture, *ORANGE)
     assert sorted(path.name for path in run.path.iterdir()) == ["curve.png"]
 
 
 def test_curve_without_evaluations_is_drawn(run: RunFolder, run_steps: Any) -> None:
     run_steps(LearningCurve(run), collect, n_steps=3)
     picture = imread(run.curve_path)
-    assert has_colour(picture, *BLUE)
-    assert not has_colour(picture, *ORANGE)
+    assert has_color(picture, *BLUE)
+    assert not has_color(picture, *ORANGE)
 
 
 def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:

@@ -153,7 +153,7 @@ def test_every_option_of_ppo_is_read(read: set[str], process_group: None) -> Non
     assert not unread(PPOPolicy, read)
 
 
-def test_every_option_of_behaviour_cloning_is_read(read: set[str], process_group: None) -> None:
+def test_every_option_of_behavior_cloning_is_read(read: set[str], process_group: None) -> None:
     policy = BCPolicy.for_env(cartpole(), model=SMALL, multi_gpu=True, batch_size=8)
     act(policy)
     buffer = TensorBuffer(100, seed=0)

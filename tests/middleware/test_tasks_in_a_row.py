@@ -286,7 +286,7 @@ def test_the_second_task_may_have_another_chain_and_other_roles() -> None:
                 task.emit("label", ctx.total_step, only_remote=True)
                 sleep(ctx.task.clock, 1.0)
                 if ctx.total_step == 3:
-                    task.stop("labelled")
+                    task.stop("labeled")
 
             @middleware(roles=[Role.LEARNER, Role.COLLECTOR])
             def rest(ctx: OnlineRLContext) -> None:

@@ -31,7 +31,7 @@ class Case:
         options: arguments of the class.
         policy_kwargs: its networks.
         env_num: environments that are collected from.
-        normalize: whether observations and rewards are normalised.
+        normalize: whether observations and rewards are normalized.
         noise: the standard deviation of the Gaussian noise on actions; None: no noise.
         linear: options whose value falls linearly to 0.
         n_evaluations: evaluations in the training.

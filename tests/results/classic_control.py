@@ -12,7 +12,7 @@ ENTRIES = [
     Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", seeds=(0, 1, 2, 3, 4), at_least=475),
     Entry(
         SECTION,
-        "DQN, prioritised, 5 steps, dueling",
+        "DQN, prioritized, 5 steps, dueling",
         CARTPOLE,
         "examples.cartpole_dqn_per_nstep",
         seeds=SEEDS,
@@ -37,7 +37,7 @@ ENTRIES = [
     ),
     Entry(
         SECTION,
-        "behaviour cloning of DQN",
+        "behavior cloning of DQN",
         CARTPOLE,
         "examples.bc_offline",
         seeds=SEEDS,
@@ -58,7 +58,7 @@ ENTRIES = [
     ),
     Entry(
         "Games and images",
-        "behaviour cloning",
+        "behavior cloning",
         "handwritten digits",
         "examples.digits",
         seeds=SEEDS,

@@ -1,4 +1,4 @@
-"""Results of learning from data alone; behaviour cloning is what the others have to beat."""
+"""Results of learning from data alone; behavior cloning is what the others have to beat."""
 
 from __future__ import annotations
 

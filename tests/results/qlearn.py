@@ -13,7 +13,7 @@ Settings that differ from the papers come from:
   temperature, which are lower, 3-step returns, and the learning rates, batch size and network,
   which are those of DQN.
 - Pong: the learning rate, batch size and period of the target network of hyperparams/dqn.yml,
-  "atari"; with 3-step returns, images of 42 by 42 that are normalised, the network of Mnih et al.
+  "atari"; with 3-step returns, images of 42 by 42 that are normalized, the network of Mnih et al.
   (2013), and half as many updates as steps.
 """
 

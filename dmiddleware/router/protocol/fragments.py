@@ -7,7 +7,7 @@ ahead of other events. After a lost answer or a new connection the sender asks a
 where the receiver is.
 
 :class:`Transfer` is the sender's side and :class:`Assembly` the receiver's. A frame that has
-arrived in full is processed like any other frame of its stream, so order, acknowledgement and
+arrived in full is processed like any other frame of its stream, so order, acknowledgment and
 back-pressure do not depend on its size.
 """
 

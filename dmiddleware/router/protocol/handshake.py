@@ -119,7 +119,7 @@ class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_event_bytes: the largest event that it accepts.
-        credit_bytes: how many bytes it accepts before an acknowledgement grants more.
+        credit_bytes: how many bytes it accepts before an acknowledgment grants more.
         window: how many frames may be unacknowledged.
     """
 

@@ -47,7 +47,7 @@ from dmiddleware.router.protocol.subscriptions import Subscriptions
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import (
     SUBSCRIPTIONS_EVENT,
-    Acknowledgements,
+    Acknowledgments,
     EncodedEvent,
     frame_contents,
     unpack_events,
@@ -77,7 +77,7 @@ _SESSION_OVER: Final = "the session is over; start a new handshake"
 _NO_CONTENTS: Final = FrameContents()
 _WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
 
-_acknowledgements_decoder = msgspec.msgpack.Decoder(Acknowledgements)
+_acknowledgments_decoder = msgspec.msgpack.Decoder(Acknowledgments)
 
 
 def _is_announcement(event: EncodedEvent) -> bool:
@@ -235,7 +235,7 @@ class NodeProtocol:
         """Note that the oldest event that :meth:`take_handled` returned has been handled."""
         if peer.incoming.inbox_handled.on_handled():
             peer.acknowledge_handled()
-            peer.owes_acknowledgement = True
+            peer.owes_acknowledgment = True
             self.unsent[peer.node_id] = None
         if peer.incoming.has_events and self.peers.get(peer.node_id) is peer:
             self._with_events[peer.node_id] = peer
@@ -341,9 +341,9 @@ class NodeProtocol:
         if frame.type in _WITH_EVENTS:
             verdict = self._on_data(peer, frame)
             kind = FrameType.BUSY if verdict is Verdict.BUSY else FrameType.ACK
-            content = self._frame(kind, session, peer.sign, number, peer.take_acknowledgements())
+            content = self._frame(kind, session, peer.sign, number, peer.take_acknowledgments())
             return Response(content, session)
-        self._on_acknowledgements(peer, frame, now)
+        self._on_acknowledgments(peer, frame, now)
         if frame.type is FrameType.POLL:
             parked = ParkedPoll(peer.node_id, session, number)
             return Response(self.resume(parked, now) or parked, session)
@@ -354,12 +354,12 @@ class NodeProtocol:
                 f"got a {frame.type.name} request, which dialers never send; install the same "
                 "version of dmiddleware on all hosts"
             )
-        acknowledgements = b""
+        acknowledgments = b""
         if frame.type is FrameType.HEARTBEAT:
             # Repeated, because the reply that carried it may have been lost.
             peer.acknowledge_handled()
-            acknowledgements = peer.take_acknowledgements()
-        content = self._frame(frame.type, session, peer.sign, number, acknowledgements)
+            acknowledgments = peer.take_acknowledgments()
+        content = self._frame(frame.type, session, peer.sign, number, acknowledgments)
         return Response(content, session)
 
     def resume(self, parked: ParkedPoll, now: float) -> WireBytes | None:
@@ -367,14 +367,14 @@ class NodeProtocol:
         peer = self.peers.get(parked.node_id)
         if peer is None or peer.session.number != parked.session or peer.dialed:
             return self._session_over()
-        if self._saying_goodbye or peer.owes_acknowledgement:
+        if self._saying_goodbye or peer.owes_acknowledgment:
             peer.goodbye_sent = self._saying_goodbye
             return self._frame(
                 FrameType.BYE if self._saying_goodbye else FrameType.ACK,
                 parked.session,
                 peer.sign,
                 parked.number,
-                peer.take_acknowledgements(),
+                peer.take_acknowledgments(),
             )
         batch = peer.outgoing.next_batch(now)
         return None if batch is None else self._data(peer, batch, parked.number)
@@ -426,17 +426,17 @@ class NodeProtocol:
         return self._start_session(session, now, dialed=True, cover_body=cover_body)
 
     def request(self, peer: PeerSession, kind: FrameType) -> Request:
-        """Return a HEARTBEAT, BYE or POLL request, with the acknowledgements due to the peer."""
+        """Return a HEARTBEAT, BYE or POLL request, with the acknowledgments due to the peer."""
         if kind is FrameType.HEARTBEAT:
             # Repeated, because the frame that carried it may have been lost.
             peer.acknowledge_handled()
-        number, acknowledgements = peer.next_number(), peer.take_acknowledgements()
-        raw = self._frame(kind, peer.session.number, peer.sign, number, acknowledgements)
+        number, acknowledgments = peer.next_number(), peer.take_acknowledgments()
+        raw = self._frame(kind, peer.session.number, peer.sign, number, acknowledgments)
         return Request(number, raw, kind)
 
     def data_request(self, peer: PeerSession, now: float) -> Request | None:
         """Return a request with what is due to a listener, usually events, or None."""
-        if peer.owes_acknowledgement:
+        if peer.owes_acknowledgment:
             return self.request(peer, FrameType.HEARTBEAT)
         batch = peer.outgoing.next_batch(now)
         if batch is None:
@@ -484,7 +484,7 @@ class NodeProtocol:
         if frame.type in _WITH_EVENTS:
             self._on_data(peer, frame)
         else:
-            self._on_acknowledgements(peer, frame, now)
+            self._on_acknowledgments(peer, frame, now)
             if request.batch is not None and frame.type not in (FrameType.ACK, FrameType.BUSY):
                 peer.outgoing.on_failed(request.batch, now)
                 self.unsent[peer.node_id] = None
@@ -753,11 +753,11 @@ class NodeProtocol:
             )
         peer.event_names |= names
 
-    def _on_acknowledgements(self, peer: PeerSession, frame: Frame, now: float) -> None:
+    def _on_acknowledgments(self, peer: PeerSession, frame: Frame, now: float) -> None:
         if not len(frame.metadata):
             return
         received = read_metadata(
-            _acknowledgements_decoder, frame.metadata, "list of acknowledgements"
+            _acknowledgments_decoder, frame.metadata, "list of acknowledgments"
         )
         for stream, sequence, credit in received.acks:
             peer.outgoing.on_ack(stream, sequence, credit)

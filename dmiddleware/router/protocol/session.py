@@ -18,7 +18,7 @@ from dmiddleware.router.protocol.streams import (
     OutgoingStreams,
 )
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES, Acknowledgements
+from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES, Acknowledgments
 from dmiddleware.router.wire.frame import FrameMac, FrameType
 
 __all__ = [
@@ -151,7 +151,7 @@ class PeerSession:
         busy: ``(stream, sequence, delay_s)`` to send with the next frame.
         kept: ``(stream, sequence)`` to send with the next frame.
         progress: ``(stream, sequence, offset)`` to send with the next frame.
-        owes_acknowledgement: whether a frame must be sent for them.
+        owes_acknowledgment: whether a frame must be sent for them.
         gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
         goodbye_sent: whether this node has said goodbye.
@@ -177,7 +177,7 @@ class PeerSession:
     busy: list[tuple[int, int, float]] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
     progress: list[tuple[int, int, int]] = field(default_factory=list)
-    owes_acknowledgement: bool = False
+    owes_acknowledgment: bool = False
     gone_since: float | None = None
     forgotten: bool = False
     goodbye_sent: bool = False
@@ -252,12 +252,12 @@ class PeerSession:
         self.pending.add(self.n_requests)
         return self.n_requests
 
-    def take_acknowledgements(self) -> bytes:
-        """Return, encoded, the acknowledgements collected since the last call; empty for none."""
+    def take_acknowledgments(self) -> bytes:
+        """Return, encoded, the acknowledgments collected since the last call; empty for none."""
         if not (self.acks or self.busy or self.kept or self.progress):
             return b""
-        acknowledgements = _encode(
-            Acknowledgements(
+        acknowledgments = _encode(
+            Acknowledgments(
                 tuple(self.acks), tuple(self.busy), tuple(self.kept), tuple(self.progress)
             )
         )
@@ -265,11 +265,11 @@ class PeerSession:
         self.busy.clear()
         self.kept.clear()
         self.progress.clear()
-        self.owes_acknowledgement = False
-        return acknowledgements
+        self.owes_acknowledgment = False
+        return acknowledgments
 
     def acknowledge_handled(self) -> None:
-        """Add the newest acknowledgement of events that were handled, if there is one."""
+        """Add the newest acknowledgment of events that were handled, if there is one."""
         inbox = self.incoming.inbox_handled
         if inbox.acknowledged:
             self.acks = [ack for ack in self.acks if ack[0] != HANDLED]

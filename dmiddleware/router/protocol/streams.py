@@ -2,12 +2,12 @@
 
 Reliable events arrive once, in order and whole, within bounded memory. :class:`Outbox` numbers
 frames, keeps each until it is acknowledged, and sends it again under the same number if no
-acknowledgement arrives. :class:`Inbox` accepts each number once, restores the order, and makes the
-sender wait when it is full. Frames are acknowledged in order: an acknowledgement covers all frames
+acknowledgment arrives. :class:`Inbox` accepts each number once, restores the order, and makes the
+sender wait when it is full. Frames are acknowledged in order: an acknowledgment covers all frames
 up to its number. A frame that arrives early is only *kept*: the sender does not send it to this
 process again, but it does to a process that replaces it.
 
-There are two such streams. In one, an acknowledgement means *accepted into the inbox*; in the
+There are two such streams. In one, an acknowledgment means *accepted into the inbox*; in the
 other, that all events of the frame have been *handled*.
 
 :class:`OutgoingStreams` and :class:`IncomingStreams` add two more: of ``latest`` events only the
@@ -207,7 +207,7 @@ class Outbox(Generic[T]):
         return due_at
 
     def on_ack(self, sequence: int, credit: int) -> None:
-        """Process an acknowledgement.
+        """Process an acknowledgment.
 
         Args:
             sequence: the newest frame that is acknowledged, with all before it.
@@ -498,7 +498,7 @@ class OutgoingStreams:
         return self._latest_retry_at
 
     def on_ack(self, stream: int, sequence: int, credit: int) -> None:
-        """Process the acknowledgement of a frame."""
+        """Process the acknowledgment of a frame."""
         for number in [one for one in self._transfers.get(stream, ()) if one <= sequence]:
             self._end_transfer(stream, number)
         if (outbox := self._outboxes.get(stream)) is not None:
@@ -607,7 +607,7 @@ class OutgoingStreams:
         if pending is not None:
             if self._latest_retry_at > now:
                 return None
-            # No acknowledgement arrived: send again, with newer versions where there are any.
+            # No acknowledgment arrived: send again, with newer versions where there are any.
             newest = {event.event: event for event in pending.events} | self._latest
             is_retry = True
         else:

@@ -237,7 +237,7 @@ class Engine:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)
-            sends = self.update() if peer.owes_acknowledgement and not self.closing else []
+            sends = self.update() if peer.owes_acknowledgment and not self.closing else []
             self.receiver.wake()
         send_all(sends)
 

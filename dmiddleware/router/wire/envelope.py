@@ -1,4 +1,4 @@
-"""The contents of frames: encoded events, several to a frame, and acknowledgements."""
+"""The contents of frames: encoded events, several to a frame, and acknowledgments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dmiddleware.router.wire.frame import (
 __all__ = [
     "EncodedEvent",
     "EventImage",
-    "Acknowledgements",
+    "Acknowledgments",
     "encode_event",
     "event_of_image",
     "frame_contents",
@@ -93,7 +93,7 @@ class EncodedEvent(msgspec.Struct, eq=False):
     image: EventImage | None = None
 
 
-class Acknowledgements(msgspec.Struct, array_like=True, frozen=True):
+class Acknowledgments(msgspec.Struct, array_like=True, frozen=True):
     """Replies to frames with events.
 
     Attributes:

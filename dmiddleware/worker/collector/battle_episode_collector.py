@@ -20,7 +20,7 @@ __all__ = ["BattleEpisodeSerialCollector"]
 @SERIAL_COLLECTOR_REGISTRY.register("battle_episode")
 @SERIAL_COLLECTOR_REGISTRY.register("episode_1v1")
 class BattleEpisodeSerialCollector(BattleCollector):
-    """Collects whole episodes of two players, without favouring short ones.
+    """Collects whole episodes of two players, without favoring short ones.
 
     Args:
         cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` each player's policy

@@ -24,7 +24,7 @@ _REWARD_SHAPING = "reward_shaping"
 
 @SERIAL_COLLECTOR_REGISTRY.register("episode")
 class EpisodeSerialCollector(RolloutSerialCollector):
-    """Collects whole episodes, without favouring short ones.
+    """Collects whole episodes, without favoring short ones.
 
     Args:
         cfg: see :class:`ISerialCollector`; with ``get_train_sample=True`` the policy turns each

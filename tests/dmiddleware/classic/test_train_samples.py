@@ -67,7 +67,7 @@ def test_ppo_makes_samples_with_advantages_and_returns(ends):
     as_learn_mode(policy, user="test").forward(samples)
 
 
-def test_ppo_normalises_the_returns_of_its_samples():
+def test_ppo_normalizes_the_returns_of_its_samples():
     policy = PPOPolicy({"model": MODEL, "value_norm": True})
     samples = as_collect_mode(policy, user="test").get_train_sample(trajectory(ends="terminated"))
     stats = policy.return_stats

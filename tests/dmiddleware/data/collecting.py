@@ -116,7 +116,7 @@ class NaiveBuffer:
         return None
 
     def are_linked(self, i, j):
-        """Rows that are not neighbours in one push are linked only if their observations match."""
+        """Rows that are not neighbors in one push are linked only if their observations match."""
         push, t, e = self.place[i]
         return self.place[j] == (push, t + 1, e) or self.rows[i]["next_obs"] == self.rows[j]["obs"]
 

@@ -161,7 +161,7 @@ def value_key(value):
     return value if isinstance(value, np.generic) else "other"
 
 
-class Colour(enum.IntEnum):
+class Color(enum.IntEnum):
     RED = 1
 
 
@@ -173,7 +173,7 @@ class Settings(dict):
     "value",
     [
         object(),
-        Colour.RED,
+        Color.RED,
         Settings(a=1),
         range(3),
         1j,

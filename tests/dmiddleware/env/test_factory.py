@@ -170,7 +170,7 @@ def test_other_mistakes_are_rejected():
         make_env_manager("CartPole-v1", env_num=1, mode="threads")
     with pytest.raises(ConfigError, match=r"env must be the id of an env.*got 5"):
         make_env_manager(5, env_num=1)
-    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorised implementation"):
+    with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorized implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")
     with pytest.raises(ConfigError, match="max_retry must be an integer ≥ 0, got -1"):
         make_env_manager("CartPole-v1", env_num=1, max_retry=-1)

@@ -186,7 +186,7 @@ def test_an_info_may_be_one_value_for_all_envs(mode):
         assert manager.restarts == 0
 
 
-def test_gymnasiums_vectorised_cartpole_plays_whole_episodes():
+def test_gymnasiums_vectorized_cartpole_plays_whole_episodes():
     with make_env_manager("CartPole-v1", env_num=4, mode="vector", seed=3) as manager:
         lengths = np.zeros(4, int)
         n_episodes = 0
@@ -308,11 +308,11 @@ def test_a_failure_at_launch_and_in_a_reset_is_final():
     assert manager.closed
 
     def broken():
-        raise OSError("no licence")
+        raise OSError("no license")
 
-    with pytest.raises(EnvCrashed, match="OSError: no licence"):
+    with pytest.raises(EnvCrashed, match="OSError: no license"):
         VectorEnvManager(broken, 1).launch()
-    with pytest.raises(EnvCrashed, match="OSError: no licence"):
+    with pytest.raises(EnvCrashed, match="OSError: no license"):
         _ = VectorEnvManager(broken, 1).action_space
 
 

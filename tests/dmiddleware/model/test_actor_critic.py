@@ -82,7 +82,7 @@ def test_first_policy_is_close_to_uniform_and_first_value_has_unit_gain():
     assert network.value_head.weight.norm().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_default_initialisation_of_torch_can_be_kept():
+def test_the_default_initialization_of_torch_can_be_kept():
     torch.manual_seed(0)
     network = ActorCritic(4, 3, init=None)
     assert network.policy_head.bias.any()

@@ -35,7 +35,7 @@ def test_layer_norm_comes_before_each_activation_but_not_after_the_output():
     assert kinds(mlp) == ["Linear", "LayerNorm", "Tanh", "Linear"]
 
 
-def test_orthogonal_initialisation_gives_scaled_orthogonal_weights_and_zero_biases():
+def test_orthogonal_initialization_gives_scaled_orthogonal_weights_and_zero_biases():
     mlp = MLP(16, (16, 8), init="orthogonal")
     for layer in (mlp[0], mlp[2]):
         gram = layer.weight @ layer.weight.T
@@ -43,14 +43,14 @@ def test_orthogonal_initialisation_gives_scaled_orthogonal_weights_and_zero_bias
         assert not layer.bias.any()
 
 
-def test_orthogonal_initialisation_reaches_convolutions():
+def test_orthogonal_initialization_reaches_convolutions():
     conv = nn.Sequential(nn.Conv2d(1, 4, 3))
     orthogonal_init(conv, 3.0)
     flat = conv[0].weight.flatten(1)
     torch.testing.assert_close(flat @ flat.T, 9.0 * torch.eye(4), atol=1e-5, rtol=0)
 
 
-def test_without_an_initialisation_layers_start_as_in_torch():
+def test_without_an_initialization_layers_start_as_in_torch():
     torch.manual_seed(3)
     mlp = MLP(4, (8,))
     torch.manual_seed(3)

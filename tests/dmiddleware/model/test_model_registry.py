@@ -87,7 +87,7 @@ def test_the_public_names_are_these():
         "ActionShape", "ActionPart", "action_parts",
         "Init", "Norm", "activation_of", "orthogonal_init",
         "AgentActorCritic",
-        "CentralisedActorCritic",
+        "CentralizedActorCritic",
         "QMIXNetwork",
         "TeamNetwork",
         "VDNNetwork",

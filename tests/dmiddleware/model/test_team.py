@@ -10,7 +10,7 @@ from dmiddleware.env import AgentSpaces, team_spaces
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
     AgentActorCritic,
-    CentralisedActorCritic,
+    CentralizedActorCritic,
     QMIXNetwork,
     VDNNetwork,
     team_shapes,
@@ -42,7 +42,7 @@ def test_all_networks_take_any_leading_dimensions(lead: tuple[int, ...], as_batc
         q = model(given)["logit"]
         assert q.shape == (*lead, 2, 3)
         assert model.mix(q.amax(-1), given).shape == lead
-    for cls in (AgentActorCritic, CentralisedActorCritic):
+    for cls in (AgentActorCritic, CentralizedActorCritic):
         output = cls(**SHAPES)(given)
         assert output["logit"].shape == (*lead, 2, 3)
         assert output["value"].shape == (*lead, 2)
@@ -67,29 +67,29 @@ def test_an_agents_outputs_depend_on_its_own_observation_only() -> None:
     obs, other = team_obs(1), team_obs(1)
     other["agents"][:, 1] += 1.0
     other["state"] = other["state"] + 1.0
-    for cls in (VDNNetwork, QMIXNetwork, AgentActorCritic, CentralisedActorCritic):
+    for cls in (VDNNetwork, QMIXNetwork, AgentActorCritic, CentralizedActorCritic):
         model = cls(**SHAPES)
         before, after = (model(one)["logit"][0] for one in (obs, other))
         assert torch.equal(before[0], after[0])
         assert not torch.equal(before[1], after[1])
 
 
-def test_a_centralised_critic_sees_the_state_and_an_independent_one_does_not() -> None:
+def test_a_centralized_critic_sees_the_state_and_an_independent_one_does_not() -> None:
     obs, other = team_obs(1), team_obs(1)
     other["state"] = other["state"] + 1.0
     values = {
         cls: [model.compute_critic(one) for one in (obs, other)]
-        for cls in (AgentActorCritic, CentralisedActorCritic)
+        for cls in (AgentActorCritic, CentralizedActorCritic)
         if (model := cls(**SHAPES))
     }
     assert torch.equal(*values[AgentActorCritic])
-    assert not torch.equal(*values[CentralisedActorCritic])
+    assert not torch.equal(*values[CentralizedActorCritic])
 
 
-def test_without_a_state_a_centralised_critic_sees_all_agents() -> None:
+def test_without_a_state_a_centralized_critic_sees_all_agents() -> None:
     obs, other = team_obs(1, state=False), team_obs(1, state=False)
     other["agents"][:, 1] += 1.0
-    model = CentralisedActorCritic(**WITHOUT_STATE)
+    model = CentralizedActorCritic(**WITHOUT_STATE)
     before, after = (model.compute_critic(one)[0] for one in (obs, other))
     assert not torch.equal(before[0], after[0])
     mixed = QMIXNetwork(**WITHOUT_STATE)
@@ -134,7 +134,7 @@ def test_agents_may_see_integers_images_and_dictionaries(shape: object) -> None:
     elif isinstance(shape, dict):
         agents = {"near": torch.zeros(5, 2, 2), "far": torch.zeros(5, 2, dtype=torch.int64)}
     obs = {**team_obs(5), "agents": agents}
-    model = CentralisedActorCritic({"agents": shape, "state": 5}, 3, n_agent=2)
+    model = CentralizedActorCritic({"agents": shape, "state": 5}, 3, n_agent=2)
     output = model(as_tree(obs))
     assert output["logit"].shape == (5, 2, 3)
     assert not torch.equal(output["value"][:, 0], output["value"][:, 1])

@@ -62,7 +62,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
 
 
 def test_dropout_does_not_repeat_a_pattern() -> None:
-    """Neighbours are independent: all four shares of a random integer are drawn afresh."""
+    """Neighbors are independent: all four shares of a random integer are drawn afresh."""
     torch.manual_seed(0)
     kept = (Dropout(0.5)(torch.ones(400_000)) != 0).double()
     for distance in (1, 2, 3, 4, 8):

@@ -97,7 +97,7 @@ def env_for(cls: Any) -> gym.Env[Any, Any]:
 
 
 def made(cls: Any, **options: Any) -> Any:
-    """Return a policy of this class; one that normalises by its data set has seen one."""
+    """Return a policy of this class; one that normalizes by its data set has seen one."""
     policy = cls.for_env(env_for(cls), **{"seed": 0, **options})
     if cls in (TD3BCPolicy, CQLPolicy, DecisionTransformerPolicy):
         policy.observe(collected(made(SACPolicy))["obs"])  # they do not depend on the policy

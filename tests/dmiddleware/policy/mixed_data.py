@@ -87,5 +87,5 @@ def regret(policy: Any) -> float:
 
 @functools.cache
 def bc_regret() -> float:
-    """Return the regret of behaviour cloning, which does what is between good and bad."""
+    """Return the regret of behavior cloning, which does what is between good and bad."""
     return regret(train(BCPolicy.for_env(Follow(), seed=0, learning_rate=3e-3), 300))

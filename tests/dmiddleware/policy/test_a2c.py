@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_paper(kind: str) -> None:
     assert set(monitored_of(type(policy))) <= set(got)
 
 
-def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> None:
+def test_normalized_advantages_do_not_depend_on_the_size_of_the_rewards() -> None:
     losses = []
     for scale in (1.0, 1000.0):
         policy = made(adv_norm=True)
@@ -72,7 +72,7 @@ def test_normalised_advantages_do_not_depend_on_the_size_of_the_rewards() -> Non
     assert abs(losses[0] - plain) > 1e-3
 
 
-def test_normalised_observations_and_returns_enter_the_losses() -> None:
+def test_normalized_observations_and_returns_enter_the_losses() -> None:
     policy = made(obs_norm=True, value_norm=True)
     policy.observe_returns(torch.tensor([90.0, 110.0]))
     batch = collected(policy)

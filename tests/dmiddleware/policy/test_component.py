@@ -256,7 +256,7 @@ def test_the_learning_rate_of_a_part_follows_its_schedule() -> None:
     assert weight.item() == pytest.approx(0.95)
 
 
-def test_a_loaded_state_does_not_change_the_settings_of_the_optimiser() -> None:
+def test_a_loaded_state_does_not_change_the_settings_of_the_optimizer() -> None:
     old = dqn(learning_rate=1e-2, adam_eps=1e-8)
     old.learn_mode.forward(transitions(0))
     learn = {"learning_rate": 0.5, "adam_eps": 0.1}
@@ -335,7 +335,7 @@ def ppo(**cfg: Any) -> PPOPolicy:
 
 
 def a2c() -> A2CPolicy:
-    return A2CPolicy({"model": SMALL, "seed": 0})  # its optimiser is RMSprop
+    return A2CPolicy({"model": SMALL, "seed": 0})  # its optimizer is RMSprop
 
 
 @pytest.mark.parametrize("make", [dqn, ppo, a2c])

@@ -120,7 +120,7 @@ NETWORKS: dict[Any, Callable[[], nn.Module]] = {
     DQNPolicy: lambda: Outputs(logit=N_CHOICES),
 }
 OF_SUBMODULES = [cls for cls, make in NETWORKS.items() if isinstance(make(), Of)]
-NORMALISING = [cls for cls in NETWORKS if issubclass(cls.settings_class(), ObsNormSettings)]
+NORMALIZING = [cls for cls in NETWORKS if issubclass(cls.settings_class(), ObsNormSettings)]
 
 
 @pytest.mark.parametrize("cls", NETWORKS)
@@ -142,14 +142,14 @@ def test_a_network_as_the_page_asks_for_it_acts_learns_and_is_saved(
 
 @pytest.mark.parametrize("cls", OF_SUBMODULES)
 def test_submodules_serve_without_an_env_too(cls: Any) -> None:
-    options = {"obs_norm": False} if cls in NORMALISING else {}
+    options = {"obs_norm": False} if cls in NORMALIZING else {}
     policy = cls({"seed": 0, **options}, model=NETWORKS[cls]())
     policy.check_spaces(BOX, action_space_of(cls))
     action = policy.eval_mode.forward(torch.zeros(4, N_OBS))["action"]
     assert action.shape == ((4,) if cls is DiscreteSACPolicy else (4, N_ACTIONS))
 
 
-@pytest.mark.parametrize("cls", NORMALISING)
+@pytest.mark.parametrize("cls", NORMALIZING)
 def test_observations_of_a_network_of_ones_own_are_normalized(cls: Any) -> None:
     one_round(cls, BOX, model=NETWORKS[cls](), obs_norm=True)
 

@@ -16,7 +16,7 @@ from gymnasium.wrappers import FrameStackObservation
 from dmiddleware.data import TensorBuffer, as_tree, flatten_lead, from_numpy, leaves
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import CentralisedActorCritic, QMIXNetwork
+from dmiddleware.model import CentralizedActorCritic, QMIXNetwork
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.reward import GAIL, RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
@@ -193,7 +193,7 @@ def test_learned_rewards_see_integers_as_floats(name: str) -> None:
     torch.testing.assert_close(rewards[1], rewards[3], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("network", [CentralisedActorCritic, QMIXNetwork])
+@pytest.mark.parametrize("network", [CentralizedActorCritic, QMIXNetwork])
 @pytest.mark.parametrize("size", [9, (30, 30)], ids=str)
 def test_teams_see_flags_as_floats_and_pixels_scaled(network: Any, size: Any) -> None:
     torch.manual_seed(0)

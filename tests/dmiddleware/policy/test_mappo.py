@@ -143,7 +143,7 @@ def test_masks_of_each_agent_are_respected(cls: type[IPPOPolicy]) -> None:
     assert torch.equal(rows["log_prob"], torch.zeros(6, 2, 3))
 
 
-def test_learning_sees_normalised_observations_as_acting_does() -> None:
+def test_learning_sees_normalized_observations_as_acting_does() -> None:
     policy = MAPPOPolicy.for_env(CountingTeam(), seed=0, obs_norm=True, value_norm=True)
     policy.learn_mode.forward(to_learn(collected(policy)))
     rows = collected(policy)

@@ -1,4 +1,4 @@
-"""Policies whose observations are normalised by running statistics, or those of a data set."""
+"""Policies whose observations are normalized by running statistics, or those of a data set."""
 
 import itertools
 from typing import Any
@@ -54,7 +54,7 @@ TEAMS = [VDNPolicy, QMIXPolicy]
 
 
 def pair(cls: Any, **options: Any) -> tuple[Any, Any]:
-    """Return a policy that normalises, and one of the same weights that does not."""
+    """Return a policy that normalizes, and one of the same weights that does not."""
     if cls in TEAMS:
         return test_qmix.made(cls, obs_norm=True, **options), test_qmix.made(cls, **options)
     env = gym.make("CartPole-v1" if cls in PLAIN else "Pendulum-v1")
@@ -79,7 +79,7 @@ def rows(cls: Any, seed: int = 0) -> Batch:
     )
 
 
-def normalised(policy: Any, batch: Batch) -> Batch:
+def normalized(policy: Any, batch: Batch) -> Batch:
     see = policy.obs_norm
     return as_tree({**dict(batch.items()), **{k: see(batch[k]) for k in ("obs", "next_obs")}})
 
@@ -91,7 +91,7 @@ def first_inputs(sequences: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("cls", [*PLAIN, *CONTINUOUS, *TEAMS])
-def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
+def test_acting_and_learning_see_normalized_observations(cls: Any) -> None:
     policy, twin = pair(cls)
     for seed in range(3):
         obs = rows(cls, seed)["obs"]
@@ -103,23 +103,23 @@ def test_acting_and_learning_see_normalised_observations(cls: Any) -> None:
     batch["discount"] = torch.full_like(batch["terminated"], 0.99, dtype=torch.float32)
     for _ in range(2):
         loss = policy.learn_mode.forward(batch)["total_loss"]
-        assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
+        assert loss == twin.learn_mode.forward(normalized(policy, batch))["total_loss"]
     obs = rows(cls, 4)["obs"]
     seen = policy.obs_norm(obs)
     output, wanted = policy.eval_mode.forward(obs), twin.eval_mode.forward(seen)
     assert torch.equal(output["action"], wanted["action"])
     losses = [
-        twin.learn_mode.forward(one)["total_loss"] for one in (batch, normalised(policy, batch))
+        twin.learn_mode.forward(one)["total_loss"] for one in (batch, normalized(policy, batch))
     ]
     assert losses[0] != losses[1]
 
 
-def test_sequences_are_normalised() -> None:
+def test_sequences_are_normalized() -> None:
     policy, batch = test_r2d2.sampled(obs_norm=True)
     twin, _ = test_r2d2.sampled()
     assert policy.obs_norm.has_seen_all
     loss = policy.learn_mode.forward(batch)["total_loss"]
-    assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
+    assert loss == twin.learn_mode.forward(normalized(policy, batch))["total_loss"]
     obs, inputs = batch["obs"][0], first_inputs(batch)
     output = policy.eval_mode.forward(obs, **inputs)
     wanted = twin.eval_mode.forward(policy.obs_norm(obs), **inputs)
@@ -164,24 +164,24 @@ def test_the_statistics_are_part_of_a_checkpoint_and_of_what_collectors_receive(
 
 
 @pytest.mark.parametrize("cls", OFFLINE)
-def test_offline_policies_see_the_observations_of_the_data_set_normalised(cls: Any) -> None:
+def test_offline_policies_see_the_observations_of_the_data_set_normalized(cls: Any) -> None:
     (policy, twin), batch = pair(cls), rows(cls)
     with pytest.raises(
         ConfigError, match=r"knows nothing of the data set yet; call policy\.observe"
     ):
         policy.learn_mode.forward(batch)
     policy.observe(batch["obs"])
-    seen = normalised(policy, batch)
+    seen = normalized(policy, batch)
     torch.testing.assert_close(seen["obs"].mean(0), torch.zeros(3), rtol=0, atol=1e-5)
     policy.collect_mode.forward(batch["obs"] + 100)
-    assert torch.equal(normalised(policy, batch)["obs"], seen["obs"])
+    assert torch.equal(normalized(policy, batch)["obs"], seen["obs"])
     assert policy.eval_mode.forward(batch["obs"])["action"].shape == (16, 1)
     loss = policy.learn_mode.forward(batch)["total_loss"]
     assert loss == twin.learn_mode.forward(seen)["total_loss"]
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
-def test_normalised_observations_are_clipped_or_not(clip: float | None) -> None:
+def test_normalized_observations_are_clipped_or_not(clip: float | None) -> None:
     policy = SACPolicy.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True, norm_clip=clip)
     obs = rows(SACPolicy)["obs"]
     policy.collect_mode.forward(obs)
@@ -255,21 +255,21 @@ ORDERS = list(itertools.permutations((TDPolicy, Normalizing, Recording)))
 def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
     cls: Any = type("Mine", bases, {"__annotations__": {"cfg": NormalizingSettings}})
     policy = cls.for_env(gym.make("Pendulum-v1"), seed=0, obs_norm=True)
-    normaliser = policy.obs_norm
+    normalizer = policy.obs_norm
     batch = rows(SACPolicy)
     for seed in range(3):
         obs = rows(SACPolicy, seed)["obs"]
         policy.collect_mode.forward(obs)
-        assert torch.equal(policy.seen["collect"], normaliser(obs))
+        assert torch.equal(policy.seen["collect"], normalizer(obs))
         by_env = dict(enumerate(obs))
         as_collect_mode(policy, user="the test").forward(by_env)
-        assert torch.equal(policy.seen["collect"], normaliser(obs))
-    assert normaliser.has_seen_all
+        assert torch.equal(policy.seen["collect"], normalizer(obs))
+    assert normalizer.has_seen_all
     policy.eval_mode.forward(batch["obs"])
-    assert torch.equal(policy.seen["eval"], normaliser(batch["obs"]))
+    assert torch.equal(policy.seen["eval"], normalizer(batch["obs"]))
     policy.learn_mode.forward(batch)
     for name in ("obs", "next_obs"):
-        assert torch.equal(policy.seen[name], normaliser(batch[name]))
+        assert torch.equal(policy.seen[name], normalizer(batch[name]))
         assert policy.seen[name].abs().mean() < 2 < batch[name].abs().mean()
 
 
@@ -297,7 +297,7 @@ def added_to(cls: Any) -> Any:
 
 
 @pytest.mark.parametrize("cls", [BCPolicy, IQLPolicy, IMPALAPolicy])
-def test_any_algorithm_can_normalise(cls: Any) -> None:
+def test_any_algorithm_can_normalize(cls: Any) -> None:
     env = every_policy.env_for(cls)
     policy = added_to(cls).for_env(env, seed=0, obs_norm=True)
     twin = cls.for_env(env, seed=0)
@@ -307,7 +307,7 @@ def test_any_algorithm_can_normalise(cls: Any) -> None:
     if policy.minibatch_unit == "rows":
         batch = flatten_lead(batch, 2)
     policy.observe(batch["obs"])
-    seen = normalised(policy, batch)
+    seen = normalized(policy, batch)
     for _ in range(2):
         loss = policy.learn_mode.forward(batch)["total_loss"]
         assert loss == twin.learn_mode.forward(seen)["total_loss"]
@@ -322,13 +322,13 @@ def test_any_algorithm_can_normalise(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [PPOPolicy, A2CPolicy, RecurrentPPOPolicy, IPPOPolicy, MAPPOPolicy])
-def test_on_policy_algorithms_normalise_once(cls: Any) -> None:
+def test_on_policy_algorithms_normalize_once(cls: Any) -> None:
     policy, twin = (every_policy.made(cls, obs_norm=flag) for flag in (True, False))
     rows_of_it = every_policy.collected(policy)
     estimated = AdvantageEstimator(policy.learn_mode, user="the test")(rows_of_it)
     # The twin would have collected these rows if it had seen what the policy saw.
-    seen = normalised(policy, estimated)
-    again = AdvantageEstimator(twin.learn_mode, user="the test")(normalised(policy, rows_of_it))
+    seen = normalized(policy, estimated)
+    again = AdvantageEstimator(twin.learn_mode, user="the test")(normalized(policy, rows_of_it))
     torch.testing.assert_close(again["adv"], estimated["adv"])
     if policy.minibatch_unit == "rows":
         estimated, seen = flatten_lead(estimated, 2), flatten_lead(seen, 2)
@@ -337,9 +337,9 @@ def test_on_policy_algorithms_normalise_once(cls: Any) -> None:
         assert loss == twin.learn_mode.forward(seen)["total_loss"]
 
 
-def test_transformers_normalise_once() -> None:
+def test_transformers_normalize_once() -> None:
     flags = (True, False)
     policy, twin = (every_policy.made(DecisionTransformerPolicy, obs_norm=flag) for flag in flags)
     batch = every_policy.batch_for(policy)
     loss = policy.learn_mode.forward(batch)["total_loss"]
-    assert loss == twin.learn_mode.forward(normalised(policy, batch))["total_loss"]
+    assert loss == twin.learn_mode.forward(normalized(policy, batch))["total_loss"]

@@ -7,81 +7,81 @@ from dmiddleware.tree import as_tree
 
 
 def test_early_statistics_are_used_at_once():
-    normaliser = ObsNorm(2)
+    normalizer = ObsNorm(2)
     obs = torch.tensor([[0.0, 10.0], [2.0, 30.0]])
-    normaliser.update(obs)
-    torch.testing.assert_close(normaliser(obs), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+    normalizer.update(obs)
+    torch.testing.assert_close(normalizer(obs), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
 def test_held_statistics_change_only_when_the_first_new_observations_come():
-    normaliser = ObsNorm(1)
+    normalizer = ObsNorm(1)
     probe = torch.tensor([[7.0]])
-    normaliser.update(torch.tensor([[0.0], [2.0]]))
-    normaliser.hold()
-    first = normaliser(probe)
-    normaliser.hold()
-    assert torch.equal(normaliser(probe), first)
+    normalizer.update(torch.tensor([[0.0], [2.0]]))
+    normalizer.hold()
+    first = normalizer(probe)
+    normalizer.hold()
+    assert torch.equal(normalizer(probe), first)
     # Publishes what came before, which is what is in use already.
-    normaliser.update(torch.full((10, 1), 50.0))
-    assert torch.equal(normaliser(probe), first)
-    normaliser.update(torch.full((10, 1), 60.0))
-    assert torch.equal(normaliser(probe), first)
-    normaliser.hold()
-    assert torch.equal(normaliser(probe), first)
-    normaliser.update(probe)
-    assert not torch.equal(normaliser(probe), first)
+    normalizer.update(torch.full((10, 1), 50.0))
+    assert torch.equal(normalizer(probe), first)
+    normalizer.update(torch.full((10, 1), 60.0))
+    assert torch.equal(normalizer(probe), first)
+    normalizer.hold()
+    assert torch.equal(normalizer(probe), first)
+    normalizer.update(probe)
+    assert not torch.equal(normalizer(probe), first)
 
 
 def test_statistics_are_published_without_a_way_through_the_cpu(monkeypatch):
-    normaliser = ObsNorm(1)
+    normalizer = ObsNorm(1)
 
     def fail(tensor):
         raise AssertionError("a tensor was moved to the CPU")
 
     monkeypatch.setattr(torch.Tensor, "cpu", fail)
-    normaliser.update(torch.tensor([[0.0], [2.0]]))
-    assert normaliser(torch.tensor([[2.0]])).item() == pytest.approx(1.0)
+    normalizer.update(torch.tensor([[0.0], [2.0]]))
+    assert normalizer(torch.tensor([[2.0]])).item() == pytest.approx(1.0)
 
 
 def test_results_are_clipped():
-    normaliser = ObsNorm(1, clip=3.0)
-    normaliser.update(torch.tensor([[0.0], [2.0]]))
-    assert normaliser(torch.tensor([[100.0], [-100.0]])).flatten().tolist() == [3.0, -3.0]
+    normalizer = ObsNorm(1, clip=3.0)
+    normalizer.update(torch.tensor([[0.0], [2.0]]))
+    assert normalizer(torch.tensor([[100.0], [-100.0]])).flatten().tolist() == [3.0, -3.0]
 
 
-def test_one_hot_integers_pass_nested_numbers_are_normalised():
-    normaliser = ObsNorm({"kind": ("one_hot", 4), "in": {"v": 2}})
+def test_one_hot_integers_pass_nested_numbers_are_normalized():
+    normalizer = ObsNorm({"kind": ("one_hot", 4), "in": {"v": 2}})
     obs = as_tree(
         {
             "kind": torch.tensor([1, 3]),
             "in": {"v": torch.tensor([[0.0, 0.0], [4.0, 2.0]])},
         }
     )
-    normaliser.update(obs)
-    seen = normaliser(obs)
+    normalizer.update(obs)
+    seen = normalizer(obs)
     assert seen["kind"] is obs["kind"]
     torch.testing.assert_close(seen["in"]["v"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
 
 
-def test_each_pixel_of_an_image_is_normalised():
-    normaliser = ObsNorm((1, 2, 2))
+def test_each_pixel_of_an_image_is_normalized():
+    normalizer = ObsNorm((1, 2, 2))
     images = torch.tensor([[[[0, 10], [20, 7]]], [[[2, 14], [28, 9]]]], dtype=torch.uint8)
-    normaliser.update(images)
+    normalizer.update(images)
     expected = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 2, 2)
-    torch.testing.assert_close(normaliser(images), expected)
+    torch.testing.assert_close(normalizer(images), expected)
 
 
-def test_a_plain_dictionary_is_normalised_like_a_batch():
-    normaliser = ObsNorm({"in": {"v": 1}})
+def test_a_plain_dictionary_is_normalized_like_a_batch():
+    normalizer = ObsNorm({"in": {"v": 1}})
     obs = {"in": {"v": torch.tensor([[0.0], [4.0]])}}
-    assert not normaliser.has_seen_all
-    normaliser.update(obs)
-    assert normaliser.has_seen_all
-    assert normaliser(obs)["in"]["v"].flatten().tolist() == pytest.approx([-1.0, 1.0])
+    assert not normalizer.has_seen_all
+    normalizer.update(obs)
+    assert normalizer.has_seen_all
+    assert normalizer(obs)["in"]["v"].flatten().tolist() == pytest.approx([-1.0, 1.0])
 
 
 @pytest.mark.parametrize("moment", ["fresh", "learned", "collecting", "learned again"])
-def test_a_restored_normaliser_continues_identically(moment):
+def test_a_restored_normalizer_continues_identically(moment):
     ours, theirs = ObsNorm(2), ObsNorm(2)
     ours.update(torch.randn(5, 2))
     if moment != "fresh":
@@ -94,10 +94,10 @@ def test_a_restored_normaliser_continues_identically(moment):
     probe = torch.randn(4, 2)
     assert torch.equal(ours(probe), theirs(probe))
     for hold in (False, False, True, False):
-        for normaliser in (ours, theirs):
+        for normalizer in (ours, theirs):
             if hold:
-                normaliser.hold()
-            normaliser.update(probe)
+                normalizer.hold()
+            normalizer.update(probe)
         assert torch.equal(ours(probe), theirs(probe))
 
 

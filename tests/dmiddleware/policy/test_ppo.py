@@ -95,7 +95,7 @@ def test_the_first_minibatch_sees_ratios_of_1(small, ppo_batch):
     assert answer["clip_fraction"] == 0
 
 
-def test_the_advantage_of_a_single_row_is_not_normalised(small, ppo_batch):
+def test_the_advantage_of_a_single_row_is_not_normalized(small, ppo_batch):
     policy = PPOPolicy({"model": small})
     assert np.isfinite(policy.learn_mode.forward(ppo_batch(policy, n=1))["total_loss"])
 
@@ -219,7 +219,7 @@ def test_the_value_function_is_computed_without_dropout(small):
     assert torch.equal(value_fn(obs), value_fn(obs))
 
 
-def test_observations_are_normalised_by_what_was_seen_before_learning(small):
+def test_observations_are_normalized_by_what_was_seen_before_learning(small):
     policy = PPOPolicy({"model": small, "obs_norm": True, "seed": 0})
     twin = PPOPolicy({"model": small, "seed": 0})
     seen = [5 + 3 * torch.randn(8, 4) for _ in range(3)]
@@ -227,7 +227,7 @@ def test_observations_are_normalised_by_what_was_seen_before_learning(small):
     stats = RunningMeanStd((4,))
     for obs, output in zip(seen, outputs, strict=True):
         stats.update(obs)
-        wanted = twin.collect_mode.forward(stats.normalise(obs))
+        wanted = twin.collect_mode.forward(stats.normalize(obs))
         torch.testing.assert_close(output["logit"], wanted["logit"])
     # What evaluating and valuing see changes nothing.
     before = dict(leaves(policy.collect_mode.state_dict()["acting"]["obs_norm"]))
@@ -328,7 +328,7 @@ def test_bounds_travel_with_the_checkpoint(pendulum_spaces):
     )
 
 
-def test_normalising_observations_needs_their_shape(small):
+def test_normalizing_observations_needs_their_shape(small):
     class Bare(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -345,7 +345,7 @@ def test_normalising_observations_needs_their_shape(small):
     assert policy.value_fn(torch.randn(3, 4)).shape == (3,)
 
 
-def test_normalising_over_several_ranks_is_rejected(small):
+def test_normalizing_over_several_ranks_is_rejected(small):
     with pytest.raises(ConfigError, match="multi_gpu must be False with obs_norm"):
         PPOPolicy({"model": small, "multi_gpu": True, "obs_norm": True})
 
@@ -389,7 +389,7 @@ def test_a_policy_that_acted_without_bounds_stays_without(pendulum_spaces):
     assert "low" not in part
 
 
-def normalised(small, ret, **options):
+def normalized(small, ret, **options):
     policy = PPOPolicy({"model": small, "seed": 0, "value_norm": True, **options})
     policy.observe_returns(ret)
     return policy
@@ -399,9 +399,9 @@ def test_values_are_not_clipped_by_default():
     assert PPOPolicy.settings_class()().value_clip is None
 
 
-def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
+def test_a_critic_of_normalized_returns_answers_in_units_of_the_return(small):
     ret = torch.tensor([90.0, 110.0, 100.0])
-    policy, plain = normalised(small, ret), PPOPolicy({"model": small, "seed": 0})
+    policy, plain = normalized(small, ret), PPOPolicy({"model": small, "seed": 0})
     obs = torch.randn(5, 4)
     raw = plain.collect_mode.forward(obs)["value"]
     deviation = ret.double().std(correction=0)
@@ -410,9 +410,9 @@ def test_a_critic_of_normalised_returns_answers_in_units_of_the_return(small):
     torch.testing.assert_close(policy.value_fn(obs), expected)
 
 
-def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_batch):
+def test_a_critic_learns_normalized_returns_and_clips_in_their_units(small, ppo_batch):
     ret = torch.tensor([90.0, 110.0, 100.0])
-    policy = normalised(small, ret, value_clip=0.1)
+    policy = normalized(small, ret, value_clip=0.1)
     batch = ppo_batch(policy)
     batch["ret"] = 100.0 + 50.0 * torch.randn(len(batch["ret"]))
     deviation = ret.double().std(correction=0)
@@ -426,8 +426,8 @@ def test_a_critic_learns_normalised_returns_and_clips_in_their_units(small, ppo_
 
 
 def test_collectors_and_checkpoints_have_the_statistics_of_returns(small):
-    policy = normalised(small, torch.tensor([1.0, 5.0]))
-    other = normalised(small, torch.zeros(1))
+    policy = normalized(small, torch.tensor([1.0, 5.0]))
+    other = normalized(small, torch.zeros(1))
     other.collect_mode.load_state_dict(policy.collect_mode.state_dict())
     obs = torch.randn(5, 4)
     assert torch.equal(

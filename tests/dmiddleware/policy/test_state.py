@@ -165,7 +165,7 @@ def test_a_target_network_that_differs_is_rejected_before_anything_is_loaded(sma
     same_states(policy.learn_mode.state_dict(), before)
 
 
-def test_an_optimiser_of_other_parameters_is_rejected(small):
+def test_an_optimizer_of_other_parameters_is_rejected(small):
     policy = DQNPolicy({"model": small})
     state = policy.learn_mode.state_dict()
     state["optimizer"]["q"]["param_groups"][0]["params"] = [0]

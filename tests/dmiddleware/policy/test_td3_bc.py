@@ -47,7 +47,7 @@ def test_the_actor_balances_values_and_cloning_as_equations_3_and_5_say() -> Non
     assert output["actor_loss"] == pytest.approx(wanted.item(), rel=1e-4)
 
 
-def test_observations_are_normalised_with_the_statistics_of_the_data() -> None:
+def test_observations_are_normalized_with_the_statistics_of_the_data() -> None:
     rows = mixed_rows()
     rows["obs"] = rows["obs"] * 100 + 500
     policy = made()
@@ -60,7 +60,7 @@ def test_observations_are_normalised_with_the_statistics_of_the_data() -> None:
     torch.testing.assert_close(acted, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_observations_are_normalised_where_it_learns() -> None:
+def test_observations_are_normalized_where_it_learns() -> None:
     moved = some_rows()
     for name in ("obs", "next_obs"):
         moved[name] = moved[name] * 100 + 500
@@ -86,7 +86,7 @@ def test_collectors_receive_the_statistics() -> None:
     assert torch.equal(*actions)
 
 
-def test_a_model_of_unknown_observations_cannot_normalise_them() -> None:
+def test_a_model_of_unknown_observations_cannot_normalize_them() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -96,7 +96,7 @@ def test_a_model_of_unknown_observations_cannot_normalise_them() -> None:
         TD3BCPolicy(model=Model())
 
 
-def test_nested_observations_are_normalised_too() -> None:
+def test_nested_observations_are_normalized_too() -> None:
     shape = {"a": 2, "b": 1}
     cfg = {"model": {"obs_shape": shape, "action_shape": 1, "action_space": "continuous", **SMALL}}
     losses = []

@@ -87,7 +87,7 @@ def test_the_critics_learn_the_mixture_without_its_largest_quantiles() -> None:
     assert output["q_value"] == pytest.approx(quantiles.mean().item(), rel=1e-4)
 
 
-def test_the_actor_maximises_the_mean_of_all_quantiles() -> None:
+def test_the_actor_maximizes_the_mean_of_all_quantiles() -> None:
     policy, data = made(alpha=0.5), batch()
     parts = policy.components
     noise, _ = noise_of(policy)

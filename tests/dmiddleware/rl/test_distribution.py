@@ -241,7 +241,7 @@ def allowed_actions(name, mask):
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_masked_actions_have_no_probability_and_the_rest_is_renormalised(name):
+def test_masked_actions_have_no_probability_and_the_rest_is_renormalized(name):
     make, masks = MASKED[name]
     for mask in masks:
         distribution = make(randn(1, 4), torch.tensor([mask]))

@@ -14,6 +14,6 @@ def test_the_public_names_are_these():
         "Schedule", "Counters", "epsilon_schedule", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
         "Hybrid", "mask_logit",
-        "RunningMeanStd", "RewardNormaliser",
+        "RunningMeanStd", "RewardNormalizer",
     }  # fmt: skip
     assert all(hasattr(rl, name) for name in rl.__all__)

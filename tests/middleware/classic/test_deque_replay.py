@@ -126,7 +126,7 @@ class WithoutPriorities(DQNPolicy):
         return output
 
 
-def prioritised(kind: str) -> Any:
+def prioritized(kind: str) -> Any:
     if kind == "TensorBuffer":
         return filled(sampler=PrioritySampler())
     buffer = DequeBuffer(1000, seed=0)
@@ -153,13 +153,13 @@ def test_a_prioritized_buffer_that_nothing_updates_is_refused(
 ) -> None:
     policy = WithoutPriorities(small(8))
     with pytest.raises(ConfigError, match="returned no priorities"):
-        run_steps(*learning_from(prioritised(kind), policy, by=by))
+        run_steps(*learning_from(prioritized(kind), policy, by=by))
 
 
 @pytest.mark.parametrize("by", LEARNERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) -> None:
-    buffer, policy = prioritised(kind), WithoutPriorities(small(8))
+    buffer, policy = prioritized(kind), WithoutPriorities(small(8))
     buffer.update_priority([3], [2.0])
     ctx = run_steps(*learning_from(buffer, policy, by=by))
     assert ctx.train_iter == 1
@@ -167,7 +167,7 @@ def test_priorities_may_come_from_elsewhere(run_steps: Any, kind: str, by: str) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_buffer_counts_as_updated(run_steps: Any, kind: str) -> None:
-    buffer, resumed = prioritised(kind), prioritised(kind)
+    buffer, resumed = prioritized(kind), prioritized(kind)
     run_steps(OffPolicyLearner(DQNPolicy(small(8)), buffer))
     resumed.load_state_dict(buffer.state_dict())
     assert not resumed.lacks_priorities

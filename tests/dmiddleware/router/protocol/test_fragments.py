@@ -389,8 +389,8 @@ def test_a_frame_cannot_change_its_length_or_have_gaps() -> None:
     raw = fragment_frame(dialer, peer, Fragment(2000, 1000, 1000), b"x" * 1000)
     reply = listener.on_request(raw, 0.0, cover_body=True).content
     assert not isinstance(reply, ParkedPoll)
-    acknowledgements = msgspec.msgpack.decode(decode_frame(bytes(reply), peer.check).metadata)
-    assert acknowledgements[3] == [[0, 2, 0]]
+    acknowledgments = msgspec.msgpack.decode(decode_frame(bytes(reply), peer.check).metadata)
+    assert acknowledgments[3] == [[0, 2, 0]]
 
 
 @given(

@@ -440,7 +440,7 @@ def test_a_successor_gets_the_frames_that_its_predecessor_received_too_early() -
 
 @pytest.mark.parametrize("listener_sends", [False, True])
 @pytest.mark.parametrize("lost", [False, True])
-def test_the_acknowledgement_of_handled_events_is_sent_at_once_and_with_each_heartbeat(
+def test_the_acknowledgment_of_handled_events_is_sent_at_once_and_with_each_heartbeat(
     pair: tuple[NodeProtocol, NodeProtocol, PeerSession], listener_sends: bool, lost: bool
 ) -> None:
     dialer, listener, peer = pair

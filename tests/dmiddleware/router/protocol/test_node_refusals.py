@@ -136,7 +136,7 @@ ROWS = st.lists(st.tuples(COUNTS, COUNTS, COUNTS) | st.tuples(COUNTS), max_size=
 
 @settings(max_examples=150, deadline=None)
 @given(acks=ROWS, busy=ROWS)
-def test_impossible_acknowledgements_are_refused_or_ignored(acks: Any, busy: Any) -> None:
+def test_impossible_acknowledgments_are_refused_or_ignored(acks: Any, busy: Any) -> None:
     dialer, listener = make_node("1"), make_node("0")
     peer = join(dialer, listener)
     emit(dialer, "0", "e", 1)

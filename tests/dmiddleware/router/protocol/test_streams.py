@@ -102,7 +102,7 @@ def test_the_successor_of_a_receiver_that_dies_at_any_point_sees_no_gap(
             while max_unhandled and n_handled < len(accepted) and chance.random() < 0.7:
                 receiver.on_handled()
                 n_handled += 1
-            # Heartbeats repeat the newest acknowledgement.
+            # Heartbeats repeat the newest acknowledgment.
             back.put("ack", receiver.acknowledged, receiver.credit)
             read_answers(sender, back, float(now))
             if not to_offer and sender.empty:
@@ -239,7 +239,7 @@ def test_small_messages_share_a_frame_up_to_the_batch_size() -> None:
     assert box.next_frame(0.0) is None
 
 
-def test_a_full_outbox_refuses_until_an_acknowledgement_makes_room() -> None:
+def test_a_full_outbox_refuses_until_an_acknowledgment_makes_room() -> None:
     box = outbox(max_bytes=25)
     assert box.offer(message(0)) and box.offer(message(1))
     assert not box.offer(message(2))

@@ -11,7 +11,7 @@ from dmiddleware.classic import as_collect_mode, collate
 from dmiddleware.classic.policy_config import ClassicSettings
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ConfigError, PolicyOutputError, RegistryError
-from dmiddleware.rl import RewardNormaliser
+from dmiddleware.rl import RewardNormalizer
 from dmiddleware.worker.collector import (
     EpisodeSerialCollector,
     ISerialCollector,
@@ -470,11 +470,11 @@ def test_reward_norm_follows_the_return_of_each_env(sampler):
         episode = int(one["episode_id"])
         running[episode] = 0.9 * running.get(episode, 0.0) + float(one["reward"])
         returns.append(running[episode])
-    normaliser = RewardNormaliser(discount=0.9)
+    normalizer = RewardNormalizer(discount=0.9)
     # One lane, in the order in which the trajectories were collected.
     columns = (collate(samples)[key][:, None] for key in ("reward", "done", "episode_id"))
-    normaliser.update(*columns)
-    assert normaliser.std == pytest.approx(torch.tensor(returns).std(correction=0).item(), rel=1e-3)
+    normalizer.update(*columns)
+    assert normalizer.std == pytest.approx(torch.tensor(returns).std(correction=0).item(), rel=1e-3)
 
 
 def test_collectors_are_created_by_name():

@@ -56,7 +56,7 @@ def test_what_was_sent_does_not_change_with_the_next_update_and_can_be_loaded(le
     before = {name: value.clone() for name, value in sent["model"].items()}
     learner.train(batch("a", "b"))
     assert all(torch.equal(value, before[name]) for name, value in sent["model"].items())
-    assert set(sent) == {"model", "acting", "iter"}, "no optimiser"
+    assert set(sent) == {"model", "acting", "iter"}, "no optimizer"
     cfg = {"model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
     DQNPolicy(cfg).collect_mode.load_state_dict({"model": sent["model"]})
 

@@ -1,4 +1,4 @@
-"""Running mean and variance, to normalise observations and rewards."""
+"""Running mean and variance, to normalize observations and rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmiddleware.errors import CheckpointMismatch, NonFiniteData, StructureError
 from dmiddleware.rl.recurrence import discounted_scan
 from dmiddleware.settings import Fraction, Positive, checked
 
-__all__ = ["RunningMeanStd", "RewardNormaliser"]
+__all__ = ["RunningMeanStd", "RewardNormalizer"]
 
 
 class RunningMeanStd:
@@ -86,7 +86,7 @@ class RunningMeanStd:
         self._refresh()
 
     @torch.no_grad()
-    def normalise(self, batch: torch.Tensor, *, clip: float | None = 10.0) -> torch.Tensor:
+    def normalize(self, batch: torch.Tensor, *, clip: float | None = 10.0) -> torch.Tensor:
         """Return ``(batch - mean) / std`` as float32.
 
         Args:
@@ -100,8 +100,8 @@ class RunningMeanStd:
         return scaled if clip is None else scaled.clamp_(-clip, clip)
 
     @torch.no_grad()
-    def denormalise(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalisation."""
+    def denormalize(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalization."""
         return (batch / self._scale).add_(self.mean).float()
 
     def adopt(self, other: RunningMeanStd) -> None:
@@ -129,7 +129,7 @@ class RunningMeanStd:
         shape = tuple(state["mean"].shape)
         if shape != self._shape:
             raise CheckpointMismatch(
-                f"these statistics belong to items of shape {shape}, this normaliser is for shape "
+                f"these statistics belong to items of shape {shape}, this normalizer is for shape "
                 f"{self._shape}; load them into one of the same observation shape"
             )
         device = self.mean.device
@@ -143,7 +143,7 @@ class RunningMeanStd:
         if n_lead < 0 or tuple(batch.shape[n_lead:]) != self._shape:
             raise StructureError(
                 f"a batch of shape {tuple(batch.shape)} does not end in the item shape "
-                f"{self._shape} that this normaliser was made for"
+                f"{self._shape} that this normalizer was made for"
             )
         return batch.to(torch.float64).reshape(-1, *self._shape)
 
@@ -151,7 +151,7 @@ class RunningMeanStd:
         self._scale = self.std.reciprocal()
 
 
-class RewardNormaliser:
+class RewardNormalizer:
     """Scale rewards by the running standard deviation of the discounted return.
 
     The return of each episode is followed forwards in time, ``R = discount * R + reward``, from
@@ -238,7 +238,7 @@ class RewardNormaliser:
             del self._unfinished[next(iter(self._unfinished))]
 
     @torch.no_grad()
-    def normalise(self, reward: torch.Tensor) -> torch.Tensor:
+    def normalize(self, reward: torch.Tensor) -> torch.Tensor:
         """Return the rewards ``[…]`` divided by :attr:`std`, as float32, clipped."""
         scaled = (reward / self._return_stats.std).float()
         return scaled if self._clip is None else scaled.clamp_(-self._clip, self._clip)
