@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dmiddleware.classic import CollectMode, LearnMode, StockPolicy, collate, create_policy
+from dmiddleware.classic.policy_config import ClassicSettings
 from dmiddleware.data import as_tree, cat, load_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import POLICY_REGISTRY, HasModes, PPOPolicy
@@ -59,8 +60,9 @@ class TrajectoryPPO(StockPolicy):
                 for index in torch.randperm(len(rows["adv"])).split(learn.batch_size)
             ]
 
-        trajectories = dataclasses.replace(mode.spec, batch_size=8)
-        return mode._replace(forward=forward, spec=trajectories)
+        settings = ClassicSettings(self.cfg, own={"batch_size": 8})
+        spec = dataclasses.replace(mode.spec, settings=settings)
+        return mode._replace(forward=forward, spec=spec)
 
 
 def config(exp_name: str, stop_value: float) -> dict[str, Any]:

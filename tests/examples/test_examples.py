@@ -102,8 +102,8 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ENV", lambda **kwargs: TimeLimit(make_env(**kwargs), 40))
     if name == "mujoco":
         monkeypatch.setattr(module, "RANDOM_STEPS", 40)
-        learner = functools.partial(module.OffPolicyLearner, batch_size=16)
-        monkeypatch.setattr(module, "OffPolicyLearner", learner)
+        small = {algo: {**given, "batch_size": 16} for algo, given in module.SETTINGS.items()}
+        monkeypatch.setattr(module, "SETTINGS", small)
 
 
 @pytest.mark.parametrize("name", mostly_slow(ALL, keep=SHORT))
