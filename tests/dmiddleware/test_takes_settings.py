@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.settings import Count, Settings, Whole, takes_settings
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.type_checker import type_check
 
 
 class CollectorSettings(Settings):
@@ -105,6 +102,7 @@ def test_the_signature_has_the_fields() -> None:
 
 CHECKED = """
 from dmiddleware.settings import Count, Settings, Whole, takes_settings
+from tests.type_checker import type_check
 
 class CollectorSettings(Settings):
     n_sample: Count
@@ -126,12 +124,7 @@ Collector(1, 2, n_sample=8)
 
 
 def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(CHECKED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml"]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache"), str(program)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = [line.partition(": ")[2] for line in result.stdout.splitlines() if "program" in line]
+    found = type_check(CHECKED, tmp_path)
     assert found == [
         'note: Revealed type is "def (str, int, *, n_sample: int, random_steps: int =) -> '
         'program.Collector"',

@@ -51,6 +51,32 @@ class Walk(gym.Env):
         return np.array([self.t, self.total, self.np_random.random()], np.float32)
 
 
+class Odd(Walk):
+    """A walk whose results are changed from the third step, or the second reset, on."""
+
+    limit = 5
+
+    def __init__(self, space=None, step=None, reset=None):
+        super().__init__(goal=100, limit=self.limit)
+        self.changed_step, self.changed_reset, self.n_resets = step, reset, 0
+        if space is not None:
+            self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        self.n_resets += 1
+        changed = self.changed_reset is not None and self.n_resets >= 2
+        return self.changed_reset(obs, info) if changed else (obs, info)
+
+    def step(self, action):
+        result = super().step(action)
+        return result if self.changed_step is None or self.t < 3 else self.changed_step(*result)
+
+    def _obs(self):
+        space = self.observation_space
+        return super()._obs() if space is Walk.observation_space else space.sample()
+
+
 class Nested(gym.Env):
     """Nested observations and actions, images among them."""
 

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from strange_envs import Fragile, Walk
+from strange_envs import Fragile, Odd, Walk
 
 from dmiddleware.classic import BattleEnvManager
 from dmiddleware.env import (
@@ -22,32 +22,6 @@ from dmiddleware.env import (
     make_env_manager,
 )
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvProtocolError, RegistryError
-
-LIMIT = 5
-
-
-class Odd(Walk):
-    """A walk whose results are changed from the third step, or the second reset, on."""
-
-    def __init__(self, space=None, step=None, reset=None):
-        super().__init__(goal=100, limit=LIMIT)
-        self.changed_step, self.changed_reset, self.n_resets = step, reset, 0
-        if space is not None:
-            self.observation_space = space
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset(seed=seed, options=options)
-        self.n_resets += 1
-        changed = self.changed_reset is not None and self.n_resets >= 2
-        return self.changed_reset(obs, info) if changed else (obs, info)
-
-    def step(self, action):
-        result = super().step(action)
-        return result if self.changed_step is None or self.t < 3 else self.changed_step(*result)
-
-    def _obs(self):
-        space = self.observation_space
-        return super()._obs() if space is Walk.observation_space else space.sample()
 
 
 def in_wrappers(env_fn):
@@ -84,7 +58,7 @@ def vector_reset_by_mask(env_fn):
 
 def play(manager):
     with manager:
-        for _ in range(2 * LIMIT):
+        for _ in range(2 * Odd.limit):
             manager.step(manager.sample_actions())
 
 
@@ -240,7 +214,7 @@ def test_an_observation_with_an_additional_key_is_refused(make):
 def test_a_harmless_difference_is_converted(make, space, change):
     with make(functools.partial(Odd, space, lambda obs, *rest: (change(obs), *rest))) as manager:
         space = manager.observation_space
-        for _ in range(LIMIT):
+        for _ in range(Odd.limit):
             step = manager.step(manager.sample_actions())
             assert step.next_obs.dtype == space.dtype
 

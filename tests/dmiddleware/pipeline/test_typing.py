@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.type_checker import type_check
 
 HEAD = """
 from __future__ import annotations
@@ -83,13 +81,8 @@ with Task(OnlineRLContext()) as task:
 )
 
 
-def check(source: str, tmp_path: Path) -> list[str]:
-    path = tmp_path / "program.py"
-    path.write_text(source)
-    command = [sys.executable, "-m", "mypy", "--strict", str(path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert not result.stderr, result.stderr
-    return [line for line in result.stdout.splitlines() if ": error:" in line]
+def check(source: str, folder: Path) -> list[str]:
+    return [line for line in type_check(source, folder) if line.startswith("error:")]
 
 
 @pytest.mark.process

@@ -46,6 +46,7 @@ from dmiddleware.policy import (
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.settings import plain_values
+from tests.dmiddleware.policy.drawn_envs import Drawn
 
 VALUE_BASED = [DQNPolicy, C51Policy, QRDQNPolicy, IQNPolicy, RainbowPolicy, R2D2Policy]
 DISCRETE = [*VALUE_BASED, DiscreteSACPolicy]
@@ -63,25 +64,6 @@ STOCK = [*DISCRETE, *CONTINUOUS, *ANY_ACTION, DecisionTransformerPolicy]
 """Every stock policy of a single agent."""
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-
-class Drawn(gym.Env[Any, Any]):
-    """Gives random observations of a space, and refuses actions that are not in its own."""
-
-    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self._step = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert action in self.action_space, f"{action!r} is not in {self.action_space}"
-        self._step += 1
-        return self.observation_space.sample(), 1.0, False, self._step == 6, {}
 
 
 def action_space_of(cls: Any) -> gym.Space[Any]:

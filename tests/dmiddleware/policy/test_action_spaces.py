@@ -12,6 +12,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector
+from tests.dmiddleware.policy.drawn_envs import Taking
 
 SPACES = {
     "discrete": spaces.Discrete(3),
@@ -31,26 +32,6 @@ SPACES = {
     ),
     "tuple": spaces.Tuple((spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2))),
 }
-
-
-class Taking(gym.Env):
-    """Takes the actions of a space, and raises where it is given anything else."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-
-    def __init__(self, action_space):
-        self.action_space = action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.np_random.random(4, np.float32), {}
-
-    def step(self, action):
-        if action not in self.action_space:
-            raise AssertionError(f"{action!r} is not in {self.action_space}")
-        self.t += 1
-        return self.np_random.random(4, np.float32), 1.0, self.t == 5, False, {}
 
 
 def envs_of(space, **options):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import describe, from_nested, nested, plain_values
 from tests.dmiddleware.policy.every_policy import EVERY
+from tests.type_checker import type_check
 
 SETTINGS = list(dict.fromkeys(cls.settings_class() for cls in EVERY))
 PROGRAM = """
@@ -89,11 +88,7 @@ def test_a_value_is_kept_or_refused_with_its_name(
 
 
 def test_a_type_checker_knows_the_settings_of_a_policy(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(program)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    told = [line.split(": ", 1)[1] for line in found.splitlines() if "program.py" in line]
+    told = type_check(PROGRAM, tmp_path)
     assert told[:5] == [
         f'note: Revealed type is "{kind}"'
         for kind in (
