@@ -13,9 +13,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 SLOW = {"torch", "treetensor", "numpy", "pynng", "asyncio", "importlib.metadata", "rich"}
 
-# The learner and the collector exchange an event before they look.
+# The learner and the collector exchange events before they look. A collector that never waits would
+# fill large frames, whose fragments need numpy.
 PROGRAM = """
-    import sys
+    import sys, time
     from dmiddleware import Context, Task, middleware
 
     def main():
@@ -25,6 +26,7 @@ PROGRAM = """
             @middleware(roles=["collector"])
             def collect(ctx):
                 ctx.task.emit("number", [ctx.total_step, {"a": 1.5}], only_remote=True)
+                time.sleep(0.01)
 
             @middleware(roles=["learner"])
             def learn(ctx):
