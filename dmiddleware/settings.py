@@ -77,6 +77,7 @@ __all__ = [
     "nested",
     "plain_values",
     "settings_table",
+    "shown",
     "takes_settings",
     "values_in_words",
 ]
@@ -328,7 +329,9 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         return _adapter(hint).validate_python(value)
     except ValidationError:
         words = values_in_words(hint)
-        raise ConfigError(f"{name} must be {words}, got {_shown(value, words)}") from None
+        raise ConfigError(
+            f"{name} must be {words}, got {shown(value, is_number=_wants_number(words))}"
+        ) from None
 
 
 class _TakesSettings(Protocol[P, S_co]):
@@ -453,7 +456,8 @@ def _in_words(
         else:
             words = values_in_words(hints[name])
             value = given[name] if name in given else _defaults(cls)[name]
-            problem = f"{path_of(name)} must be {words}, got {_shown(value, words)}"
+            got = shown(value, is_number=_wants_number(words))
+            problem = f"{path_of(name)} must be {words}, got {got}"
             near = nearest(value, _choices(hints[name]), n=1) if isinstance(value, str) else []
             problem += f"; did you mean {near[0]!r}?" if near else ""
         problems.setdefault(name, problem)
@@ -467,8 +471,14 @@ def _choices(hint: Any) -> list[str]:
     return [one for part in typing.get_args(hint) for one in _choices(part)]
 
 
-def _shown(value: Any, words: str) -> str:
-    if isinstance(value, str) and ("number" in words or "integer" in words):
+def shown(value: Any, *, is_number: bool) -> str:
+    """Return a wrong value for a message, with a hint if it is the text of a wanted number.
+
+    Args:
+        value: the value.
+        is_number: whether a number was wanted.
+    """
+    if isinstance(value, str) and is_number:
         try:
             float(value)
         except ValueError:
@@ -476,6 +486,10 @@ def _shown(value: Any, words: str) -> str:
         else:
             return f"the text {value!r}; YAML reads 1e-4 as text, so write 1.0e-4, without quotes"
     return repr(value)
+
+
+def _wants_number(words: str) -> bool:
+    return "number" in words or "integer" in words
 
 
 def values_in_words(hint: Any) -> str:

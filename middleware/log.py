@@ -155,7 +155,7 @@ class _Logger(BaseMiddleware[RLContext]):
             self.axis,
             self._last,
             ctx.train_iter,
-            as_float(ctx.eval_value),
+            found["eval/return_mean"],
         )
 
     def _write_video(self, gif: bytes) -> None:

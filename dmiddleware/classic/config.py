@@ -19,6 +19,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
 from dmiddleware.schedule import Schedule
+from dmiddleware.settings import shown
 
 __all__ = [
     "Configurable",
@@ -395,7 +396,7 @@ class _Merge:
             if not fits:
                 raise ConfigError(
                     f"{self.owner}: {full} must be {entry.range.words}, got "
-                    + _shown(value, default)
+                    + shown(value, is_number=_is_real(default))
                 )
             is_whole = entry.range.whole
         else:
@@ -421,17 +422,6 @@ def _hint(key: str, known: Iterable[str], prefix: str = "") -> str:
     return f"did you mean {prefix}{near[0]}?" if near else f"known here are: {', '.join(names)}"
 
 
-def _shown(value: Any, default: Any) -> str:
-    if isinstance(value, str) and _is_real(default):
-        try:
-            float(value)
-        except ValueError:
-            pass
-        else:
-            return f"the text {value!r}; YAML reads 1e-4 as text, so write 1.0e-4, without quotes"
-    return repr(value)
-
-
 def _check_type(default: Any, value: Any, full: str, owner: str) -> None:
     # None disables an option that is a number; a switch is either on or off.
     is_off = value is None and not isinstance(default, bool)
@@ -439,7 +429,7 @@ def _check_type(default: Any, value: Any, full: str, owner: str) -> None:
         return
     raise ConfigError(
         f"{owner}: {full} must be of type {type(default).__name__} like its default {default!r}, "
-        f"got {_shown(value, default)} of type {type(value).__name__}"
+        f"got {shown(value, is_number=_is_real(default))} of type {type(value).__name__}"
     )
 
 

@@ -18,6 +18,7 @@ from dmiddleware.runs.watch import watch
 __all__ = ["compare_command", "report_command", "watch_command"]
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_SIDES: Final = click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def _refusing() -> Iterator[None]:
 
 
 @click.command("compare", context_settings=_HELP)
-@click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
+@_SIDES
 @click.option("--metric", default=EVALUATION, show_default=True, help="Metric to compare.")
 @click.option(
     "--output",
@@ -58,7 +59,7 @@ def compare_command(sides: tuple[str, ...], metric: str, output: Path | None) ->
 
 
 @click.command("report", context_settings=_HELP)
-@click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
+@_SIDES
 @click.option("--metric", default=EVALUATION, show_default=True, help="Metric that decides.")
 @click.option(
     "--output",

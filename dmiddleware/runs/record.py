@@ -55,7 +55,7 @@ class RunRecord:
         rows = read_metrics(path)
         found = [row for row in rows if row.get(metric) is not None]
         if not found:
-            names = sorted({name for row in rows for name in row} - {*_AXES, "time"})
+            names = sorted({name for row in rows for name in row} - {*_AXES, "time_s"})
             raise RunFolderError(
                 f"{path} has no values of {metric}; it has: {', '.join(names) or 'none'}"
             )

@@ -83,9 +83,9 @@ def _sections(found: Comparison) -> Iterator[str]:
     yield "<h2>Results</h2>"
     yield _results(found)
     yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
-    yield "<h2>Runs</h2>"
-    yield _runs_table(runs)
     metrics = {run.path: read_metrics(run.path) for side in runs.values() for run in side}
+    yield "<h2>Runs</h2>"
+    yield _runs_table(runs, metrics)
     groups = defaultdict(set)
     for rows in metrics.values():
         for name in {name for row in rows for name in row}:
@@ -130,11 +130,14 @@ def _results(found: Comparison) -> str:
     return scores + (better if found.improvement else "") + (f"<p>{ONE_RUN}</p>" if few else "")
 
 
-def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
+def _runs_table(
+    runs: Mapping[str, Sequence[RunRecord]],
+    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
+) -> str:
     def rows() -> Iterator[list[Any]]:
         for side, of_side in runs.items():
             for run in of_side:
-                last = read_metrics(run.path)[-1]
+                last = metrics[run.path][-1]
                 seconds = last.get("time_s")
                 yield [
                     side,

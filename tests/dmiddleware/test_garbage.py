@@ -1,4 +1,4 @@
-"""What is imported stays, and the garbage collector need not look at it."""
+"""Imports stay until the process ends, so the garbage collector need not look at them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden
 
 
 def small(batch_size: int, **learn: Any) -> dict[str, Any]:
-    """Return the config of a small policy that learns from so many rows at a time."""
+    """Return the config of a small policy with this batch size."""
     return {**SMALL, "batch_size": batch_size, **learn}
 
 
