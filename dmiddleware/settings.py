@@ -58,6 +58,7 @@ if typing.TYPE_CHECKING:
 __all__ = [
     "AS_TUPLE",
     "At",
+    "BY_PROGRAM",
     "Convert",
     "Count",
     "Counts",
@@ -119,6 +120,16 @@ class At:
     path: str
 
 
+class _ByProgram:
+    """The annotation :data:`BY_PROGRAM`."""
+
+
+BY_PROGRAM: Final = _ByProgram()
+"""An annotation of a setting that a program computes from others, such as the seed of a buffer.
+
+Command lines do not offer it, so that nobody sets what the program then overwrites."""
+
+
 def _as_real(value: Any) -> Any:
     # numpy's numbers too; an integer that no float can hold is refused by the check that follows.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -174,13 +185,18 @@ class _Signature:
         parameters = [
             inspect.Parameter(
                 name,
-                inspect.Parameter.KEYWORD_ONLY,
+                _kind(cls, name),
                 default=inspect.Parameter.empty if default is MISSING else default,
                 annotation=hints[name],
             )
             for name, default in (_defaults(cls) if dataclasses.is_dataclass(cls) else {}).items()
         ]
-        return inspect.Signature(parameters)
+        return inspect.Signature(sorted(parameters, key=lambda one: one.kind))
+
+
+def _kind(cls: type[Settings], name: str) -> Any:
+    by_name = cls.__dataclass_fields__[name].kw_only
+    return inspect.Parameter.KEYWORD_ONLY if by_name else inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -189,7 +205,9 @@ class Settings:
 
     Text is not taken for a number, nor True for 1; an integer is fine where a number is wanted. A
     subclass gives an inherited field another default by a plain assignment, ``batch_size = 32``; a
-    type checker then takes the type of the value, so repeat the annotation of a union.
+    type checker then takes the type of the value, so repeat the annotation of a union. Settings are
+    given by keyword; one that is declared with ``dataclasses.field(kw_only=False)`` also by
+    position.
     ``__post_init__`` refuses combinations, by a :class:`ConfigError`; call ``super()`` in it.
 
     Args:
@@ -242,8 +260,8 @@ class Settings:
         dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
         cls._section, cls._declares = section, frozenset(declares & _fields(cls).keys())
 
-    def __init__(self, /, **given: Any) -> None:
-        _check(type(self), given, instance=self)
+    def __init__(self, /, *args: Any, **given: Any) -> None:
+        _check(type(self), _named(type(self), args) | given, instance=self)
 
     def __post_init__(self) -> None:
         """Refuse impossible combinations, with :meth:`require`."""
@@ -261,6 +279,17 @@ class Settings:
         """
         if not holds:
             raise _Refused(name, wanted, getattr(self, name))
+
+
+def _named(cls: type[Settings], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the settings that are given by position, by name."""
+    names = [name for name, field in _fields(cls).items() if not field.kw_only]
+    if len(args) > len(names):
+        raise TypeError(
+            f"{cls.__name__} takes at most {len(names)} settings by position, got {len(args)}; "
+            "give the others by name"
+        )
+    return dict(zip(names, args, strict=False))
 
 
 class _Refused(ConfigError):
@@ -398,6 +427,8 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
         def with_fields(*args: Any, settings: Settings | None = None, **given: Any) -> R:
             owner = type(args[0]).__name__ if is_method else function.__name__
             own = {name: given.pop(name) for name in parameters if name in given}
+            args, further = args[: len(parameters)], args[len(parameters) :]
+            given = _named(cls, further) | given
             for name in given.keys() - fields.keys():
                 raise ConfigError(unknown_option(owner, name, known))
             if settings is None:
@@ -564,6 +595,8 @@ class SettingInfo:
         words: which values it takes, in words.
         meaning: the sentence below its declaration; empty: there is none.
         path: its path in the configs of DI-engine.
+        by_program: whether it is declared :data:`BY_PROGRAM`, or is an object, which is left out of
+            :func:`plain_values`; command lines do not offer it.
     """
 
     name: str
@@ -572,6 +605,7 @@ class SettingInfo:
     words: str
     meaning: str
     path: str
+    by_program: bool
 
 
 def hints_of(cls: type[Settings]) -> dict[str, Any]:
@@ -585,7 +619,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
 
     This reads the source of the classes, for the sentences below the settings.
     """
-    hints, paths = _hints(cls), _paths(cls)
+    hints, paths, fields = _hints(cls), _paths(cls), _fields(cls)
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if _declared_by(base):
@@ -598,6 +632,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
             values_in_words(hints[name]),
             sentences.get(name, ""),
             paths[name],
+            BY_PROGRAM in getattr(hints[name], "__metadata__", ()) or not fields[name].repr,
         )
         for name, default in _defaults(cls).items()
     ]

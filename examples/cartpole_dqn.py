@@ -1,74 +1,102 @@
 """Deep Q-learning on CartPole-v1: the example to read first.
 
-The policy learns from 3-step returns, which propagate rewards faster than 1-step returns.
+The policy learns from 3-step returns, which propagate rewards faster than 1-step returns. Each
+setting is an option of the command line::
+
+    python -m examples.cartpole_dqn --policy.learning-rate 3e-4 --buffer.size 20000 --seed 3
 """
 
+from dataclasses import replace
+
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.distributed import data_parallel, rank_and_world_size
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DQNPolicy, DQNSettings
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
+POLICY = DQNSettings(
+    n_step=3,
+    model={"encoder_hidden_sizes": [128, 128]},
+    learning_rate=2e-3,
+    target_update_freq=64,
+    eps=Schedule.linear(1.0, 0.04, decay=5_000),
+)
 
 
-def make_policy(seed: int = 0) -> DQNPolicy:
-    """Build a DQN policy with two hidden layers."""
-    return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        n_step=3,
-        model={"encoder_hidden_sizes": [128, 128]},
-        learning_rate=2e-3,
-        target_update_freq=64,
-        multi_gpu=rank_and_world_size()[1] > 1,
-        eps=Schedule.linear(1.0, 0.04, decay=5_000),
-    )
+def make_policy(env: EnvSettings = ENV, policy: DQNSettings = POLICY, seed: int = 0) -> DQNPolicy:
+    """Build the policy for the environment."""
+    multi_gpu = rank_and_world_size()[1] > 1
+    return DQNPolicy.for_env(make_env_manager(env), policy, seed=seed, multi_gpu=multi_gpu)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_dqn", max_env_step: int = 60_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_dqn",
+    max_env_step: Count = 60_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(60_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=640, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=640),
 ) -> ExperimentResult:
-    """Train DQN on CartPole-v1 until it is solved, also with several learners."""
-    with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
-        policy = make_policy(seed)
-        experiment = Experiment(exp_name, policy)
-        snapshots = SnapshotSaver(experiment.run, every_train_iter=640)
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
+    """Train DQN on CartPole-v1 until it is solved, also with several learners.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
-            )
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
+        dqn = make_policy(env, policy, seed)
+        record = Experiment(exp_name, dqn, **vars(experiment))
+        saver = SnapshotSaver(record.run, **vars(snapshots))
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(replace(buffer, n_step=dqn.n_step, seed=task.seed_for("buffer")))
         )
-        task.use(experiment).use(snapshots)
+
+        task.use(ContextExchanger()).use(ModelExchanger(dqn))
+        task.use(EpsGreedyHandler(dqn))
+        task.use(StepCollector(dqn, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(dqn, replay, **vars(learner)))
+        task.use(InteractionEvaluator(dqn, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # only a run whose learners were restarted has a snapshot
+        saver.resume(task)  # only a run whose learners were restarted has a snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

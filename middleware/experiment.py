@@ -17,12 +17,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.command_line import program_call
 from dmiddleware.data import load_checkpoint
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
+from dmiddleware.env import BaseEnvManager, EnvSettings
 from dmiddleware.errors import TaskStateError
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
+from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
@@ -133,9 +136,11 @@ class Experiment(BaseMiddleware[RLContext]):
     :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
     :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
     with the settings that the run used: those of the policy, from which
-    :func:`~dmiddleware.policy.create_policy` builds it again, and those of each middleware of the
+    :func:`~dmiddleware.policy.create_policy` builds it again, those of each middleware of the
     chain, from its ``settings`` (a mapping, or a subclass of
-    :class:`~dmiddleware.settings.Settings`) if it has one. When the run ends, it
+    :class:`~dmiddleware.settings.Settings`) if it has one, those of the envs, the versions of what
+    computes, the git commit, and what the program was called with, see
+    :func:`~dmiddleware.program.run_program`. When the run ends, it
     evaluates the best and the last policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
@@ -185,6 +190,7 @@ class Experiment(BaseMiddleware[RLContext]):
         self._parts: dict[str, BaseMiddleware[RLContext]] = {}
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
+        self._env: dict[str, Any] = {}
         self._evaluator: InteractionEvaluator | None = None
         self._task: Task[Any] | None = None
         self._cleanup = ExitStack()
@@ -209,6 +215,7 @@ class Experiment(BaseMiddleware[RLContext]):
                 self._evaluator = one
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
+        self._env = _env_of(chain)
         return self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -237,16 +244,26 @@ class Experiment(BaseMiddleware[RLContext]):
         self._cleanup.callback(self.run.close)
         self._start_log()
         self._limit_threads()
-        self.run.save_config(
-            {
-                "seed": task.seed,
-                "algorithm": type(self._policy).__name__,
-                "policy": self._config,
-                "chain": self._chain,
-            }
-        )
+        self._save_config(task)
         for part in self._parts.values():
             part.setup(task)
+
+    def _save_config(self, task: Task[Any]) -> None:
+        if not self.run.is_lead:
+            return
+        call = program_call()
+        self.run.save_config(
+            {
+                **({} if call is None else {"program": call.program, "arguments": call.plain()}),
+                "seed": task.seed,
+                "algorithm": type(self._policy).__name__,
+                "env": self._env,
+                "policy": self._config,
+                "chain": self._chain,
+                "versions": versions(),
+                "git": git_state((call and call.folder) or Path.cwd()),
+            }
+        )
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Record the step, on its way back."""
@@ -394,6 +411,15 @@ class FinalCtxSaver(BaseMiddleware[Context]):
         }
         with self._best_effort:
             _write_json(self._path, {**fields, "stop_reason": task.stop_reason})
+
+
+def _env_of(chain: ChainView) -> dict[str, Any]:
+    """Return the id of the envs and their arguments, as the chain's first env manager has them."""
+    for one in chain.middleware:
+        for owned in getattr(one, "owns", ()):
+            if isinstance(owned, BaseEnvManager) and isinstance(owned.settings, EnvSettings):
+                return {"id": owned.settings.id, "env_kwargs": owned.settings.env_kwargs}
+    return {}
 
 
 def _named(cls: type[Policy]) -> dict[str, Any]:

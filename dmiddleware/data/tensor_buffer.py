@@ -24,6 +24,7 @@ from dmiddleware.data.schema import Array, Rows, as_index
 from dmiddleware.errors import CheckpointMismatch, ConfigError, NotEnoughData
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.settings import (
+    BY_PROGRAM,
     Convert,
     Count,
     Fraction,
@@ -89,30 +90,32 @@ Names: TypeAlias = Annotated[tuple[str, ...], Convert(_as_names)]
 class TensorBufferSettings(Settings):
     """The options of :class:`TensorBuffer`."""
 
+    size: Count = dataclasses.field(kw_only=False)
+    """Capacity in rows."""
     sampler: Annotated[Sampler | None, Convert(_as_sampler)] = dataclasses.field(
         default=None, repr=False
     )
     """Draws the rows of a sample; None: ``UniformSampler()``."""
-    n_step: Count = 1
+    n_step: Annotated[Count, BY_PROGRAM] = 1
     """If above 1, ``reward`` is the discounted sum over up to ``n_step`` steps of the episode;
     ``next_obs``, ``next_action_mask``, ``done``, ``terminated`` and ``truncated`` come from the
     last of these steps; ``discount`` is γ^k for k steps, the factor of the bootstrap value."""
-    discount: Fraction | None = None
+    discount: Annotated[Fraction | None, BY_PROGRAM] = None
     """γ of the n-step sum. None: set later with :meth:`TensorBuffer.bind`, which the learner
     middleware calls with the policy's value."""
-    unroll_len: Count | None = None
+    unroll_len: Annotated[Count | None, BY_PROGRAM] = None
     """If given, samples are time-first sequences ``[L, n, …]``, each within one episode, with
     ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``."""
     unroll_pad: bool = True
     """Pad sequences that reach the end of the known part of their episode: the last row is
     repeated, with ``mask`` False. If False, draw only rows that start a complete sequence."""
-    burn_in: Whole = 0
+    burn_in: Annotated[Whole, BY_PROGRAM] = 0
     """Rows at the beginning of each sequence that only warm up a recurrent state; losses use the
     rows from ``burn_in`` on. Sequences without such a row are never drawn."""
     stride: Count = 1
     """Every how many rows of an episode a sequence starts, at its first row and then every
     ``stride`` rows; priorities of other rows are ignored. At most ``unroll_len``."""
-    start_columns: Names = ()
+    start_columns: Annotated[Names, BY_PROGRAM] = ()
     """Columns that are stored only at the rows where sequences start, such as the state of a
     recurrent policy. Samples have them as ``[n, …]``."""
     follow_episodes: bool = False
@@ -132,7 +135,7 @@ class TensorBufferSettings(Settings):
     """A folder for memory-mapped files, for more rows than fit into memory; None: keep the rows in
     memory. The files have no names; they are gone when the buffer is closed, or its process ends.
     To keep rows, save the buffer's state."""
-    seed: Whole | None = None
+    seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the buffer's random generator; None takes one from the system."""
 
     def __post_init__(self) -> None:
@@ -170,16 +173,13 @@ class TensorBuffer:
 
     Methods hold a lock, so several threads may share a buffer.
 
-    Args:
-        size: capacity in rows.
-
     Raises:
         ConfigError: if an option is not valid.
     """
 
     @takes_settings(TensorBufferSettings)
-    def __init__(self, size: int, settings: TensorBufferSettings) -> None:
-        self._size: int = checked("size", size, Count)
+    def __init__(self, settings: TensorBufferSettings) -> None:
+        self._size = settings.size
         self._settings = settings
         self._lock = threading.RLock()
         self._generator = np.random.default_rng(settings.seed)
@@ -232,7 +232,6 @@ class TensorBuffer:
         """Its options as plain values, with its class, its size and the options of its parts."""
         return {
             "type": type(self).__name__,
-            "size": self._size,
             **plain_values(self._settings),
             "sampler": _settings_of(self._sampler),
             "transform": None if self._transform is None else _settings_of(self._transform),

@@ -3,7 +3,7 @@
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.atari import atari_preprocessing
 from dmiddleware.env.envpool_manager import EnvPoolManager
-from dmiddleware.env.factory import make_env_manager
+from dmiddleware.env.factory import EnvSettings, make_env, make_env_manager
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.opponent_env import Act, Opponent, OpponentEnv
@@ -14,6 +14,8 @@ from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
 from dmiddleware.env.vector_manager import VectorEnvManager
 
 __all__ = [
+    "EnvSettings",
+    "make_env",
     "make_env_manager",
     "BaseEnvManager",
     "SyncEnvManager",

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    overload,
+)
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -20,11 +32,24 @@ from dmiddleware.env.pettingzoo import ParallelEnvAdapter, is_parallel_env
 from dmiddleware.env.sync_manager import EnvFn, SyncEnvManager
 from dmiddleware.env.vector_manager import VectorEnvManager
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.registry import nearest
-from dmiddleware.settings import Count, checked
+from dmiddleware.settings import (
+    BY_PROGRAM,
+    Convert,
+    Count,
+    Positive,
+    Settings,
+    Whole,
+    takes_settings,
+)
 
-__all__ = ["make_env_manager"]
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+__all__ = ["EnvSettings", "make_env", "make_env_manager"]
+
+P = ParamSpec("P")
 
 Wrapper: TypeAlias = Callable[[Any], Any]
 Maker: TypeAlias = EnvSpec | Callable[..., Any]
@@ -40,87 +65,24 @@ _OPTIONAL: Final = (
 )
 
 
-@checks_options
-def make_env_manager(
-    env: str | EnvFn,
-    *,
-    env_num: int,
-    mode: Literal["sync", "async", "vector"] = "sync",
-    backend: Literal["gymnasium", "envpool"] = "gymnasium",
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Wrapper] = (),
-    seed: int | Sequence[int] | None = None,
-    max_retry: int = 3,
-    step_timeout_s: float = 60.0,
-    reset_timeout_s: float = 60.0,
-    envs_per_process: int = 1,
-) -> BaseEnvManager:
-    """Create an env manager; a ``with`` block or ``launch()`` launches it.
-
-    Args:
-        env: an id registered with Gymnasium ("CartPole-v1", "module:Env-v0"), or a function that
-            makes an env, called once per env; with "vector" it makes the vector env, called once.
-            A PettingZoo parallel env becomes an env of several agents, see
-            :class:`~dmiddleware.env.ParallelEnvAdapter`.
-            Modules of the optional extras are imported by their ids ("ALE/Pong-v5",
-            "MiniGrid-Empty-5x5-v0"; "gymnasium_robotics:FetchReach-v4" names its own).
-        env_num: the number of envs.
-        mode: "sync" steps the envs one after another in this process, best for envs that take
-            microseconds; "async" steps them in separate processes, for envs that take milliseconds,
-            crash or hang; "vector" uses the env's own vectorized implementation.
-        backend: "envpool" steps the envs in the threads of EnvPool instead, see
-            :class:`~dmiddleware.env.EnvPoolManager`; ``env`` is one of its ids, and of the other
-            options only ``env_num``, ``env_kwargs`` and ``seed`` can be given.
-        env_kwargs: keyword arguments for the env.
-        wrappers: applied to each env, the first one innermost; with "vector" to the vector env.
-        seed: an integer, from which the seed of each env is derived, or one seed per env; None
-            leaves the envs unseeded.
-        max_retry: how often one env may be restarted in a row.
-        step_timeout_s: how long a step may take ("async").
-        reset_timeout_s: how long making and resetting an env may take ("async").
-        envs_per_process: how many envs share a process ("async").
-
-    Raises:
-        ConfigError: if an argument has the wrong type or an invalid value, or the env has no
-            vectorized implementation ("vector"), or needs an extra that is not installed.
-        RegistryError: if no env is registered under the id; the message lists the nearest ones.
-    """
-    if backend not in ("gymnasium", "envpool"):
-        raise ConfigError(f"backend must be 'gymnasium' or 'envpool', got {backend!r}")
-    if mode not in ("sync", "async", "vector"):
-        raise ConfigError(f"mode must be 'sync', 'async' or 'vector', got {mode!r}")
-    if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
-        raise ConfigError(f"env_kwargs must be a dictionary of arguments, got {env_kwargs!r}")
-    _check_wrappers(wrappers)
-    if backend == "envpool":
-        if not isinstance(env, str) or mode != "sync" or wrappers:
-            raise ConfigError(
-                "backend='envpool' takes the id of an env and neither mode nor wrappers, because "
-                "EnvPool steps its envs in C++; use its own options, in env_kwargs"
-            )
-        return EnvPoolManager(env, env_num, seed=seed, env_kwargs=env_kwargs)
-    maker, kwargs, layers = _checked_env(env), dict(env_kwargs or {}), tuple(wrappers)
-    if mode == "vector":
-        return VectorEnvManager(
-            functools.partial(_make_vector_env, _vector_maker(maker, env_num), kwargs, layers),
-            env_num,
-            seed=seed,
-            max_retry=max_retry,
-        )
-    env_fns = _repeat(functools.partial(_make_env, maker, kwargs, layers), env_num)
-    if mode == "sync":
-        return SyncEnvManager(env_fns, seed=seed, max_retry=max_retry)
-    return AsyncEnvManager(
-        env_fns,
-        seed=seed,
-        max_retry=max_retry,
-        step_timeout_s=step_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        envs_per_process=envs_per_process,
+def _as_env(env: Any) -> Any:
+    if isinstance(env, str) or callable(env):
+        return env
+    instead = "" if env is None else what_instead(env)
+    if not instead and isinstance(env, gym.Env):
+        name = type(env.unwrapped).__name__
+        instead = f"an env already; pass a function that makes a new one: lambda: {name}()"
+    raise ConfigError(
+        f"it must be the id of an env or a function that makes one, got {env!r:.100}"
+        + (f", which is {instead}" if instead else "")
     )
 
 
-def _check_wrappers(wrappers: object) -> None:
+def _as_kwargs(kwargs: Any) -> Any:
+    return {} if kwargs is None else kwargs
+
+
+def _as_wrappers(wrappers: Any) -> Any:
     if not isinstance(wrappers, list | tuple):
         raise ConfigError(f"wrappers must be a list of wrappers, got {wrappers!r}")
     for index, wrapper in enumerate(wrappers):
@@ -128,10 +90,153 @@ def _check_wrappers(wrappers: object) -> None:
             raise ConfigError(
                 f"wrappers[{index}] must take an env and return one, got {wrapper!r:.100}"
             )
+    return tuple(wrappers)
 
 
-def _repeat(env_fn: EnvFn, env_num: int) -> list[EnvFn]:
-    return [env_fn] * checked("env_num", env_num, Count)
+class _Seeds:
+    """The annotation of seeds, which the manager checks itself."""
+
+    words = "an integer ≥ 0, or one for each env"
+
+    def __get_pydantic_core_schema__(self, hint: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core.core_schema import any_schema
+
+        return any_schema()
+
+
+class EnvSettings(Settings):
+    """The options of :func:`make_env_manager`."""
+
+    id: Annotated[str | EnvFn, Convert(_as_env)] = dataclasses.field(kw_only=False)
+    """An id registered with Gymnasium ("CartPole-v1", "module:Env-v0"); the name of a function or
+    class that makes an env ("package.module:make_env"); or the function itself. A function is
+    called once per env; with mode "vector" it makes the vector env, called once."""
+    env_num: Count
+    """Number of envs."""
+    mode: Literal["sync", "async", "vector"] = "sync"
+    """"sync" steps the envs one after another in this process, best for envs that take
+    microseconds; "async" steps them in separate processes, for envs that take milliseconds, crash
+    or hang; "vector" uses the env's own vectorized implementation."""
+    backend: Literal["gymnasium", "envpool"] = "gymnasium"
+    """"envpool" steps the envs in the threads of EnvPool; of the other options, only the id,
+    `env_num`, `env_kwargs` and the seed can be given."""
+    env_kwargs: Annotated[Mapping[str, Any], Convert(_as_kwargs)] = dataclasses.field(
+        default_factory=dict
+    )
+    """Keyword arguments for the env."""
+    wrappers: Annotated[Sequence[Wrapper], Convert(_as_wrappers)] = dataclasses.field(
+        default=(), repr=False
+    )
+    """Applied to each env, the first one innermost; with mode "vector" to the vector env."""
+    seed: Annotated[int | Sequence[int] | None, _Seeds(), BY_PROGRAM] = None
+    """An integer, from which the seed of each env is derived, or one seed per env; None leaves the
+    envs unseeded."""
+    max_retry: Whole = 3
+    """How often one env may be restarted in a row."""
+    step_timeout_s: Positive = 60.0
+    """Longest duration of a step, in seconds, with mode "async"."""
+    reset_timeout_s: Positive = 60.0
+    """Longest duration of making and resetting an env, in seconds, with mode "async"."""
+    envs_per_process: Count = 1
+    """Envs that share a process, with mode "async"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "envpool" and not (
+            isinstance(self.id, str) and self.mode == "sync" and not self.wrappers
+        ):
+            raise ConfigError(
+                "backend='envpool' takes the id of an env and neither mode nor wrappers, because "
+                "EnvPool steps its envs in C++; use its own options, in env_kwargs"
+            )
+
+
+class _MakesEnvManager(Protocol[P]):
+    @overload
+    def __call__(self, settings: EnvSettings, /, **changes: Any) -> BaseEnvManager: ...
+
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> BaseEnvManager: ...
+
+
+def _takes_env_settings(cls: Callable[P, EnvSettings]) -> Callable[[Any], _MakesEnvManager[P]]:
+    """Let a function take settings, with those that differ by keyword, or the fields of them."""
+
+    def decorate(function: Callable[[EnvSettings], BaseEnvManager]) -> _MakesEnvManager[P]:
+        @functools.wraps(function)
+        def with_fields(*args: Any, **given: Any) -> BaseEnvManager:
+            if args and isinstance(args[0], EnvSettings):
+                return function(dataclasses.replace(args[0], **given))
+            manager: BaseEnvManager = takes_fields(*args, **given)
+            return manager
+
+        takes_fields: Any = takes_settings(EnvSettings)(function)  # type: ignore[arg-type]
+        with_fields.__signature__ = takes_fields.__signature__  # type: ignore[attr-defined]
+        return with_fields
+
+    return decorate
+
+
+@_takes_env_settings(EnvSettings)
+def make_env_manager(settings: EnvSettings) -> BaseEnvManager:
+    """Create an env manager; a ``with`` block or ``launch()`` launches it.
+
+    It takes the fields of :class:`EnvSettings`, or an object of it and the fields that differ::
+
+        make_env_manager("CartPole-v1", env_num=8, seed=0)
+        make_env_manager(EnvSettings("CartPole-v1", env_num=8), seed=0)
+
+    A PettingZoo parallel env becomes an env of several agents, see
+    :class:`~dmiddleware.env.ParallelEnvAdapter`. Modules of the optional extras are imported by
+    their ids ("ALE/Pong-v5", "MiniGrid-Empty-5x5-v0"; "gymnasium_robotics:FetchReach-v4" names its
+    own).
+
+    Raises:
+        ConfigError: if an option has the wrong type or an invalid value, or the env has no
+            vectorized implementation ("vector"), or needs an extra that is not installed.
+        RegistryError: if no env is registered under the id; the message lists the nearest ones.
+    """
+    manager = _make_manager(settings)
+    manager.settings = settings
+    return manager
+
+
+def make_env(settings: EnvSettings) -> Any:
+    """Make one env, as those of :func:`make_env_manager` with mode "sync" or "async".
+
+    Raises:
+        ConfigError: if the env needs an extra that is not installed.
+        RegistryError: if no env is registered under the id; the message lists the nearest ones.
+    """
+    return _make_env(_checked_env(settings.id), dict(settings.env_kwargs), tuple(settings.wrappers))
+
+
+def _make_manager(settings: EnvSettings) -> BaseEnvManager:
+    env_num, seed, max_retry = settings.env_num, settings.seed, settings.max_retry
+    if settings.backend == "envpool":
+        assert isinstance(settings.id, str)
+        return EnvPoolManager(settings.id, env_num, seed=seed, env_kwargs=settings.env_kwargs)
+    maker, kwargs, layers = (
+        _checked_env(settings.id), dict(settings.env_kwargs), tuple(settings.wrappers),
+    )  # fmt: skip
+    if settings.mode == "vector":
+        return VectorEnvManager(
+            functools.partial(_make_vector_env, _vector_maker(maker, env_num), kwargs, layers),
+            env_num,
+            seed=seed,
+            max_retry=max_retry,
+        )
+    env_fns = [functools.partial(_make_env, maker, kwargs, layers)] * env_num
+    if settings.mode == "sync":
+        return SyncEnvManager(env_fns, seed=seed, max_retry=max_retry)
+    return AsyncEnvManager(
+        env_fns,
+        seed=seed,
+        max_retry=max_retry,
+        step_timeout_s=settings.step_timeout_s,
+        reset_timeout_s=settings.reset_timeout_s,
+        envs_per_process=settings.envs_per_process,
+    )
 
 
 def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]) -> Any:
@@ -162,25 +267,18 @@ def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:
     )
 
 
-def _checked_env(env: Any) -> Maker:
+def _checked_env(env: str | EnvFn) -> Maker:
     """Return the factory, or the spec of the id, which another process may not know."""
     if not isinstance(env, str):
-        if not callable(env):
-            instead = "" if env is None else what_instead(env)
-            if not instead and isinstance(env, gym.Env):
-                name = type(env.unwrapped).__name__
-                instead = f"an env already; pass a function that makes a new one: lambda: {name}()"
-            raise ConfigError(
-                f"env must be the id of an env or a function that makes one, got {env!r:.100}"
-                + (f", which is {instead}" if instead else "")
-            )
-        maker: Callable[..., Any] = env
-        return maker
+        return env
     module, colon, name = env.rpartition(":")
     _check_installed(env)
     try:
         if colon:
             _import(module)
+            maker: EnvFn | None = getattr(sys.modules[module], name, None)
+            if callable(maker):
+                return maker
         spec = gym.spec(name)
     except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
         near = nearest(name, gym.registry)

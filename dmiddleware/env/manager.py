@@ -58,7 +58,7 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import Count, checked
+from dmiddleware.settings import Count, Settings, checked
 
 __all__ = [
     "BaseEnvManager",
@@ -93,6 +93,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ConfigError: if ``env_num`` is not a positive integer, ``seed`` not integers, or
             ``max_retry`` not an integer of at least 0.
     """
+
+    settings: Settings | None = None
+    """The options with which ``make_env_manager`` made it; None: it was made in another way."""
 
     _ready_obs: NestedArrays
     # Columns, or a row for each env.

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import torch
 
-from dmiddleware.settings import At, Count, Fraction, Options, Settings, Whole
+from dmiddleware.settings import BY_PROGRAM, At, Count, Fraction, Options, Settings, Whole
 
 __all__ = ["DiscountedSettings", "PolicySettings"]
 
@@ -24,7 +24,7 @@ class PolicySettings(Settings):
     """Whether to average gradients over the ranks of torch.distributed."""
     bp_update_sync: bool = True
     """With multi_gpu: False overlaps the averaging of gradients with backward."""
-    seed: Whole | None = None
+    seed: Annotated[Whole | None, BY_PROGRAM] = None
     """Seed of the initial weights and of acting; None uses torch's seed."""
     model: Options = dataclasses.field(default_factory=dict)
     """The network: `type` (a registered name) and the arguments of its class."""

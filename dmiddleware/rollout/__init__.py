@@ -3,5 +3,13 @@
 from dmiddleware.rollout.collector import RolloutCollector
 from dmiddleware.rollout.evaluation import VectorEvalMonitor, evaluate_episodes
 from dmiddleware.rollout.opponents import OpponentPool
+from dmiddleware.rollout.video import record_video, write_video
 
-__all__ = ["RolloutCollector", "evaluate_episodes", "VectorEvalMonitor", "OpponentPool"]
+__all__ = [
+    "RolloutCollector",
+    "evaluate_episodes",
+    "VectorEvalMonitor",
+    "OpponentPool",
+    "record_video",
+    "write_video",
+]

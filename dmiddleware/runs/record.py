@@ -19,6 +19,7 @@ __all__ = ["EVALUATION", "RunRecord", "differing_settings", "find_runs"]
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
 
+_NOT_COMPARED: Final = ("program", "arguments", "versions", "git")
 _AXES: Final = ("env_step", "train_iter")
 
 
@@ -108,6 +109,9 @@ def find_runs(pattern: str, metric: str = EVALUATION) -> list[RunRecord]:
 def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[list[Any]]]:
     """Return the settings in which the runs differ, except for seeds.
 
+    What the program was called with is not compared, because the settings that it led to are, and
+    neither is the code that ran.
+
     Args:
         sides: the runs of each side.
 
@@ -119,7 +123,7 @@ def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[l
     names = dict.fromkeys(name for side in flat for run in side for name in run)
     found = {}
     for name in names:
-        if name.rpartition(".")[2] == "seed":
+        if name.rpartition(".")[2] == "seed" or name.partition(".")[0] in _NOT_COMPARED:
             continue
         values = [_different(run.get(name) for run in side) for side in flat]
         if len(_different(one for side in values for one in side)) > 1:

@@ -1,5 +1,8 @@
+import contextlib
+import dataclasses
 import functools
 import importlib
+import io
 import json
 import os
 import re
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from gymnasium.wrappers import TimeLimit
 
 from dmiddleware.data import as_tree
+from dmiddleware.program import run_program
 from middleware import Experiment
 from tests.dmiddleware.env.optional import needed
 from tests.variants import mostly_slow
@@ -70,10 +74,26 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@dataclasses.dataclass
+class Call:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
 def call(name: str, *options: str) -> Any:
+    example = importlib.import_module(f"examples.{name}")
+    if hasattr(example, "run_program"):
+        out, err = io.StringIO(), io.StringIO()
+        code: Any = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                run_program(example.main, options, make_policy=example.make_policy)
+            except SystemExit as stopped:
+                code = stopped.code
+        return Call(code, out.getvalue(), err.getvalue())
     from examples.common import command
 
-    example = importlib.import_module(f"examples.{name}")
     program = command(example.ENV, example.make_policy, example.main)
     return CliRunner().invoke(program, list(options), catch_exceptions=False)
 
@@ -216,15 +236,20 @@ def test_video_without_a_checkpoint_is_a_usage_error() -> None:
 def test_number_out_of_range_is_a_usage_error(options: tuple[str, str]) -> None:
     result = call("cartpole_dqn", *options)
     assert result.exit_code == 2
-    assert f"Invalid value for '{options[0]}'" in result.stderr
+    assert f"{options[0].strip('-').replace('-', '_')} must be an integer ≥" in result.stderr
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("film", ["film", "film.txt", "nowhere/film.gif"])
-def test_film_that_cannot_be_written_is_rejected_before_playing(ckpt: Path, film: str) -> None:
+@pytest.mark.parametrize(
+    ("film", "message"),
+    [("film", "must end in"), ("film.txt", "must end in"), ("nowhere/film.gif", "does not exist")],
+)
+def test_film_that_cannot_be_written_is_rejected_before_playing(
+    ckpt: Path, film: str, message: str
+) -> None:
     result = call("cartpole_dqn", "--evaluate", str(ckpt), "--video", film)
     assert result.exit_code == 2
-    assert "Invalid value for '--video'" in result.stderr
+    assert message in " ".join(result.stderr.split())
     assert "mean return" not in result.stdout
 
 

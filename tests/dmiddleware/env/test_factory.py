@@ -17,6 +17,8 @@ from dmiddleware.errors import ConfigError, EnvCrashed, EnvTimeout, RegistryErro
 
 def test_the_public_names_are_these():
     assert dmiddleware.env.__all__ == [
+        "EnvSettings",
+        "make_env",
         "make_env_manager",
         "BaseEnvManager",
         "SyncEnvManager",
@@ -165,10 +167,10 @@ def test_the_number_of_envs_is_a_positive_integer(env_num, mode):
 
 def test_other_mistakes_are_rejected():
     with pytest.raises(
-        ConfigError, match="mode must be 'sync', 'async' or 'vector', got 'threads'"
+        ConfigError, match="mode must be one of 'sync', 'async', 'vector', got 'threads'"
     ):
         make_env_manager("CartPole-v1", env_num=1, mode="threads")
-    with pytest.raises(ConfigError, match=r"env must be the id of an env.*got 5"):
+    with pytest.raises(ConfigError, match=r"must be the id of an env.*got 5"):
         make_env_manager(5, env_num=1)
     with pytest.raises(ConfigError, match="Acrobot-v1 has no vectorized implementation"):
         make_env_manager("Acrobot-v1", env_num=1, mode="vector")

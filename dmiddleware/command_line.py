@@ -1,0 +1,524 @@
+"""The command line of a program: a function whose parameters are typed and documented.
+
+tyro reads it. A parameter is a number, a text, or :class:`~dmiddleware.settings.Settings` with the
+program's own defaults; the help of an option comes from where it is declared: the ``Args:`` of the
+function, or the sentence below the setting::
+
+    def main(seed: Whole = 0, policy: DQNSettings = DQNSettings(n_step=3)) -> None: ...
+
+    arguments_of(main, ["--seed", "3", "--policy.learning-rate", "3e-4"])
+
+:func:`dmiddleware.program.run_program` calls a program in this way, and so does each node of
+``ditask``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import yaml
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import unknown_name
+from dmiddleware.schedule import Schedule
+from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
+
+__all__ = ["ProgramCall", "arguments_of", "called_as", "has_arguments", "program_call"]
+
+_CONFIG_HELP: Final = (
+    "Take defaults from this YAML file: the config.yaml of a run, or the options by name."
+)
+_ROLE: Final = re.compile(r":\w+:`~?([^`]*)`")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCall:
+    """How a program was called.
+
+    Attributes:
+        program: the function's name, ``package.module.function``.
+        folder: the folder of its source; None: unknown.
+        arguments: its arguments, by name.
+    """
+
+    program: str
+    folder: Path | None
+    arguments: Mapping[str, Any]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the arguments as YAML can write them, without what the program sets itself."""
+        return {name: _plain(value) for name, value in self.arguments.items()}
+
+
+_call: contextvars.ContextVar[ProgramCall | None] = contextvars.ContextVar("call", default=None)
+
+
+def program_call() -> ProgramCall | None:
+    """Return how the program that runs now was called; None: not with a command line."""
+    return _call.get()
+
+
+@contextlib.contextmanager
+def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Let :func:`program_call` return these arguments."""
+    token = _call.set(ProgramCall(_name_of(main), _folder_of(main), arguments))
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+def has_arguments(main: Callable[..., Any]) -> bool:
+    """Return whether a function has parameters that arguments can be given to by name."""
+    try:
+        return bool(_parameters(main))
+    except (TypeError, ValueError):
+        return False  # it is not written in Python
+
+
+def arguments_of(
+    main: Callable[..., Any],
+    arguments: Sequence[str],
+    *,
+    further: type[Settings] | None = None,
+    prints: bool = True,
+) -> dict[str, Any]:
+    """Return the arguments that a command line gives to a function.
+
+    ``--config FILE`` takes the values of an earlier run's ``config.yaml``, or of any YAML file, as
+    defaults; the other options override them.
+
+    Args:
+        main: the function.
+        arguments: the command line, without the name of the program.
+        further: a class of options beside those of the function; they are in the result too.
+        prints: whether to print errors and help.
+
+    Raises:
+        SystemExit: with 2, after the message, for an unknown option or a wrong value; with 0, after
+            the help.
+        ConfigError: if the function has a parameter without a type.
+    """
+    import tyro
+
+    line = _CommandLine(main, further, prints=prints)
+    given = _ConfigFile(None)
+    if any(one.split("=")[0] == "--config" for one in arguments):
+        given, _ = tyro.cli(
+            _ConfigFile,
+            args=[one for one in arguments if one not in ("-h", "--help")],
+            return_unknown_args=True,
+            add_help=False,
+            console_outputs=prints,
+        )
+    if given.config is not None:
+        try:
+            line.take_defaults(given.config)
+        except ConfigError as error:
+            line.fail(str(error))
+    return line.read(arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ConfigFile:
+    config: Path | None
+
+
+class _CommandLine:
+    """The options of a function."""
+
+    def __init__(
+        self, main: Callable[..., Any], further: type[Settings] | None, *, prints: bool
+    ) -> None:
+        self._prints = prints
+        self._prog = _prog_of(main)
+        self._text = inspect.cleandoc((main.__doc__ or "").partition("\n    Args:")[0]).strip()
+        self._class = _settings_of(main)
+        self._meanings = _meanings_of(main)
+        self._further = further
+        self._values: dict[str, Any] = {
+            one.name: one.default for one in describe(self._class) if one.default is not MISSING
+        }
+
+    def take_defaults(self, path: Path) -> None:
+        """Replace the defaults by those of a file."""
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        values = loaded.get("arguments", loaded) if isinstance(loaded, dict) else loaded
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} must have options by name, got {values!r:.100}")
+        known = {one.name: one for one in describe(self._class)}
+        _refuse_unknown(values, known, str(path))
+        for name, value in values.items():
+            self._values[name] = _from_plain(
+                known[name].hint, value, self._values.get(name), f"{path}: {name}"
+            )
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of the function, and the further ones."""
+        import tyro
+
+        found = tyro.cli(
+            self._class,
+            args=list(arguments),
+            prog=self._prog,
+            description=self._text,
+            registry=self._registry(),
+            console_outputs=self._prints,
+        )
+        assert isinstance(found, dict)
+        return found
+
+    def fail(self, message: str) -> NoReturn:
+        """Print a message as tyro does, and exit."""
+        if self._prints:
+            from rich.console import Console
+            from rich.panel import Panel
+
+            Console(stderr=True).print(Panel(message, title="Parsing error", border_style="red"))
+        raise SystemExit(2)
+
+    def _registry(self) -> Any:
+        from tyro.constructors import ConstructorRegistry, StructTypeInfo
+
+        registry = ConstructorRegistry()
+        for rule in (_whole_numbers, _schedules, _mappings, _texts_of_functions):
+            registry.primitive_rule(rule)
+
+        @registry.struct_rule
+        def settings(info: StructTypeInfo) -> Any:
+            if info.type is self._class:
+                return self._whole_line()
+            if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
+                return None
+            default = info.default if isinstance(info.default, info.type) else None
+            return _spec_of(info.type, default)
+
+        return registry
+
+    def _whole_line(self) -> Any:
+        from tyro.constructors import StructConstructorSpec
+
+        offered = [
+            _Offered.of(
+                dataclasses.replace(
+                    one,
+                    meaning=self._meanings.get(one.name, ""),
+                    default=self._values.get(one.name, MISSING),
+                )
+            )
+            for one in describe(self._class)
+        ]
+        config = _Offered("config", Path | None, None, _CONFIG_HELP)
+        further = [] if self._further is None else list(map(_Offered.of, describe(self._further)))
+
+        def make(config: Path | None = None, **given: Any) -> dict[str, Any]:
+            own = _merged({one.name: given.pop(one.name) for one in offered}, self._values)
+            found = _checked(self._class, own)
+            return found if self._further is None else found | _checked(self._further, given)
+
+        specs = tuple(one.spec() for one in (config, *offered, *further))
+        return StructConstructorSpec(make, specs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offered:
+    """An option that a command line offers."""
+
+    name: str
+    hint: Any
+    default: Any
+    meaning: str
+
+    @classmethod
+    def of(cls, info: SettingInfo) -> _Offered:
+        hint = info.hint
+        words = info.words if "number" in info.words or "integer" in info.words else ""
+        plain = words in ("a finite number", "an integer")
+        text = f"{words[:1].upper()}{words[1:]}." if words and not plain else ""
+        if Schedule in _members(hint):
+            text = text.replace(" or a Schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6).")
+        return cls(info.name, hint, info.default, " ".join(filter(None, (info.meaning, text))))
+
+    def spec(self) -> Any:
+        from tyro.conf import arg
+        from tyro.constructors import MISSING as REQUIRED
+        from tyro.constructors import StructFieldSpec
+
+        hint: Any = self.hint
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            help_text = self.meaning or (hint.__doc__ or "").partition("\n")[0]
+        else:
+            help_text = _ROLE.sub(r"\1", self.meaning).replace("`", "")
+            hint = Annotated[hint, arg(help=help_text)]
+        default = REQUIRED if self.default is MISSING else self.default
+        return StructFieldSpec(self.name, hint, default, help_text)
+
+
+def _spec_of(cls: type[Settings], default: Settings | None) -> Any:
+    """Return how tyro makes settings from options, with the defaults of an object."""
+    from tyro.constructors import StructConstructorSpec
+
+    infos = describe(cls)
+    if default is not None:
+        infos = [dataclasses.replace(one, default=getattr(default, one.name)) for one in infos]
+    hidden = {one.name: one.default for one in infos if one.by_program}
+    hidden = {name: value for name, value in hidden.items() if value is not MISSING}
+
+    defaults = {one.name: one.default for one in infos}
+
+    def make(**given: Any) -> Settings:
+        return cls(**hidden, **_merged(given, defaults))
+
+    return StructConstructorSpec(
+        make, tuple(_Offered.of(one).spec() for one in infos if not one.by_program)
+    )
+
+
+def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Let options by name keep the defaults that they do not name."""
+    merged = dict(given)
+    for name, value in given.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            merged[name] = {**default, **value}
+    return merged
+
+
+def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
+    made = cls(**given)
+    return {name: getattr(made, name) for name in given}
+
+
+def _parameters(main: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(main).parameters
+    return {name: one for name, one in parameters.items() if one.kind not in skipped}
+
+
+def _settings_of(main: Callable[..., Any]) -> type[Settings]:
+    """Return a class of settings whose fields are the parameters of a function."""
+    hints = typing.get_type_hints(main, include_extras=True)
+    parameters = _parameters(main)
+    for name in parameters:
+        if name not in hints:
+            raise ConfigError(
+                f"{main.__qualname__} is called with arguments, but its parameter {name} has no "
+                "type; annotate it, such as seed: int = 0"
+            )
+    defaults = {
+        name: _field(one.default)
+        for name, one in parameters.items()
+        if one.default is not inspect.Parameter.empty
+    }
+    annotations = {name: _checkable(hints[name]) for name in parameters}
+    namespace = {"__annotations__": annotations, "__module__": main.__module__, **defaults}
+    return types.new_class("arguments", (Settings,), exec_body=lambda body: body.update(namespace))
+
+
+def _field(default: Any) -> Any:
+    if type(default).__hash__ is None:
+        return dataclasses.field(default_factory=lambda: default)
+    return default
+
+
+def _checkable(hint: Any) -> Any:
+    """Return a hint by which settings that were made already are only checked for their type."""
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        from pydantic import InstanceOf
+
+        return typing.cast(Any, InstanceOf)[hint]
+    return hint
+
+
+def _meanings_of(main: Callable[..., Any]) -> dict[str, str]:
+    """Return what the section ``Args:`` of a docstring says of each parameter."""
+    from docstring_parser import DocstringStyle, parse
+
+    found = parse(inspect.cleandoc(main.__doc__ or ""), DocstringStyle.GOOGLE)
+    return {one.arg_name: _sentence(one.description or "") for one in found.params}
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text[:1].upper() + text[1:]
+
+
+def _name_of(main: Callable[..., Any]) -> str:
+    module = main.__module__
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if module == "__main__" and spec is not None:
+        module = spec.name
+    return f"{module}.{main.__qualname__}"
+
+
+def _folder_of(main: Callable[..., Any]) -> Path | None:
+    try:
+        file = inspect.getsourcefile(main)
+    except TypeError:
+        return None
+    return None if file is None else Path(file).resolve().parent
+
+
+def _prog_of(main: Callable[..., Any]) -> str:
+    module = _name_of(main).removesuffix(f".{main.__qualname__}")
+    return Path(sys.argv[0]).name if module == "__main__" else f"python -m {module}"
+
+
+def _refuse_unknown(values: Mapping[Any, Any], known: Mapping[str, SettingInfo], at: str) -> None:
+    names = [name for name, one in known.items() if not one.by_program]
+    for name in values:
+        if name not in names:
+            raise ConfigError(f"{at}: unknown option {name}; {unknown_name(str(name), names)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML can write it, without the settings that programs set themselves."""
+    if not isinstance(value, Settings):
+        return plain_values(value)
+    return {
+        one.name: _plain(getattr(value, one.name))
+        for one in describe(type(value))
+        if not one.by_program
+    }
+
+
+def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
+    """Return a value that a file has as a parameter takes it."""
+    if isinstance(default, Settings):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{at} must have options by name, got {value!r:.100}")
+        known = {one.name: one for one in describe(type(default))}
+        _refuse_unknown(value, known, at)
+        changes = {
+            name: _from_plain(known[name].hint, one, getattr(default, name), f"{at}.{name}")
+            for name, one in value.items()
+        }
+        try:
+            return dataclasses.replace(default, **changes)
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from error
+    if isinstance(value, str) and Path in _members(hint) and str not in _members(hint):
+        return Path(value)
+    if isinstance(value, Mapping) and Schedule in _members(hint):
+        return Schedule.of(value)
+    if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in _members(hint)):
+        return tuple(value)
+    return value
+
+
+def _members(hint: Any) -> list[Any]:
+    """Return the types of a union, without their annotations."""
+    if typing.get_origin(hint) is Annotated:
+        return _members(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [one for part in typing.get_args(hint) for one in _members(part)]
+    return [hint]
+
+
+def _whole_numbers(info: Any) -> Any:
+    """Read 1e6 as 1000000."""
+    if info.type is not int:
+        return None
+    return _text_spec("INT", _as_whole, lambda value: isinstance(value, int), str)
+
+
+def _as_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise ValueError(f"{text} is not an integer") from None
+        return int(number)
+
+
+def _schedules(info: Any) -> Any:
+    """Read a schedule that is written like a call, or a number."""
+    if Schedule not in _members(info.type):
+        return None
+    takes_none = type(None) in _members(info.type)
+
+    def read(text: str) -> Any:
+        if takes_none and text == "None":
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            return Schedule.parse(text)
+
+    kinds = (int, float, Schedule, *((type(None),) if takes_none else ()))
+    metavar = "FLOAT|SCHEDULE|None" if takes_none else "FLOAT|SCHEDULE"
+    return _text_spec(metavar, read, lambda value: isinstance(value, kinds), str)
+
+
+def _texts_of_functions(info: Any) -> Any:
+    """Read only text where a function is possible too, which no text can be."""
+    kinds = _members(info.type)
+    if not any(typing.get_origin(one) is Callable or one is Callable for one in kinds):
+        return None
+
+    def write(value: Any) -> str:
+        return value if isinstance(value, str) else str(plain_values(value))
+
+    return _text_spec("STR", str, lambda value: isinstance(value, str) or callable(value), write)
+
+
+def _mappings(info: Any) -> Any:
+    """Read options as ``name=value``, where a value is written as in YAML."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    if typing.get_origin(info.type) is not Mapping:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE",
+        instance_from_str=lambda texts: dict(map(_pair, texts)),
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda value: [f"{name}={_flow(one)}" for name, one in value.items()],
+    )
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"write name=value, got {text!r}")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} has a value that YAML cannot read: {value!r}") from error
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(plain_values(value), default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...").replace(" ", "")
+
+
+def _text_spec(
+    metavar: str,
+    read: Callable[[str], Any],
+    is_instance: Callable[[Any], bool],
+    write: Callable[[Any], str],
+) -> Any:
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda texts: read(texts[0]),
+        is_instance=is_instance,
+        str_from_instance=lambda value: [write(value)],
+    )

@@ -1,0 +1,230 @@
+"""The parameters of a program become the options of its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from dmiddleware.command_line import arguments_of, called_as, has_arguments, program_call
+from dmiddleware.data import TensorBufferSettings
+from dmiddleware.env import EnvSettings
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import DQNSettings, MAPPOSettings, RainbowSettings, SACSettings
+from dmiddleware.schedule import Schedule
+from dmiddleware.settings import Count, Settings, Whole
+
+POLICY = DQNSettings(n_step=3, learning_rate=2e-3, model={"encoder_hidden_sizes": [128, 128]})
+
+
+def train(
+    seed: Whole = 0,
+    max_env_step: Count = 60_000,
+    algo: Literal["dqn", "c51"] = "dqn",
+    env: EnvSettings = EnvSettings("CartPole-v1", env_num=8),
+    policy: DQNSettings = POLICY,
+    buffer: TensorBufferSettings = TensorBufferSettings(50_000),
+) -> None:
+    """Train a policy.
+
+    Args:
+        seed: seed of everything
+            random.
+        max_env_step: environment steps at most.
+    """
+
+
+def rainbow(policy: RainbowSettings = RainbowSettings()) -> None: ...
+def sac(policy: SACSettings = SACSettings()) -> None: ...
+def mappo(policy: MAPPOSettings = MAPPOSettings()) -> None: ...
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the printed text, without the boxes around it."""
+    captured = capsys.readouterr()
+    text = (captured.out + captured.err).translate(str.maketrans("│╭╮╰╯─", "      "))
+    return " ".join(text.split())
+
+
+def refused(
+    capsys: pytest.CaptureFixture[str], main: Callable[..., Any], *arguments: str, code: int = 2
+) -> str:
+    """Return the message that a command line is refused with."""
+    with pytest.raises(SystemExit) as stopped:
+        arguments_of(main, arguments)
+    assert stopped.value.code == code
+    return words(capsys)
+
+
+def test_without_arguments_the_defaults_hold() -> None:
+    assert arguments_of(train, []) == {
+        "seed": 0,
+        "max_env_step": 60_000,
+        "algo": "dqn",
+        "env": EnvSettings("CartPole-v1", env_num=8),
+        "policy": POLICY,
+        "buffer": TensorBufferSettings(50_000),
+    }
+
+
+def test_options_replace_single_settings() -> None:
+    found = arguments_of(
+        train,
+        [
+            "--policy.learning-rate",
+            "3e-4",
+            "--buffer.size",
+            "2e4",
+            "--seed",
+            "3",
+            "--env.id",
+            "Acrobot-v1",
+            "--policy.no-double",
+            "--algo",
+            "c51",
+        ],
+    )
+    assert (found["seed"], found["buffer"].size, found["algo"]) == (3, 20_000, "c51")
+    assert found["policy"] == DQNSettings(
+        **{**vars(POLICY), "learning_rate": 3e-4, "double": False}
+    )
+    assert found["env"] == EnvSettings("Acrobot-v1", env_num=8)
+
+
+def test_settings_of_several_values_and_inherited_ones_are_options() -> None:
+    assert arguments_of(sac, ["--policy.action-low", "-1", "2"])["policy"].action_low == (-1, 2)
+    found = arguments_of(rainbow, ["--policy.batch-size", "8", "--policy.eps", "0.1"])
+    assert found["policy"] == RainbowSettings(batch_size=8, eps=0.1)
+
+
+def test_a_schedule_is_written_like_a_call() -> None:
+    found = arguments_of(sac, ["--policy.learning-rate-q", "linear(1e-3,0,1000)"])
+    assert found["policy"].learning_rate_q == Schedule.linear(1e-3, 0, decay=1000)
+
+
+def test_options_by_name_keep_those_that_are_not_named() -> None:
+    found = arguments_of(
+        train,
+        ["--policy.model", "dueling=true", "norm=layer", "--env.env-kwargs", "sizes=[1, 2]"],
+    )
+    model = {"encoder_hidden_sizes": [128, 128], "dueling": True, "norm": "layer"}
+    assert found["policy"].model == model
+    assert found["env"].env_kwargs == {"sizes": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (train, "--seed -1", "seed must be an integer ≥ 0, got -1"),
+        (train, "--max-env-step 1.5", "1.5 is not an integer"),
+        (train, "--algo sarsa", "sarsa"),
+        (train, "--polcy.learning-rate 1", "--policy.learning-rate"),
+        (train, "--policy.model dueling", "write name=value"),
+        (train, "--env.env-num 0", "env_num must be an integer ≥ 1, got 0"),
+        (sac, "--policy.batch-size 0", "batch_size must be an integer ≥ 1, got 0"),
+        (sac, "--policy.learning-rate-q linear(1,-1,9)", "must be a number ≥ 0, got -1"),
+        (sac, "--policy.learning-rate-q line(1,0)", "a schedule must be like linear"),
+        (sac, "--policy.action-bounding clip", "clip"),
+        (sac, "--policy.batchsize 3", "--policy.batch-size"),
+        (mappo, "--policy.reward-norm", "reward_norm must be False with several agents"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    main: Callable[..., Any], arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, main, *arguments.split())
+
+
+@pytest.mark.parametrize("option", ["--buffer.n-step", "--buffer.seed", "--env.seed"])
+def test_what_the_program_sets_itself_is_not_an_option(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Unrecognized" in refused(capsys, train, option, "3")
+
+
+def test_the_help_has_meaning_range_and_default_from_the_declaration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = refused(capsys, train, "--help", code=0)
+    assert "Train a policy." in text
+    assert "--seed INT Seed of everything random. An integer ≥ 0. (default: 0)" in text
+    assert "Number of rewards in an n-step target. An integer ≥ 1. (default: 3)" in text
+    assert "--policy.learning-rate FLOAT|SCHEDULE Adam's learning rate." in text
+    assert "--buffer.size INT Capacity in rows. An integer ≥ 1. (default: 50000)" in text
+
+
+def test_a_config_file_has_the_defaults_that_options_override(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.yaml"
+    eps = {"type": "linear", "start": 1.0, "end": 0.1, "decay": 100}
+    file.write_text(yaml.safe_dump({"seed": 7, "policy": {"n_step": 5, "eps": eps}}))
+    found = arguments_of(train, ["--config", str(file), "--seed", "8", "--policy.batch-size", "8"])
+    assert (found["seed"], found["policy"].n_step, found["policy"].batch_size) == (8, 5, 8)
+    assert found["policy"].eps == Schedule.linear(1.0, 0.1, decay=100)
+    assert found["policy"].learning_rate == POLICY.learning_rate
+
+
+def test_the_arguments_of_a_call_are_those_of_the_next(tmp_path: Path) -> None:
+    line = ["--policy.model", "dueling=true", "--policy.eps", "linear(1,0.1,9)", "--seed", "4"]
+    given = arguments_of(train, line)
+    with called_as(train, given):
+        call = program_call()
+    assert call is not None
+    assert call.program == f"{__name__}.train"
+    assert "seed" not in call.plain()["buffer"]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"arguments": call.plain(), "policy": {"type": "dqn"}}))
+    assert arguments_of(train, [f"--config={file}"]) == given
+    assert program_call() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sede: 3", "unknown option sede; did you mean seed?"),
+        ("policy: {learnin_rate: 1.0}", "policy: unknown option learnin_rate; did you mean learni"),
+        ("policy: {batch_size: 0}", "batch_size must be an integer ≥ 1, got 0"),
+        ("buffer: {n_step: 3}", "buffer: unknown option n_step"),
+        ("seed: -1", "seed must be an integer ≥ 0, got -1"),
+        ("policy: 3", "policy"),
+        ("[1, 2]", "must have options by name"),
+        ("a: [", "cannot read"),
+    ],
+)
+def test_a_wrong_config_file_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    found = refused(capsys, train, "--config", str(file))
+    assert "".join(message.split()) in "".join(found.split())
+
+
+def test_a_missing_config_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot read nowhere.yaml" in refused(capsys, train, "--config", "nowhere.yaml")
+
+
+def test_parameters_without_types_are_refused() -> None:
+    def main(seed=0):  # type: ignore[no-untyped-def]
+        """Train."""
+
+    with pytest.raises(ConfigError, match="seed has no type"):
+        arguments_of(main, [])
+
+
+def test_only_parameters_that_have_names_are_arguments() -> None:
+    assert has_arguments(train)
+    assert not has_arguments(lambda *args, **kwargs: None)
+    assert not has_arguments(lambda: None)
+
+
+def test_further_options_are_checked_and_returned() -> None:
+    class Further(Settings):
+        episodes: Count = 100
+
+    found = arguments_of(rainbow, ["--episodes", "3"], further=Further)
+    assert found == {"policy": RainbowSettings(), "episodes": 3}
+    with pytest.raises(SystemExit):
+        arguments_of(rainbow, ["--episodes", "0"], further=Further, prints=False)
