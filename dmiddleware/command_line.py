@@ -34,7 +34,7 @@ from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
 
-__all__ = ["ProgramCall", "arguments_of", "called_as", "has_arguments", "program_call"]
+__all__ = ["ProgramCall", "arguments_of", "called_as", "program_call", "reads_arguments"]
 
 _CONFIG_HELP: Final = (
     "Take defaults from this YAML file: the config.yaml of a run, or the options by name."
@@ -79,12 +79,18 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         _call.reset(token)
 
 
-def has_arguments(main: Callable[..., Any]) -> bool:
-    """Return whether a function has parameters that arguments can be given to by name."""
+def reads_arguments(main: Callable[..., Any]) -> bool:
+    """Return whether a function takes its arguments from a command line.
+
+    It has parameters, all of them have types, and none is ``argv``, with which a function reads the
+    command line itself.
+    """
     try:
-        return bool(_parameters(main))
+        parameters = _parameters(main)
     except (TypeError, ValueError):
         return False  # it is not written in Python
+    untyped = [one for one in parameters.values() if one.annotation is inspect.Parameter.empty]
+    return bool(parameters) and not untyped and "argv" not in parameters
 
 
 def arguments_of(

@@ -114,13 +114,15 @@ def _click_type(kind: Any, limits: list[Any], flag: Flag) -> click.ParamType[Any
 def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     """Run a program in several processes: start them, watch them, and stop them together.
 
-    All arguments after -- are for the program, in sys.argv of every process.
+    All arguments after -- are for the program, in sys.argv of every process. If the parameters of
+    the function have types, they are its options.
 
     \b
     On one host:
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
     With arguments for the program:
-      ditask --main train.main --roles learner=1,collector=2 -- --seed 3
+      ditask --main examples.cartpole_dqn.main --roles learner=1,collector=2
+             -- --seed 3 --policy.learning-rate 3e-4
     Over tcp, with a key, so that others can join:
       openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4

@@ -12,18 +12,19 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from dmiddleware.command_line import arguments_of, called_as, reads_arguments
 from dmiddleware.errors import LaunchError
 
-__all__ = ["call_main", "check_main", "import_main"]
+__all__ = ["call_main", "check_main", "import_main", "with_arguments"]
 
 _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
     "runs it, such as: def run(): asyncio.run({name}())"
 )
 _PARAMETERS = (
-    "--main {main} has parameters without a default ({names}){where}, but it is called without "
-    "arguments; give them defaults, and read the arguments that follow -- from sys.argv, for "
-    "example with argparse"
+    "--main {main} has parameters without a default ({names}){where}; give them defaults and "
+    "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
+    "these arguments from sys.argv"
 )
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
@@ -67,7 +68,7 @@ def check_main(main: str, package: Path) -> None:
                 raise LaunchError(_GENERATOR.format(main=main, where=where))
 
 
-def import_main(main: str, package: str) -> Callable[[], object]:
+def import_main(main: str, package: str) -> Callable[..., object]:
     """Import the function; ``sys.argv`` then begins with the file of its module.
 
     Args:
@@ -98,6 +99,34 @@ def import_main(main: str, package: str) -> Callable[[], object]:
     if names := _missing(function):
         raise LaunchError(_PARAMETERS.format(main=main, names=", ".join(names), where=""))
     return function  # type: ignore[no-any-return]
+
+
+def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> Callable[[], Any]:
+    """Return the function with the arguments of ``sys.argv``, if it reads some.
+
+    Args:
+        function: the function.
+        main: its name, for the message.
+        prints: whether to print what is wrong with the arguments, and the help; one node of a run
+            does so.
+
+    Raises:
+        LaunchError: by the function that is returned, for wrong arguments.
+    """
+    if not reads_arguments(function):
+        return function
+
+    def call() -> Any:
+        try:
+            given = arguments_of(function, sys.argv[1:], prints=prints)
+        except SystemExit as end:
+            if end.code in (None, 0):
+                raise
+            raise LaunchError(f"--main {main} refused the arguments that follow --") from None
+        with called_as(function, given):
+            return function(**given)
+
+    return call
 
 
 def call_main(function: Callable[[], Any], main: str) -> Any:

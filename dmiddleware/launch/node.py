@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from dmiddleware.errors import ChainError, ConfigError, LaunchError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
-from dmiddleware.launch.main_function import call_main, import_main
+from dmiddleware.launch.main_function import call_main, import_main, with_arguments
 from dmiddleware.launch.plan import RunPlan
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
@@ -48,7 +48,8 @@ NO_TERMINAL: Final = (
 )
 
 Program = str | Callable[[], Any]
-"""A program: a function without arguments, or its name, ``package.module.function``."""
+"""A program: a function without arguments, or its name, ``package.module.function``. A named
+function whose parameters all have types gets the arguments of ``sys.argv``."""
 
 
 def join_run(
@@ -185,7 +186,7 @@ class JoinedNode:
         try:
             with self._router, running_as(self._node):
                 try:
-                    function = _load(program, package)
+                    function = self._load(program, package)
                     _set_threads(self._plan.n_threads)
                     result = None
                     if not self._stop_reason:
@@ -262,6 +263,14 @@ class JoinedNode:
             failed_at=self._failed_at,
             sent_at=time.monotonic(),
         )
+
+    def _load(self, program: Program, package: str) -> Callable[[], Any]:
+        if not isinstance(program, str):
+            return program
+        with kept_for_good(), refusing_at_import("runs a task"):
+            function = import_main(program, package)
+        prints = self._part.node_id == 0 or self._plan.attached
+        return with_arguments(function, program, prints=prints)
 
     def _call(self, function: Callable[[], Any], name: str) -> Any:
         """Call the program; ``sys.exit(0)`` is a normal end of it, but not in a task that runs."""
@@ -417,13 +426,6 @@ def _node_variable(node_id: int) -> Iterator[None]:
             del os.environ[NODE_VARIABLE]
         else:
             os.environ[NODE_VARIABLE] = before
-
-
-def _load(program: Program, package: str) -> Callable[[], Any]:
-    if not isinstance(program, str):
-        return program
-    with kept_for_good(), refusing_at_import("runs a task"):
-        return import_main(program, package)
 
 
 def _name_of(program: Program) -> str:

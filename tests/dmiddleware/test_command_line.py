@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from dmiddleware.command_line import arguments_of, called_as, has_arguments, program_call
+from dmiddleware.command_line import arguments_of, called_as, program_call, reads_arguments
 from dmiddleware.data import TensorBufferSettings
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
@@ -214,10 +214,15 @@ def test_parameters_without_types_are_refused() -> None:
         arguments_of(main, [])
 
 
-def test_only_parameters_that_have_names_are_arguments() -> None:
-    assert has_arguments(train)
-    assert not has_arguments(lambda *args, **kwargs: None)
-    assert not has_arguments(lambda: None)
+def own_parser(argv: list[str] | None = None) -> None: ...
+
+
+def test_a_function_with_types_reads_arguments() -> None:
+    assert reads_arguments(train)
+    assert not reads_arguments(own_parser)
+    assert not reads_arguments(lambda *args, **kwargs: None)
+    assert not reads_arguments(lambda: None)
+    assert not reads_arguments(lambda seed=0: None)
 
 
 def test_further_options_are_checked_and_returned() -> None:

@@ -15,7 +15,7 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.launch.main_function import check_main
 from tests.dmiddleware.launch.ditask_process import start
 
-PROGRAM = """
+PROGRAM = '''
     import argparse, json, multiprocessing, os, sys
     from pathlib import Path
     import click
@@ -65,6 +65,10 @@ PROGRAM = """
 
             task.use(collect).use(learn).run()
 
+    def typed(seed: int = 0, name: str = "a"):
+        """Count."""
+        write(seed=seed, name=name)
+
     def needs(argv, /, seed, *, limit, more=1):
         pass
 
@@ -72,7 +76,7 @@ PROGRAM = """
         return lambda argv: function(argv)
 
     also_needs = wrapped(needs)
-"""
+'''
 
 
 def run(folder: Path, function: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
@@ -117,6 +121,31 @@ def test_a_program_shows_its_own_help(tmp_path: Path, function: str) -> None:
     assert code == 0, text
     assert text.lower().count("usage: program.py") == 2
     assert "ditask-" not in text and "Traceback" not in text
+
+
+@pytest.mark.process
+def test_a_function_with_types_is_called_with_the_arguments(tmp_path: Path) -> None:
+    options = ("--parallel-workers", "2", "--", "--seed", "3")
+    code, text, found = run(tmp_path, "typed", *options)
+    assert code == 0, text
+    assert [(one["seed"], one["name"]) for one in found] == [(3, "a")] * 2
+
+
+@pytest.mark.process
+def test_wrong_arguments_are_refused_once_and_nothing_starts(tmp_path: Path) -> None:
+    options = ("--parallel-workers", "2", "--", "--sede", "3")
+    code, text, found = run(tmp_path, "typed", *options)
+    assert code == 1 and not found
+    assert "Unrecognized options" in text and "[node 1] " not in text
+    assert "--seed INT" in text and "refused the arguments that follow --" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.process
+def test_the_help_of_a_function_with_types_is_shown_once(tmp_path: Path) -> None:
+    code, text, _ = run(tmp_path, "typed", "--parallel-workers", "2", "--", "--help")
+    assert code == 0, text
+    assert text.count("usage: ") == 1 and "--seed INT" in text
 
 
 @pytest.mark.process
