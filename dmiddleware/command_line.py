@@ -22,7 +22,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -34,12 +34,55 @@ from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
 
-__all__ = ["ProgramCall", "arguments_of", "called_as", "program_call", "reads_arguments"]
+__all__ = [
+    "DefaultsBy",
+    "ProgramCall",
+    "arguments_of",
+    "called_as",
+    "program_call",
+    "reads_arguments",
+]
 
 _CONFIG_HELP: Final = (
     "Take defaults from this YAML file: the config.yaml of a run, or the options by name."
 )
 _ROLE: Final = re.compile(r":\w+:`~?([^`]*)`")
+
+
+@dataclasses.dataclass(frozen=True)
+class DefaultsBy:
+    """The annotation of a parameter whose defaults depend on another option.
+
+    The parameter takes settings, and its own default is None::
+
+        POLICIES = {"dqn": DQNSettings(), "c51": C51Settings()}
+
+        def main(
+            algo: Literal["dqn", "c51"] = "dqn",
+            policy: Annotated[PolicySettings | None, DefaultsBy("algo", POLICIES)] = None,
+        ) -> None:
+            policy = policy or POLICIES[algo]
+
+    Args:
+        option: the other option, such as ``"algo"`` or ``"env.id"``.
+        defaults: the settings for each of its values.
+    """
+
+    option: str
+    defaults: Mapping[Any, Settings]
+
+    def of(self, values: Mapping[str, Any]) -> Settings:
+        """Return the settings for the value that the other option has.
+
+        Raises:
+            ConfigError: if there are none for it.
+        """
+        name, _, field = self.option.partition(".")
+        value = getattr(values[name], field) if field else values[name]
+        if value not in self.defaults:
+            names = ", ".join(map(str, self.defaults))
+            raise ConfigError(f"{self.option} must be one of {names}, got {value!r}")
+        return self.defaults[value]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,24 +159,32 @@ def arguments_of(
             the help.
         ConfigError: if the function has a parameter without a type.
     """
+    line = _CommandLine(main, further, prints=prints)
+    try:
+        line.take_defaults(_config_of(arguments, prints=prints), arguments)
+    except ConfigError as error:
+        line.fail(str(error))
+    return line.read(arguments)
+
+
+def _config_of(arguments: Sequence[str], *, prints: bool) -> Path | None:
+    """Return the file that ``--config`` names."""
     import tyro
 
-    line = _CommandLine(main, further, prints=prints)
-    given = _ConfigFile(None)
-    if any(one.split("=")[0] == "--config" for one in arguments):
-        given, _ = tyro.cli(
-            _ConfigFile,
-            args=[one for one in arguments if one not in ("-h", "--help")],
-            return_unknown_args=True,
-            add_help=False,
-            console_outputs=prints,
-        )
-    if given.config is not None:
-        try:
-            line.take_defaults(given.config)
-        except ConfigError as error:
-            line.fail(str(error))
-    return line.read(arguments)
+    if not any(one.split("=")[0] == "--config" for one in arguments):
+        return None
+    found, _ = tyro.cli(
+        _ConfigFile,
+        args=_without_help(arguments),
+        return_unknown_args=True,
+        add_help=False,
+        console_outputs=prints,
+    )
+    return found.config
+
+
+def _without_help(arguments: Sequence[str]) -> list[str]:
+    return [one for one in arguments if one not in ("-h", "--help")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,37 +207,67 @@ class _CommandLine:
         self._values: dict[str, Any] = {
             one.name: one.default for one in describe(self._class) if one.default is not MISSING
         }
+        self._chosen = {
+            one.name: found
+            for one in describe(self._class)
+            for found in getattr(one.hint, "__metadata__", ())
+            if isinstance(found, DefaultsBy)
+        }
 
-    def take_defaults(self, path: Path) -> None:
-        """Replace the defaults by those of a file."""
-        try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from error
-        values = loaded.get("arguments", loaded) if isinstance(loaded, dict) else loaded
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} must have options by name, got {values!r:.100}")
+    def take_defaults(self, config: Path | None, arguments: Sequence[str]) -> None:
+        """Replace the defaults by those of a file, and by those that other options choose.
+
+        Raises:
+            ConfigError: if the file has something else than options and their values.
+        """
+        values = {} if config is None else _options_in(config)
         known = {one.name: one for one in describe(self._class)}
-        _refuse_unknown(values, known, str(path))
-        for name, value in values.items():
+        _refuse_unknown(values, known, str(config))
+        chosen = {name: value for name, value in values.items() if name in self._chosen}
+        self._take(values.keys() - chosen.keys(), values, known, config)
+        if self._chosen:
+            others = self._parse(_without_help(arguments), only=known.keys() - self._chosen.keys())
+            self._values |= {name: one.of(others) for name, one in self._chosen.items()}
+            self._take(chosen, values, known, config)
+
+    def _take(
+        self,
+        names: Iterable[str],
+        values: Mapping[str, Any],
+        known: Mapping[str, SettingInfo],
+        config: Path | None,
+    ) -> None:
+        for name in names:
             self._values[name] = _from_plain(
-                known[name].hint, value, self._values.get(name), f"{path}: {name}"
+                known[name].hint, values[name], self._values.get(name), f"{config}: {name}"
             )
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the function, and the further ones."""
+        return self._parse(arguments, only=None)
+
+    def _parse(self, arguments: Sequence[str], *, only: Collection[str] | None) -> dict[str, Any]:
+        """Return the arguments.
+
+        Args:
+            arguments: the command line.
+            only: the parameters to read, from a command line that has others too; None: all.
+        """
         import tyro
 
-        found = tyro.cli(
+        cli: Any = tyro.cli
+        found = cli(
             self._class,
             args=list(arguments),
             prog=self._prog,
             description=self._text,
-            registry=self._registry(),
+            registry=self._registry(only),
             console_outputs=self._prints,
+            add_help=only is None,
+            return_unknown_args=only is not None,
         )
-        assert isinstance(found, dict)
-        return found
+        given: dict[str, Any] = found if only is None else found[0]
+        return given
 
     def fail(self, message: str) -> NoReturn:
         """Print a message as tyro does, and exit."""
@@ -197,7 +278,7 @@ class _CommandLine:
             Console(stderr=True).print(Panel(message, title="Parsing error", border_style="red"))
         raise SystemExit(2)
 
-    def _registry(self) -> Any:
+    def _registry(self, only: Collection[str] | None) -> Any:
         from tyro.constructors import ConstructorRegistry, StructTypeInfo
 
         registry = ConstructorRegistry()
@@ -207,7 +288,7 @@ class _CommandLine:
         @registry.struct_rule
         def settings(info: StructTypeInfo) -> Any:
             if info.type is self._class:
-                return self._whole_line()
+                return self._whole_line(only)
             if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
                 return None
             default = info.default if isinstance(info.default, info.type) else None
@@ -215,18 +296,13 @@ class _CommandLine:
 
         return registry
 
-    def _whole_line(self) -> Any:
+    def _whole_line(self, only: Collection[str] | None) -> Any:
         from tyro.constructors import StructConstructorSpec
 
         offered = [
-            _Offered.of(
-                dataclasses.replace(
-                    one,
-                    meaning=self._meanings.get(one.name, ""),
-                    default=self._values.get(one.name, MISSING),
-                )
-            )
+            _Offered.of(self._described(one))
             for one in describe(self._class)
+            if only is None or one.name in only
         ]
         config = _Offered("config", Path | None, None, _CONFIG_HELP)
         further = [] if self._further is None else list(map(_Offered.of, describe(self._further)))
@@ -238,6 +314,13 @@ class _CommandLine:
 
         specs = tuple(one.spec() for one in (config, *offered, *further))
         return StructConstructorSpec(make, specs)
+
+    def _described(self, info: SettingInfo) -> SettingInfo:
+        """Return a parameter with its meaning, and the default that holds now."""
+        default = self._values.get(info.name, MISSING)
+        hint = type(default) if info.name in self._chosen else info.hint
+        meaning = self._meanings.get(info.name, "")
+        return dataclasses.replace(info, hint=hint, meaning=meaning, default=default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +430,8 @@ def _checkable(hint: Any) -> Any:
         from pydantic import InstanceOf
 
         return typing.cast(Any, InstanceOf)[hint]
-    return hint
+    chosen = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, DefaultsBy)]
+    return Annotated[Any, chosen[0]] if chosen else hint
 
 
 def _meanings_of(main: Callable[..., Any]) -> dict[str, str]:
@@ -382,6 +466,22 @@ def _folder_of(main: Callable[..., Any]) -> Path | None:
 def _prog_of(main: Callable[..., Any]) -> str:
     module = _name_of(main).removesuffix(f".{main.__qualname__}")
     return Path(sys.argv[0]).name if module == "__main__" else f"python -m {module}"
+
+
+def _options_in(path: Path) -> dict[str, Any]:
+    """Return the options that a YAML file has, by name.
+
+    Raises:
+        ConfigError: if it cannot be read, or has something else.
+    """
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    values = loaded.get("arguments", loaded) if isinstance(loaded, dict) else loaded
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must have options by name, got {values!r:.100}")
+    return values
 
 
 def _refuse_unknown(values: Mapping[Any, Any], known: Mapping[str, SettingInfo], at: str) -> None:

@@ -51,6 +51,7 @@ def run_program(
     arguments: Sequence[str] | None = None,
     *,
     make_policy: Callable[..., Policy] | None = None,
+    play_env: EnvSettings | None = None,
 ) -> R | None:
     """Call a program with the arguments of its command line.
 
@@ -70,8 +71,8 @@ def run_program(
         arguments: the command line; None: ``sys.argv``.
         make_policy: builds the policy from some of the program's arguments, by name. If it is
             given, the options ``--evaluate CHECKPOINT``, ``--episodes`` and ``--video`` play a
-            saved policy instead, in the envs of the program's parameter ``env``, which is
-            :class:`~dmiddleware.env.EnvSettings`.
+            saved policy instead.
+        play_env: the env to play in; None: that of the program's parameter ``env``.
 
     Returns:
         What the program returns; None after an evaluation.
@@ -92,7 +93,7 @@ def run_program(
             given = arguments_of(main, ["--config", str(saved), *line], further=_PlaySettings)
         play = _PlaySettings(**{name: given.pop(name) for name in vars(_PlaySettings())})
         if play.evaluate is not None:
-            _play(make_policy, given, play.evaluate, play)
+            _play(make_policy, given, play.evaluate, play, play_env or given["env"])
             return None
     with called_as(main, given):
         return main(**given)
@@ -103,11 +104,11 @@ def _play(
     given: Mapping[str, Any],
     ckpt: Path,
     play: _PlaySettings,
+    env: EnvSettings,
 ) -> None:
     """Evaluate a checkpoint, and print its returns."""
     taken = inspect.signature(make_policy).parameters
     seed = derive_seed(given.get("seed", 0), "fresh episodes")
-    env: EnvSettings = given["env"]
     try:
         policy = make_policy(**{name: value for name, value in given.items() if name in taken})
         policy.eval_mode.load_state_dict(load_checkpoint(ckpt))

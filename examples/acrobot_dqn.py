@@ -1,66 +1,89 @@
 """Deep Q-learning on Acrobot-v1: each step costs one until the tip swings above the line."""
 
+from dataclasses import replace
+
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DQNPolicy, DQNSettings
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "Acrobot-v1"
+ENV = EnvSettings("Acrobot-v1", env_num=8)
+POLICY = DQNSettings(
+    n_step=3,
+    model={"encoder_hidden_sizes": [128, 128]},
+    learning_rate=1e-3,
+    target_update_freq=64,
+    eps=Schedule.linear(1.0, 0.04, decay=10_000),
+)
 
 
-def make_policy(seed: int = 0) -> DQNPolicy:
+def make_policy(env: EnvSettings = ENV, policy: DQNSettings = POLICY, seed: int = 0) -> DQNPolicy:
     """Build a DQN policy with two hidden layers."""
-    return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        n_step=3,
-        model={"encoder_hidden_sizes": [128, 128]},
-        learning_rate=1e-3,
-        target_update_freq=64,
-        eps=Schedule.linear(1.0, 0.04, decay=10_000),
-    )
+    return DQNPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "acrobot_dqn", max_env_step: int = 100_000
+    seed: Whole = 0,
+    exp_name: str = "acrobot_dqn",
+    max_env_step: Count = 100_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(100_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=30, every_train_iter=1280, stop_value=-80
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train DQN on Acrobot-v1 until it swings up in about eighty steps."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
+    """Train DQN on Acrobot-v1 until it swings up in about eighty steps.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=30, every_train_iter=1280, stop_value=-80
-            )
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
         )
-        task.use(experiment)
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

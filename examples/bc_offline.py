@@ -4,14 +4,17 @@ from pathlib import Path
 
 from dmiddleware import Task
 from dmiddleware.data import OfflineDataset
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import BCPolicy, Policy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import BCPolicy, BCSettings, DQNSettings, Policy
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from examples import cartpole_dqn
-from examples.common import command
 from middleware import (
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     OfflineDataSaver,
     OfflineLearner,
     OfflineRLContext,
@@ -20,48 +23,67 @@ from middleware import (
 )
 
 ENV = cartpole_dqn.ENV
-TRAIN_ITER = 10_000
+POLICY = BCSettings(batch_size=256)
 
 
-def make_policy(seed: int = 0) -> BCPolicy:
+def make_policy(env: EnvSettings = ENV, policy: BCSettings = POLICY, seed: int = 0) -> BCPolicy:
     """Build the policy that learns from the expert."""
-    return BCPolicy.for_env(make_env_manager(ENV, env_num=1), seed=seed, batch_size=256)
+    return BCPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
-def save_expert_data(expert: Policy, path: Path, *, n_rows: int, seed: int) -> None:
+def save_expert_data(
+    expert: Policy, env: EnvSettings, path: Path, *, n_rows: int, seed: int
+) -> None:
     """Let the expert play, and save its observations and actions."""
     with Task(seed=seed) as task:
-        envs = make_env_manager(ENV, env_num=8, seed=task.seed_for("expert"))
+        envs = make_env_manager(env, seed=task.seed_for("expert"))
         task.use(StepCollector(expert, envs, n_sample=1000))
         task.use(OfflineDataSaver(path, columns=["obs", "action", "done"], max_rows=n_rows))
         task.run()
 
 
 def main(
-    seed: int = 0, exp_name: str = "bc_offline", max_env_step: int = 60_000
+    seed: Whole = 0,
+    exp_name: str = "bc_offline",
+    max_env_step: Count = 60_000,
+    max_train_iter: Count = 10_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    expert: DQNSettings = cartpole_dqn.POLICY,
+    policy: BCSettings = POLICY,
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=500, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Clone an expert of CartPole-v1 that was trained with DQN."""
-    trained = cartpole_dqn.main(seed, f"{exp_name}_expert", max_env_step)
-    expert = cartpole_dqn.make_policy(seed)
-    expert.collect_mode.load_state_dict(trained.load_best())
-    data_path = trained.path / "expert.safetensors"
-    save_expert_data(expert, data_path, n_rows=min(20_000, max_env_step), seed=seed)
+    """Clone an expert of CartPole-v1 that was trained with DQN.
 
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps of the expert.
+        max_train_iter: updates of the clone.
+        eval_env_num: number of envs that evaluate.
+    """
+    trained = cartpole_dqn.main(
+        seed, f"{exp_name}_expert", max_env_step, env, policy=expert, experiment=experiment
+    )
+    teacher = cartpole_dqn.make_policy(env, expert, seed)
+    teacher.collect_mode.load_state_dict(trained.load_best())
+    data_path = trained.path / "expert.safetensors"
+    save_expert_data(teacher, env, data_path, n_rows=min(20_000, max_env_step), seed=seed)
+
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
     with OfflineDataset(data_path) as dataset, Task(OfflineRLContext(), seed=seed) as task:
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        task.use(OfflineLearner(policy, dataset))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=500, stop_value=495
-            )
-        )
-        task.use(experiment)
-        task.use(TerminationChecker(max_train_iter=TRAIN_ITER))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        task.use(OfflineLearner(agent, dataset))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
+        task.use(TerminationChecker(max_train_iter=max_train_iter))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

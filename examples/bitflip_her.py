@@ -1,80 +1,95 @@
 """Deep Q-learning on 30 bits that must be flipped to a goal, with hindsight experience replay."""
 
+from dataclasses import replace
 from typing import Literal
 
 from dmiddleware import Task
-from dmiddleware.data import HindsightReplay, TensorBuffer
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.data import HindsightReplay, TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DQNPolicy, DQNSettings
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
+from dmiddleware.settings import Count, Whole
 from examples.bit_flipping import compute_reward, reached
-from examples.common import command
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "examples.bit_flipping:BitFlipping-v0"
+ENV = EnvSettings("examples.bit_flipping:BitFlipping-v0", env_num=16, mode="vector")
+POLICY = DQNSettings(
+    model={"encoder_hidden_sizes": [256]},
+    discount=0.98,
+    target_update_freq=1,
+    target_tau=0.05,
+    eps=Schedule.linear(0.2, 0.02, decay=150_000),
+    batch_size=128,
+)
 
 
-def make_policy(seed: int = 0) -> DQNPolicy:
+def make_policy(env: EnvSettings = ENV, policy: DQNSettings = POLICY, seed: int = 0) -> DQNPolicy:
     """Build a DQN policy that sees the bits and the goal."""
-    return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model={"encoder_hidden_sizes": [256]},
-        discount=0.98,
-        target_update_freq=1,
-        target_tau=0.05,
-        eps=Schedule.linear(0.2, 0.02, decay=150_000),
-        batch_size=128,
-    )
+    return DQNPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "bitflip_her",
-    max_env_step: int = 300_000,
+    max_env_step: Count = 300_000,
     algo: Literal["her", "dqn"] = "her",
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 50,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=480),
+    buffer: TensorBufferSettings = TensorBufferSettings(200_000, follow_episodes=True),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=40),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=100, every_train_iter=2000, stop_value=-14.5
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train DQN to flip 30 bits to a goal, with hindsight (her) or without (dqn)."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
+    """Train DQN to flip 30 bits to a goal, with hindsight (her) or without (dqn).
+
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        algo: DQN with hindsight (her) or without (dqn).
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
     hindsight = HindsightReplay(compute_reward, compute_terminated=reached)
-    buffer = TensorBuffer(
-        200_000,
-        follow_episodes=True,
-        transform=hindsight if algo == "her" else None,
-        seed=seed,
+    replay = TensorBuffer(
+        **vars(replace(buffer, transform=hindsight if algo == "her" else None, seed=seed))
     )
     with Task(seed=seed) as task:
-        collect_env, eval_env = (
-            make_env_manager(ENV, env_num=n, mode="vector", seed=task.seed_for(role))
-            for n, role in ((16, "collector"), (50, "evaluator"))
-        )
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=480))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=40))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=100, every_train_iter=2000, stop_value=-14.5
-            )
-        )
-        task.use(experiment)
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

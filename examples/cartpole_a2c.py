@@ -1,55 +1,71 @@
 """Advantage actor-critic on CartPole-v1."""
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import A2CPolicy
-from examples.common import command
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import A2CPolicy, A2CSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
+POLICY = A2CSettings(learning_rate=2e-3, batch_size=128)
 
 
-def make_policy(seed: int = 0) -> A2CPolicy:
+def make_policy(env: EnvSettings = ENV, policy: A2CSettings = POLICY, seed: int = 0) -> A2CPolicy:
     """Build an actor and a critic with two hidden layers each."""
-    return A2CPolicy.for_env(
-        make_env_manager(ENV, env_num=1), seed=seed, learning_rate=2e-3, batch_size=128
-    )
+    return A2CPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_a2c", max_env_step: int = 300_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_a2c",
+    max_env_step: Count = 300_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: A2CSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=100, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train A2C on CartPole-v1 until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+    """Train A2C on CartPole-v1 until it is solved.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128))
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=100, stop_value=495
-            )
-        )
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

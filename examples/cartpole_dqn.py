@@ -76,21 +76,21 @@ def main(
         eval_env_num: number of envs that evaluate.
     """
     with data_parallel() as rank, Task(seed=seed, rank=rank) as task:
-        dqn = make_policy(env, policy, seed)
-        record = Experiment(exp_name, dqn, **vars(experiment))
+        agent = make_policy(env, policy, seed)
+        record = Experiment(exp_name, agent, **vars(experiment))
         saver = SnapshotSaver(record.run, **vars(snapshots))
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
         replay = TensorBuffer(
-            **vars(replace(buffer, n_step=dqn.n_step, seed=task.seed_for("buffer")))
+            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
         )
 
-        task.use(ContextExchanger()).use(ModelExchanger(dqn))
-        task.use(EpsGreedyHandler(dqn))
-        task.use(StepCollector(dqn, envs, **vars(collector)))
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
         task.use(DataPusher(replay))
-        task.use(OffPolicyLearner(dqn, replay, **vars(learner)))
-        task.use(InteractionEvaluator(dqn, eval_envs, **vars(evaluator)))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
         saver.resume(task)  # only a run whose learners were restarted has a snapshot

@@ -5,53 +5,71 @@ collectors do not wait for the newest weights, and each may be several batches a
 """
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import IMPALAPolicy
-from examples.common import command
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import IMPALAPolicy, IMPALASettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
+POLICY = IMPALASettings(learning_rate=2e-3, batch_size=256)
 
 
-def make_policy(seed: int = 0) -> IMPALAPolicy:
+def make_policy(
+    env: EnvSettings = ENV, policy: IMPALASettings = POLICY, seed: int = 0
+) -> IMPALAPolicy:
     """Build an actor and a critic with two hidden layers each."""
-    return IMPALAPolicy.for_env(
-        make_env_manager(ENV, env_num=1), seed=seed, learning_rate=2e-3, batch_size=256
-    )
+    return IMPALAPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_impala", max_env_step: int = 500_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_impala",
+    max_env_step: Count = 500_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: IMPALASettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=256),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=50, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train IMPALA on CartPole-v1 until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+    """Train IMPALA on CartPole-v1 until it is solved.
 
-        task.use(ContextExchanger(max_ahead=4)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=256))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=50, stop_value=495
-            )
-        )
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=4)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

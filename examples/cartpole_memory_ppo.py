@@ -1,62 +1,80 @@
 """Recurrent PPO on CartPole without velocities, which have to be inferred from what came before."""
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import RecurrentPPOPolicy
-from examples.common import command
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import RecurrentPPOPolicy, RecurrentPPOSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "examples.memory_envs:CartPolePositions-v1"
+ENV = EnvSettings("examples.memory_envs:CartPolePositions-v1", env_num=16)
+POLICY = RecurrentPPOSettings(
+    model={"hidden_size": 64},
+    obs_norm=True,
+    reward_norm=True,
+    learning_rate=1e-3,
+    batch_size=256,
+    epoch_per_collect=8,
+)
 
 
-def make_policy(seed: int = 0) -> RecurrentPPOPolicy:
+def make_policy(
+    env: EnvSettings = ENV, policy: RecurrentPPOSettings = POLICY, seed: int = 0
+) -> RecurrentPPOPolicy:
     """Build an actor and a critic on an LSTM."""
-    return RecurrentPPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model={"hidden_size": 64},
-        obs_norm=True,
-        reward_norm=True,
-        learning_rate=1e-3,
-        batch_size=256,
-        epoch_per_collect=8,
-    )
+    return RecurrentPPOPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_memory_ppo", max_env_step: int = 200_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_memory_ppo",
+    max_env_step: Count = 200_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: RecurrentPPOSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=1024),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=320, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train recurrent PPO on CartPole without velocities until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=16, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+    """Train recurrent PPO on CartPole without velocities until it is solved.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=1024))
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=320, stop_value=495
-            )
-        )
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

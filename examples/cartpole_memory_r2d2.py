@@ -1,77 +1,107 @@
 """R2D2 on CartPole without velocities, which have to be inferred from what came before."""
 
+from dataclasses import replace
+
 from dmiddleware import Task
-from dmiddleware.data import PrioritySampler, TensorBuffer
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import R2D2Policy
+from dmiddleware.data import (
+    PrioritySampler,
+    PrioritySamplerSettings,
+    TensorBuffer,
+    TensorBufferSettings,
+)
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import R2D2Policy, R2D2Settings
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "examples.memory_envs:CartPolePositions-v1"
-UNROLL_LEN = 16
+ENV = EnvSettings("examples.memory_envs:CartPolePositions-v1", env_num=8)
+POLICY = R2D2Settings(
+    model={"hidden_size": 64},
+    discount=0.99,
+    burn_in=8,
+    learning_rate=1e-3,
+    target_update_freq=200,
+    eps=Schedule.linear(1.0, 0.05, decay=10_000),
+    batch_size=32,
+)
 
 
-def make_policy(seed: int = 0) -> R2D2Policy:
+def make_policy(env: EnvSettings = ENV, policy: R2D2Settings = POLICY, seed: int = 0) -> R2D2Policy:
     """Build a dueling Q-network on an LSTM."""
-    return R2D2Policy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model={"hidden_size": 64},
-        discount=0.99,
-        burn_in=8,
-        learning_rate=1e-3,
-        target_update_freq=200,
-        eps=Schedule.linear(1.0, 0.05, decay=10_000),
-        batch_size=32,
-    )
+    return R2D2Policy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_memory_r2d2", max_env_step: int = 120_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_memory_r2d2",
+    max_env_step: Count = 120_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: R2D2Settings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(120_000, unroll_len=16, stride=8),
+    sampler: PrioritySamplerSettings = PrioritySamplerSettings(alpha=0.9, beta=0.6),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(
+        update_per_collect=16, learn_start=1000
+    ),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=640, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train R2D2 on CartPole without velocities until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(
-            max_env_step,
-            sampler=PrioritySampler(alpha=0.9, beta=0.6),
-            unroll_len=UNROLL_LEN,
-            burn_in=policy.burn_in,
-            stride=UNROLL_LEN // 2,
-            start_columns=("state",),
-            seed=task.seed_for("buffer"),
-        )
+    """Train R2D2 on CartPole without velocities until it is solved.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16, learn_start=1000))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(
+                replace(
+                    buffer,
+                    sampler=PrioritySampler(**vars(sampler)),
+                    burn_in=agent.burn_in,
+                    start_columns=("state",),
+                    seed=task.seed_for("buffer"),
+                )
             )
         )
-        task.use(experiment)
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

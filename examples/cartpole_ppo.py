@@ -1,61 +1,77 @@
 """Proximal policy optimization on CartPole-v1."""
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import PPOPolicy
-from examples.common import command
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PPOPolicy, PPOSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
+POLICY = PPOSettings(
+    discount=0.98,
+    gae_lambda=0.8,
+    learning_rate=1e-3,
+    batch_size=256,
+    epoch_per_collect=15,
+)
 
 
-def make_policy(seed: int = 0) -> PPOPolicy:
+def make_policy(env: EnvSettings = ENV, policy: PPOSettings = POLICY, seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic with two hidden layers each."""
-    return PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        discount=0.98,
-        gae_lambda=0.8,
-        learning_rate=1e-3,
-        batch_size=256,
-        epoch_per_collect=15,
-    )
+    return PPOPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_ppo", max_env_step: int = 120_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_ppo",
+    max_env_step: Count = 120_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: PPOSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=512),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=300, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train PPO on CartPole-v1 until it is solved."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+    """Train PPO on CartPole-v1 until it is solved.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=512))
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=300, stop_value=495
-            )
-        )
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

@@ -4,56 +4,81 @@ Every start is the same command, the first one and those after a preemption. It 
 processes, as on Slurm and Kubernetes.
 """
 
+from dataclasses import replace
+
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import make_env_manager
-from examples.cartpole_dqn import ENV, make_policy
-from examples.common import command
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DQNSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
+from examples.cartpole_dqn import ENV, POLICY, make_policy
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     RunFolder,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
 
 def main(
-    seed: int = 0, exp_name: str = "cartpole_preemptible", max_env_step: int = 60_000
+    seed: Whole = 0,
+    exp_name: str = "cartpole_preemptible",
+    max_env_step: Count = 60_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(60_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=640, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=2_000),
 ) -> ExperimentResult:
-    """Train DQN on CartPole-v1 until it is solved, and continue a run that was stopped."""
-    policy = make_policy(seed)
-    run = RunFolder.create(exp_name, resume=True)
-    experiment = Experiment(run, policy)
-    snapshots = SnapshotSaver(run, every_train_iter=2_000)  # and when the run is stopped
-    buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=seed)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
+    """Train DQN on CartPole-v1 until it is solved, and continue a run that was stopped.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
-            )
-        )
-        task.use(experiment).use(snapshots)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    run = RunFolder.create(exp_name, resume=True)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))  # and when the run is stopped
+    replay = TensorBuffer(**vars(replace(buffer, n_step=agent.n_step, seed=seed)))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # a new run has no snapshot
+        saver.resume(task)  # a new run has no snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

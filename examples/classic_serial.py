@@ -7,25 +7,28 @@ evaluator judges. ``serial_run`` runs the same loop from a config.
 import torch
 
 from dmiddleware.classic import NaiveReplayBuffer
-from dmiddleware.env import make_env_manager
+from dmiddleware.data import load_checkpoint
+from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.program import run_program
+from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.schedule import Schedule
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Count, Whole
 from dmiddleware.worker import (
     BaseLearner,
     BaseSerialCommander,
     InteractionSerialEvaluator,
     SampleSerialCollector,
 )
-from examples.common import command, fresh_returns
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
 
 
 def make_policy(seed: int = 0) -> DQNPolicy:
     """Build a DQN policy with 3-step returns."""
     return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
+        make_env_manager(ENV),
         seed=seed,
         n_step=3,
         model={"encoder_hidden_sizes": [128, 128]},
@@ -35,12 +38,18 @@ def make_policy(seed: int = 0) -> DQNPolicy:
     )
 
 
-def main(seed: int = 0, exp_name: str = "classic_serial", max_env_step: int = 60_000) -> float:
-    """Train DQN on CartPole-v1 with a commander, a collector, a buffer and a learner."""
+def main(seed: Whole = 0, exp_name: str = "classic_serial", max_env_step: Count = 60_000) -> float:
+    """Train DQN on CartPole-v1 with a commander, a collector, a buffer and a learner.
+
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+    """
     torch.set_num_threads(1)
     policy = make_policy(seed)
     folder = f"runs/{exp_name}"
-    collect_env = make_env_manager(ENV, env_num=8, seed=derive_seed(seed, "collector"))
+    collect_env = make_env_manager(ENV, seed=derive_seed(seed, "collector"))
     eval_env = make_env_manager(ENV, env_num=10, seed=derive_seed(seed, "evaluator"))
     evaluator_cfg = {"eval_freq": 480, "n_episode": 50, "stop_value": 495}
     buffer_cfg = {"replay_buffer_size": 50_000, "seed": derive_seed(seed, "buffer")}
@@ -68,7 +77,9 @@ def main(seed: int = 0, exp_name: str = "classic_serial", max_env_step: int = 60
         learner.call_hook("after_run")
 
     best = learner.ckpt_dir / "ckpt_best.safetensors"
-    returns = fresh_returns(policy, ENV, best, n_episode=100, seed=seed)
+    policy.eval_mode.load_state_dict(load_checkpoint(best))
+    with make_env_manager(ENV, env_num=25, seed=derive_seed(seed, "fresh episodes")) as envs:
+        returns = evaluate_episodes(policy.eval_mode, envs, 100).get_episode_return()
     mean = sum(returns) / len(returns)
     print(
         f"mean return {mean:.1f} over {len(returns)} fresh episodes of the best policy, "
@@ -78,4 +89,4 @@ def main(seed: int = 0, exp_name: str = "classic_serial", max_env_step: int = 60
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy, play_env=ENV)

@@ -5,22 +5,28 @@ after it runs on the way back, when the rest of the chain has done its work.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dmiddleware import Task, kept, middleware
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import make_env_manager
-from examples.cartpole_dqn import ENV, make_policy
-from examples.common import command
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DQNSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
+from examples.cartpole_dqn import ENV, POLICY, make_policy
 from middleware import (
     DataPusher,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     OnlineRLContext,
     Role,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
@@ -51,31 +57,48 @@ def count_solved(ctx: CuriousContext) -> Iterator[None]:
 
 
 def main(
-    seed: int = 0, exp_name: str = "custom_middleware", max_env_step: int = 60_000
+    seed: Whole = 0,
+    exp_name: str = "custom_middleware",
+    max_env_step: Count = 60_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(60_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=640, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train DQN on CartPole-v1 with custom middleware."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(CuriousContext(), seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
+    """Train DQN on CartPole-v1 with custom middleware.
 
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(CuriousContext(), seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
+        )
+
+        task.use(record)
         task.use(count_solved)
         task.use(explore_by_return)
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
-            )
-        )
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

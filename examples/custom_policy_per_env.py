@@ -5,6 +5,7 @@ collectors, buffers and learners work with it. A policy written for batches is f
 """
 
 import copy
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,21 +13,26 @@ import torch.nn.functional as F
 
 from dmiddleware import Task
 from dmiddleware.classic import Policy
-from dmiddleware.data import Batch, TensorBuffer
-from dmiddleware.env import make_env_manager
-from examples.common import command
+from dmiddleware.data import Batch, TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "CartPole-v1"
+ENV = EnvSettings("CartPole-v1", env_num=8)
 
 
 class PerEnvQPolicy(Policy):
@@ -97,30 +103,46 @@ def make_policy(seed: int = 0) -> PerEnvQPolicy:
 
 
 def main(
-    seed: int = 0, exp_name: str = "custom_policy_per_env", max_env_step: int = 60_000
+    seed: Whole = 0,
+    exp_name: str = "custom_policy_per_env",
+    max_env_step: Count = 60_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 30,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128, random_steps=1000),
+    buffer: TensorBufferSettings = TensorBufferSettings(60_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=50, every_train_iter=640, stop_value=495
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train a custom policy on CartPole-v1."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
+    """Train a custom agent on CartPole-v1.
 
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
-            )
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(replace(buffer, n_step=agent.nstep, seed=task.seed_for("buffer")))
         )
-        task.use(experiment)
+
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

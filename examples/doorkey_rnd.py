@@ -6,20 +6,24 @@ import gymnasium as gym
 from gymnasium.wrappers import FlattenObservation
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import PPOPolicy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PPOPolicy, PPOSettings
+from dmiddleware.program import run_program
 from dmiddleware.reward import ICM, RND, IntrinsicCritic
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     IntrinsicAdvantage,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
@@ -32,57 +36,63 @@ def make_env(**options: Any) -> gym.Env:
     return FlattenObservation(ImgObsWrapper(OneHotPartialObsWrapper(DoorKeyEnv(size=8, **options))))
 
 
-ENV = make_env
+ENV = EnvSettings("examples.doorkey_rnd:make_env", env_num=16)
+POLICY = PPOSettings(
+    obs_norm=True,
+    entropy_weight=0.01,
+    batch_size=256,
+    epoch_per_collect=4,
+)
 
 
-def make_policy(seed: int = 0) -> PPOPolicy:
+def make_policy(env: EnvSettings = ENV, policy: PPOSettings = POLICY, seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic with two hidden layers each."""
-    return PPOPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        obs_norm=True,
-        entropy_weight=0.01,
-        batch_size=256,
-        epoch_per_collect=4,
-    )
+    return PPOPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "doorkey_rnd",
-    max_env_step: int = 500_000,
+    max_env_step: Count = 500_000,
     algo: Literal["ppo", "rnd", "icm"] = "rnd",
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 20,
+    policy: PPOSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=2048),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=20, every_train_iter=1600, stop_value=0.94, deterministic=False
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train PPO on DoorKey-8x8 with random network distillation, curiosity (icm) or neither."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=16, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=20, seed=task.seed_for("evaluator"))
+    """Train PPO on DoorKey-8x8 with random network distillation, curiosity (icm) or neither.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=2048))
-        task.use(GAEEstimator(policy))
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        algo: what rewards the agent for what is new: RND, ICM, or nothing (ppo).
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
         if algo != "ppo":
-            model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy, learning_rate=1e-3)
-            critic = IntrinsicCritic.for_env(collect_env, policy)
+            model = {"rnd": RND, "icm": ICM}[algo].for_env(envs, agent, learning_rate=1e-3)
+            critic = IntrinsicCritic.for_env(envs, agent)
             task.use(IntrinsicAdvantage(model, critic, weight=0.5))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy,
-                eval_env,
-                n_episode=20,
-                every_train_iter=1600,
-                stop_value=0.94,
-                deterministic=False,
-            )
-        )
-        task.use(experiment)
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

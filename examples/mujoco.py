@@ -1,88 +1,120 @@
-"""SAC, TD3 and TQC on Gymnasium's MuJoCo environments; ``--algo`` and ``--env`` choose.
+"""SAC, TD3 and TQC on Gymnasium's MuJoCo environments; ``--algo`` and ``--env.id`` choose.
 
-The settings are those that RL Baselines3 Zoo publishes for these environments. ``--compiled``
+The settings are those that RL Baselines3 Zoo publishes for these environments. ``--policy.compile``
 compiles the update, which takes a minute and makes training about a third faster. A run that was
 stopped continues with ``--resume``.
 """
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import Policy, get_policy_cls
-from examples.common import command
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import (
+    Policy,
+    PolicySettings,
+    SACSettings,
+    TD3Settings,
+    TQCSettings,
+    get_policy_cls,
+)
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     RunFolder,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "HalfCheetah-v5"
-Env = Literal["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
+ENV = EnvSettings("HalfCheetah-v5", env_num=1)
 Algo = Literal["sac", "td3", "tqc"]
-RANDOM_STEPS = 10_000
 # The zoo uses the defaults of its libraries for SAC, which are ours, and for TQC.
-SETTINGS: dict[Algo, dict[str, Any]] = {
-    "sac": {},
-    "td3": {
-        "learning_rate_critic": 1e-3,
-        "learning_rate_actor": 1e-3,
-        "noise_sigma": 0.1,
-        "model": {"actor_hidden_sizes": [400, 300], "critic_hidden_sizes": [400, 300]},
-    },
-    "tqc": {"model": {"n_critics": 2, "critic_hidden_sizes": [256, 256]}},
+POLICIES: dict[Algo, PolicySettings] = {
+    "sac": SACSettings(),
+    "td3": TD3Settings(
+        learning_rate_critic=1e-3,
+        learning_rate_actor=1e-3,
+        noise_sigma=0.1,
+        model={"actor_hidden_sizes": [400, 300], "critic_hidden_sizes": [400, 300]},
+    ),
+    "tqc": TQCSettings(model={"n_critics": 2, "critic_hidden_sizes": [256, 256]}),
 }
 
 
 def make_policy(
-    seed: int = 0, algo: Algo = "sac", env: Env = ENV, compiled: bool = False
+    env: EnvSettings = ENV,
+    policy: PolicySettings | None = None,
+    algo: Algo = "sac",
+    seed: int = 0,
 ) -> Policy:
     """Build an actor and its critics."""
-    policy_cls = get_policy_cls({"type": algo})
-    return policy_cls.for_env(
-        make_env_manager(env, env_num=1), seed=seed, compile=compiled, **SETTINGS[algo]
-    )
+    settings = policy or POLICIES[algo]
+    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), settings, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "mujoco",
-    max_env_step: int = 200_000,
+    max_env_step: Count = 200_000,
     algo: Algo = "sac",
-    env: Env = ENV,
-    compiled: bool = False,
     resume: bool = False,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 10,
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", POLICIES)] = None,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=1, random_steps=10_000),
+    buffer: TensorBufferSettings = TensorBufferSettings(1_000_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=1),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=10, every_train_iter=10_000
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=20_000),
 ) -> ExperimentResult:
-    """Train SAC, TD3 or TQC on an environment of MuJoCo."""
-    policy = make_policy(seed, algo, env, compiled)
-    buffer = TensorBuffer(1_000_000, seed=seed)
-    run = RunFolder.create(exp_name, resume=resume)
-    experiment = Experiment(run, policy)
-    snapshots = SnapshotSaver(run, every_train_iter=20_000)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(env, env_num=1, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(env, env_num=10, seed=task.seed_for("evaluator"))
+    """Train SAC, TD3 or TQC on an environment of MuJoCo.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=1, random_steps=RANDOM_STEPS))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=1))
-        task.use(InteractionEvaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
-        task.use(experiment).use(snapshots)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        algo: the algorithm.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, algo, seed)
+    replay = TensorBuffer(**vars(replace(buffer, seed=seed)))
+    run = RunFolder.create(exp_name, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # a new run has no snapshot
+        saver.resume(task)  # a new run has no snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

@@ -1,109 +1,133 @@
-"""Proximal policy optimization on Gymnasium's MuJoCo environments; ``--env`` chooses one.
+"""Proximal policy optimization on Gymnasium's MuJoCo environments; ``--env.id`` chooses one.
 
 The settings are those that RL Baselines3 Zoo publishes for each environment. A run that was stopped
 continues with ``--resume``.
 """
 
-from typing import Any, Literal
+from typing import Annotated
 
 from dmiddleware import Task
-from dmiddleware.env import make_env_manager
-from dmiddleware.policy import PPOPolicy
-from examples.common import command
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PPOPolicy, PPOSettings
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = "HalfCheetah-v5"
-Env = Literal["HalfCheetah-v5", "Hopper-v5"]
-# The value weights are twice as large as theirs, because the value loss here is halved.
-SETTINGS: dict[Env, dict[str, Any]] = {
-    "HalfCheetah-v5": {
-        "discount": 0.98,
-        "gae_lambda": 0.92,
-        "batch_size": 64,
-        "epoch_per_collect": 20,
-        "learning_rate": 2.0633e-05,
-        "clip_ratio": 0.1,
-        "entropy_weight": 0.000401762,
-        "value_weight": 1.16192,
-        "grad_clip_norm": 0.8,
-    },
-    "Hopper-v5": {
-        "discount": 0.999,
-        "gae_lambda": 0.99,
-        "batch_size": 32,
-        "epoch_per_collect": 5,
-        "learning_rate": 9.80828e-05,
-        "clip_ratio": 0.2,
-        "entropy_weight": 0.00229519,
-        "value_weight": 1.671342,
-        "grad_clip_norm": 0.7,
-    },
-}
-EVERY_TRAIN_ITER: dict[Env, int] = {"HalfCheetah-v5": 15_520, "Hopper-v5": 7_760}
-"""Updates from one evaluation to the next: 49,664 env steps, for 20 evaluations in a run."""
+ENV = EnvSettings("HalfCheetah-v5", env_num=1)
 MODEL = {
     "encoder_hidden_sizes": [256, 256],
     "activation": "relu",
     "init": None,
     "log_std_init": -2.0,
 }
-
-
-def make_policy(seed: int = 0, env: Env = ENV) -> PPOPolicy:
-    """Build an actor and a critic with two hidden layers of 256 units each."""
-    return PPOPolicy.for_env(
-        make_env_manager(env, env_num=1),
-        seed=seed,
+# The value weights are twice as large as theirs, because the value loss here is halved.
+POLICIES = {
+    "HalfCheetah-v5": PPOSettings(
+        model=MODEL,
         obs_norm=True,
         reward_norm=True,
+        discount=0.98,
+        gae_lambda=0.92,
+        batch_size=64,
+        epoch_per_collect=20,
+        learning_rate=2.0633e-05,
+        clip_ratio=0.1,
+        entropy_weight=0.000401762,
+        value_weight=1.16192,
+        grad_clip_norm=0.8,
+    ),
+    "Hopper-v5": PPOSettings(
         model=MODEL,
-        **SETTINGS[env],
-    )
+        obs_norm=True,
+        reward_norm=True,
+        discount=0.999,
+        gae_lambda=0.99,
+        batch_size=32,
+        epoch_per_collect=5,
+        learning_rate=9.80828e-05,
+        clip_ratio=0.2,
+        entropy_weight=0.00229519,
+        value_weight=1.671342,
+        grad_clip_norm=0.7,
+    ),
+}
+EVALUATORS = {
+    "HalfCheetah-v5": InteractionEvaluatorSettings(n_episode=10, every_train_iter=15_520),
+    "Hopper-v5": InteractionEvaluatorSettings(n_episode=10, every_train_iter=7_760),
+}
+"""Evaluations after 49,664 env steps each, for 20 of them in a run."""
+
+
+def make_policy(
+    env: EnvSettings = ENV, policy: PPOSettings | None = None, seed: int = 0
+) -> PPOPolicy:
+    """Build an actor and a critic with two hidden layers of 256 units each."""
+    settings = policy or POLICIES[str(env.id)]
+    return PPOPolicy.for_env(make_env_manager(env), settings, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "mujoco_ppo",
-    max_env_step: int = 1_000_000,
-    env: Env = ENV,
+    max_env_step: Count = 1_000_000,
     resume: bool = False,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 10,
+    policy: Annotated[PPOSettings | None, DefaultsBy("env.id", POLICIES)] = None,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=512),
+    evaluator: Annotated[
+        InteractionEvaluatorSettings | None, DefaultsBy("env.id", EVALUATORS)
+    ] = None,
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=20_000),
 ) -> ExperimentResult:
-    """Train PPO on an environment of MuJoCo."""
-    policy = make_policy(seed, env)
-    run = RunFolder.create(exp_name, resume=resume)
-    experiment = Experiment(run, policy)
-    snapshots = SnapshotSaver(run, every_train_iter=20_000)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(env, env_num=1, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(env, env_num=10, seed=task.seed_for("evaluator"))
+    """Train PPO on an environment of MuJoCo.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=512))
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    run = RunFolder.create(exp_name, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
         task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=10, every_train_iter=EVERY_TRAIN_ITER[env]
-            )
+            InteractionEvaluator(agent, eval_envs, **vars(evaluator or EVALUATORS[str(env.id)]))
         )
-        task.use(experiment).use(snapshots)
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # a new run has no snapshot
+        saver.resume(task)  # a new run has no snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

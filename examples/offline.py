@@ -1,50 +1,62 @@
 """Offline learning from the datasets of examples.make_offline_data, which it makes if needed.
 
-TD3+BC on the mixed data of Pendulum: ``python -m examples.offline --algo td3_bc``. ``--compiled``
-compiles the update, which takes a minute and pays in long trainings.
+TD3+BC on the mixed data of Pendulum: ``python -m examples.offline --algo td3_bc``.
+``--policy.compile`` compiles the update, which takes a minute and pays in long trainings.
 """
 
-from typing import Any
-
-import click
+from typing import Annotated, Literal
 
 from dmiddleware import Task
+from dmiddleware.command_line import DefaultsBy
 from dmiddleware.data import Batch, TensorBuffer
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import (
-    BCPolicy,
-    CQLPolicy,
+    BCSettings,
+    CQLSettings,
     DecisionTransformerPolicy,
-    IQLPolicy,
+    DecisionTransformerSettings,
+    IQLSettings,
     Policy,
-    TD3BCPolicy,
+    PolicySettings,
+    TD3BCSettings,
+    get_policy_cls,
 )
+from dmiddleware.program import run_program
 from dmiddleware.rl import with_returns_to_go
+from dmiddleware.settings import Count, Whole
 from examples import make_offline_data
 from middleware import (
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
     OfflineRLContext,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     TerminationChecker,
 )
 
-POLICIES: dict[str, tuple[type[Policy], dict[str, Any]]] = {
-    "bc": (BCPolicy, {"model": {"encoder_hidden_sizes": [256, 256], "activation": "relu"}}),
-    "td3_bc": (TD3BCPolicy, {}),
+Algo = Literal["bc", "td3_bc", "cql", "iql", "dt"]
+ENV = EnvSettings("Pendulum-v1", env_num=10)
+POLICIES: dict[Algo, PolicySettings] = {
+    "bc": BCSettings(model={"encoder_hidden_sizes": [256, 256], "activation": "relu"}),
+    "td3_bc": TD3BCSettings(),
     # Fewer actions than in the paper, which would take twice the time.
-    "cql": (CQLPolicy, {"n_actions": 4, "obs_norm": True}),
-    "iql": (IQLPolicy, {}),
-    "dt": (DecisionTransformerPolicy, {"learning_rate": 1e-3, "model": {"embed_size": 64}}),
+    "cql": CQLSettings(n_actions=4, obs_norm=True),
+    "iql": IQLSettings(),
+    "dt": DecisionTransformerSettings(learning_rate=1e-3, model={"embed_size": 64}),
 }
 
 
-def make_policy(algo: str, env_id: str, seed: int = 0, compiled: bool = False) -> Policy:
+def make_policy(
+    env: EnvSettings = ENV,
+    policy: PolicySettings | None = None,
+    algo: Algo = "iql",
+    seed: int = 0,
+) -> Policy:
     """Build the policy of an algorithm."""
-    cls, options = POLICIES[algo]
-    envs = make_env_manager(env_id, env_num=1)
-    return cls.for_env(envs, seed=seed, compile=compiled, **options)
+    settings = policy or POLICIES[algo]
+    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), settings, seed=seed)
 
 
 def make_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
@@ -58,47 +70,46 @@ def make_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
 
 
 def main(
-    algo: str = "iql",
-    env_id: str = "Pendulum-v1",
-    kind: str = "mixed",
-    seed: int = 0,
+    algo: Algo = "iql",
+    env: EnvSettings = ENV,
+    kind: Literal["random", "medium", "expert", "replay", "mixed"] = "mixed",
+    seed: Whole = 0,
     exp_name: str = "offline",
-    max_train_iter: int = 20_000,
-    compiled: bool = False,
+    max_train_iter: Count = 20_000,
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", POLICIES)] = None,
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=100),
+    n_evaluation: Count = 10,
+    n_episode: Count = 20,
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Learn from a dataset without playing."""
-    rows = make_offline_data.load(env_id, kind)
-    policy = make_policy(algo, env_id, seed, compiled)
-    policy.observe(rows["obs"])
-    buffer = make_buffer(policy, rows, seed)
-    experiment = Experiment(exp_name, policy)
+    """Learn from a dataset without playing.
+
+    Args:
+        algo: the algorithm.
+        kind: the play that the dataset has.
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_train_iter: number of updates.
+        n_evaluation: number of evaluations.
+        n_episode: episodes of each evaluation.
+    """
+    rows = make_offline_data.load(str(env.id), kind)
+    agent = make_policy(env, policy, algo, seed)
+    agent.observe(rows["obs"])
+    buffer = make_buffer(agent, rows, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
     with Task(OfflineRLContext(), seed=seed) as task:
-        eval_env = make_env_manager(env_id, env_num=10, seed=task.seed_for("evaluator"))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=100))
+        eval_envs = make_env_manager(env, seed=task.seed_for("evaluator"))
+        every = max(1, max_train_iter // n_evaluation)
+        task.use(OffPolicyLearner(agent, buffer, **vars(learner)))
         task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=20, every_train_iter=max(1, max_train_iter // 10)
-            )
+            InteractionEvaluator(agent, eval_envs, n_episode=n_episode, every_train_iter=every)
         )
-        task.use(experiment)
+        task.use(record)
         task.use(TerminationChecker(max_train_iter=max_train_iter))
         task.run()
-    return experiment.result
-
-
-@click.command(help=main.__doc__, context_settings={"show_default": True})
-@click.option("--algo", type=click.Choice(list(POLICIES)), default="iql")
-@click.option(
-    "--env", "env_id", type=click.Choice(list(make_offline_data.RECIPES)), default="Pendulum-v1"
-)
-@click.option("--kind", type=click.Choice(make_offline_data.KINDS), default="mixed")
-@click.option("--seed", type=click.IntRange(min=0), default=0)
-@click.option("--exp-name", default="offline", help="Folder of the run in runs/.")
-@click.option("--max-train-iter", type=click.IntRange(min=1), default=20_000)
-@click.option("--compiled", is_flag=True, help="Compile the update.")
-def command(**options: Any) -> None:
-    main(**options)
+    return record.result
 
 
 if __name__ == "__main__":
-    command()
+    run_program(main, make_policy=make_policy)

@@ -3,28 +3,35 @@
 It needs the extra ``atari``. A run that was stopped continues with ``--resume``.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import atari_preprocessing, make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, atari_preprocessing, make_env_manager
+from dmiddleware.policy import DQNPolicy, DQNSettings
+from dmiddleware.program import run_program
 from dmiddleware.schedule import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     RunFolder,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
@@ -38,67 +45,78 @@ def make_env(**kwargs: Any) -> gym.Env[Any, Any]:
     )
 
 
-ENV = make_env
-RANDOM_STEPS = 10_000
+ENV = EnvSettings("examples.pong_dqn:make_env", env_num=8)
 SCREEN_SIZE = 42
 """Half of the usual side, which Pong can be played with, and a fifth of the work."""
 NETWORK = {"conv_layers": [(16, 6, 3), (32, 4, 2)], "encoder_hidden_sizes": [256]}
 """Two convolutions, as in Mnih et al., "Playing Atari with Deep RL" (2013)."""
+POLICY = DQNSettings(
+    model=NETWORK,
+    obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
+    n_step=3,
+    learning_rate=1e-4,
+    batch_size=32,
+    target_update_freq=1000,
+    eps=Schedule.linear(1.0, 0.01, decay=100_000),
+)
 
 
-def make_policy(seed: int = 0) -> DQNPolicy:
+def make_policy(env: EnvSettings = ENV, policy: DQNSettings = POLICY, seed: int = 0) -> DQNPolicy:
     """Build a DQN policy with 3-step returns."""
-    return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model=NETWORK,
-        obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
-        n_step=3,
-        learning_rate=1e-4,
-        batch_size=32,
-        target_update_freq=1000,
-        eps=Schedule.linear(1.0, 0.01, decay=100_000),
-    )
+    return DQNPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "pong_dqn",
-    max_env_step: int = 1_500_000,
+    max_env_step: Count = 1_500_000,
     resume: bool = False,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 10,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=32, random_steps=10_000),
+    buffer: TensorBufferSettings = TensorBufferSettings(
+        200_000, frame_stacks=("obs",), store_next_obs=False
+    ),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=16),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=10, every_train_iter=12_500, stop_value=19.5
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(n_fresh_episode=30),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=50_000),
 ) -> ExperimentResult:
-    """Train DQN on Pong until it hardly misses the ball."""
-    policy = make_policy(seed)
+    """Train DQN on Pong until it hardly misses the ball.
+
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
     run = RunFolder.create(exp_name, resume=resume)
-    experiment = Experiment(run, policy, n_fresh_episode=30)
-    snapshots = SnapshotSaver(run, every_train_iter=50_000)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
     with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=10, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(
-            200_000,
-            n_step=policy.n_step,
-            frame_stacks=("obs",),
-            store_next_obs=False,
-            seed=task.seed_for("buffer"),
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(
+            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
         )
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=RANDOM_STEPS))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=10, every_train_iter=12_500, stop_value=19.5
-            )
-        )
-        task.use(experiment).use(snapshots)
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # a new run has no snapshot
+        saver.resume(task)  # a new run has no snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

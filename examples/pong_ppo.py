@@ -7,83 +7,95 @@ continues with ``--resume``.
 import torch
 
 from dmiddleware import Task
-from dmiddleware.env import BaseEnvManager, make_env_manager
-from dmiddleware.policy import PPOPolicy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PPOPolicy, PPOSettings
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
+from dmiddleware.settings import Count, Whole
 from examples import pong_dqn
-from examples.common import command
 from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
+    SnapshotSaverSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-ENV = pong_dqn.ENV  # the same game, which can be filmed
 GAME = {"img_height": pong_dqn.SCREEN_SIZE, "img_width": pong_dqn.SCREEN_SIZE}
+# EnvPool's defaults are DQN's preprocessing; its rewards are signs.
+ENV = EnvSettings("Pong-v5", env_num=8, backend="envpool", env_kwargs=GAME)
+POLICY = PPOSettings(
+    model=pong_dqn.NETWORK,
+    cuda=torch.cuda.is_available(),
+    obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
+    learning_rate=Schedule.linear(5e-4, 0.0, by="progress"),
+    clip_ratio=0.1,
+    value_clip=0.1,
+    entropy_weight=0.01,
+    batch_size=256,
+    epoch_per_collect=4,
+)
 
 
-def make_envs(env_num: int, seed: int | None = None) -> BaseEnvManager:
-    """Make Pong in EnvPool, whose defaults are DQN's preprocessing; its rewards are signs."""
-    return make_env_manager(
-        "Pong-v5", env_num=env_num, backend="envpool", env_kwargs=GAME, seed=seed
-    )
-
-
-def make_policy(seed: int = 0) -> PPOPolicy:
+def make_policy(env: EnvSettings = ENV, policy: PPOSettings = POLICY, seed: int = 0) -> PPOPolicy:
     """Build an actor and a critic on common convolutions, as CleanRL, with twice its rate."""
-    return PPOPolicy.for_env(
-        make_envs(env_num=1),
-        seed=seed,
-        model=pong_dqn.NETWORK,
-        cuda=torch.cuda.is_available(),
-        obs_norm=True,  # the ball has few pixels, and hardly differs from the ground
-        learning_rate=Schedule.linear(5e-4, 0.0, by="progress"),
-        clip_ratio=0.1,
-        value_clip=0.1,
-        entropy_weight=0.01,
-        batch_size=256,
-        epoch_per_collect=4,
-    )
+    return PPOPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "pong_ppo",
-    max_env_step: int = 2_000_000,
+    max_env_step: Count = 2_000_000,
     resume: bool = False,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 10,
+    policy: PPOSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=1024),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=10, every_train_iter=3200, stop_value=19.5
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(n_fresh_episode=30),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=1600),
 ) -> ExperimentResult:
-    """Train PPO on Pong until it hardly misses the ball."""
-    policy = make_policy(seed)
-    run = RunFolder.create(exp_name, resume=resume)
-    experiment = Experiment(run, policy, n_fresh_episode=30)
-    snapshots = SnapshotSaver(run, every_train_iter=1600)
-    with Task(seed=seed) as task:
-        collect_env = make_envs(env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_envs(env_num=10, seed=task.seed_for("evaluator"))
+    """Train PPO on Pong until it hardly misses the ball.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=1024))
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
-        task.use(
-            InteractionEvaluator(
-                policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=19.5
-            )
-        )
-        task.use(experiment).use(snapshots)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    run = RunFolder.create(exp_name, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        snapshots.resume(task)  # a new run has no snapshot
+        saver.resume(task)  # a new run has no snapshot
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    # The same game, which can be rendered.
+    run_program(main, make_policy=make_policy, play_env=pong_dqn.ENV)

@@ -5,102 +5,132 @@ the other half is minus the number of agents that it collides with. An episode h
 comes with: pip install 'dmiddleware[pettingzoo]'.
 """
 
-from typing import Any, Literal
-
-from mpe2 import simple_spread_v3
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import BaseEnvManager, make_env_manager
-from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import MAPPOSettings, Policy, PolicySettings, QMIXSettings, get_policy_cls
+from dmiddleware.program import run_program
 from dmiddleware.schedule import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     GAEEstimator,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     OnPolicyLearner,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-Algorithm = Literal["ippo", "mappo", "qmix"]
+Algo = Literal["ippo", "mappo", "qmix"]
 
 
-ENV = simple_spread_v3.parallel_env
-
-
-def make_policy(seed: int = 0, algo: Algorithm = "mappo") -> IPPOPolicy | QMIXPolicy:
-    """Build the policy, with parameters that all agents share."""
-    env = make_env_manager(ENV, env_num=1)
-    if algo == "qmix":
-        return QMIXPolicy.for_env(
-            env,
-            seed=seed,
-            model={"encoder_hidden_sizes": [64, 64]},
-            learning_rate=5e-4,
-            discount=0.9,  # with 0.99 agents learn to fly away, and their values diverge
-            target_update_freq=1,
-            target_tau=0.01,
-            grad_clip_norm=10.0,
-            batch_size=256,
-            eps=Schedule.linear(1.0, 0.05, decay=50_000),
-        )
-    policy = MAPPOPolicy if algo == "mappo" else IPPOPolicy
-    return policy.for_env(
-        env,
-        seed=seed,
+ENV = EnvSettings("mpe2.simple_spread_v3:parallel_env", env_num=32)
+POLICIES: dict[Algo, PolicySettings] = {
+    "ippo": MAPPOSettings(
         learning_rate=7e-4,
         value_norm=True,
         grad_clip_norm=10.0,
         batch_size=800,
         epoch_per_collect=10,
-    )
+    ),
+    "mappo": MAPPOSettings(
+        learning_rate=7e-4,
+        value_norm=True,
+        grad_clip_norm=10.0,
+        batch_size=800,
+        epoch_per_collect=10,
+    ),
+    "qmix": QMIXSettings(
+        model={"encoder_hidden_sizes": [64, 64]},
+        learning_rate=5e-4,
+        discount=0.9,  # with 0.99 agents learn to fly away, and their values diverge
+        target_update_freq=1,
+        target_tau=0.01,
+        grad_clip_norm=10.0,
+        batch_size=256,
+        eps=Schedule.linear(1.0, 0.05, decay=50_000),
+    ),
+}
+COLLECTORS: dict[Algo, StepCollectorSettings] = {
+    "ippo": StepCollectorSettings(n_sample=3200),  # whole episodes of 25 steps
+    "mappo": StepCollectorSettings(n_sample=3200),
+    "qmix": StepCollectorSettings(n_sample=128),
+}
+
+
+def make_policy(
+    env: EnvSettings = ENV,
+    policy: PolicySettings | None = None,
+    algo: Algo = "mappo",
+    seed: int = 0,
+) -> Policy:
+    """Build the policy, with parameters that all agents share."""
+    settings = policy or POLICIES[algo]
+    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), settings, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "simple_spread",
-    max_env_step: int = 1_000_000,
-    algo: Algorithm = "mappo",
+    max_env_step: Count = 1_000_000,
+    algo: Algo = "mappo",
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 32,
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", POLICIES)] = None,
+    collector: Annotated[StepCollectorSettings | None, DefaultsBy("algo", COLLECTORS)] = None,
+    buffer: TensorBufferSettings = TensorBufferSettings(200_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=8),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=64, every_train_iter=1000
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train IPPO, MAPPO or QMIX on simple_spread."""
-    policy = make_policy(seed, algo)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=32, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=32, seed=task.seed_for("evaluator"))
+    """Train IPPO, MAPPO or QMIX on simple_spread.
 
-        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
-        use_algorithm(task, policy, collect_env)
-        task.use(InteractionEvaluator(policy, eval_env, n_episode=64, every_train_iter=1000))
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        algo: the algorithm; only QMIX has a buffer and the settings of its learner.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, algo, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(agent))
+        if algo == "qmix":
+            task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector or COLLECTORS[algo])))
+        if algo == "qmix":
+            replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))
+            task.use(DataPusher(replay))
+            task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        else:
+            task.use(GAEEstimator(agent))
+            task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
-
-
-def use_algorithm(
-    task: Task[Any], policy: IPPOPolicy | QMIXPolicy, collect_env: BaseEnvManager
-) -> None:
-    """Add what collects and learns."""
-    if isinstance(policy, QMIXPolicy):
-        buffer = TensorBuffer(200_000, seed=task.seed_for("buffer"))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
-    else:
-        task.use(StepCollector(policy, collect_env, n_sample=3200))  # whole episodes of 25 steps
-        task.use(GAEEstimator(policy))
-        task.use(OnPolicyLearner(policy))
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

@@ -4,13 +4,16 @@ The return of an evaluation is the rating against a random opponent: games won l
 either seat, over all games. It rises from about 0.3 to about 0.8.
 """
 
+from dataclasses import replace
+
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import OpponentEnv, make_env_manager
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import EnvSettings, OpponentEnv, make_env_manager
+from dmiddleware.policy import DQNPolicy, DQNSettings
+from dmiddleware.program import run_program
 from dmiddleware.rollout import OpponentPool
 from dmiddleware.schedule import Schedule
-from examples.common import command
+from dmiddleware.settings import Count, Whole
 from examples.tictactoe import make_game
 from middleware import (
     ContextExchanger,
@@ -18,11 +21,15 @@ from middleware import (
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     SelfPlay,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
@@ -32,51 +39,71 @@ def make_env() -> OpponentEnv:
     return OpponentEnv(make_game())
 
 
-ENV = make_env
+ENV = EnvSettings("examples.tictactoe_self_play:make_env", env_num=16)
+POLICY = DQNSettings(
+    model={"encoder_hidden_sizes": [128, 128]},
+    discount=1.0,
+    learning_rate=1e-3,
+    target_update_freq=1,
+    target_tau=0.01,
+    loss="mse",
+    eps=Schedule.linear(1.0, 0.1, decay=20_000),
+    batch_size=128,
+)
 
 
-def make_policy(seed: int = 0) -> DQNPolicy:
+def make_policy(env: EnvSettings = ENV, policy: DQNSettings = POLICY, seed: int = 0) -> DQNPolicy:
     """Build a DQN policy with two hidden layers; the reward comes at the end, undiscounted."""
-    return DQNPolicy.for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model={"encoder_hidden_sizes": [128, 128]},
-        discount=1.0,
-        learning_rate=1e-3,
-        target_update_freq=1,
-        target_tau=0.01,
-        loss="mse",
-        eps=Schedule.linear(1.0, 0.1, decay=20_000),
-        batch_size=128,
-    )
+    return DQNPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(
-    seed: int = 0, exp_name: str = "tictactoe_self_play", max_env_step: int = 200_000
+    seed: Whole = 0,
+    exp_name: str = "tictactoe_self_play",
+    max_env_step: Count = 200_000,
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 20,
+    policy: DQNSettings = POLICY,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=128),
+    buffer: TensorBufferSettings = TensorBufferSettings(50_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=16),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=200, every_train_iter=1000
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train DQN against past versions of itself."""
-    policy = make_policy(seed)
-    experiment = Experiment(exp_name, policy)
-    pool = OpponentPool(make_policy, size=10, policy_kwargs={"eps": 0.05})
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(
-            lambda: OpponentEnv(make_game(), pool.draw), env_num=16, seed=task.seed_for("collector")
-        )
-        eval_env = make_env_manager(ENV, env_num=20, seed=task.seed_for("evaluator"))
-        buffer = TensorBuffer(50_000, seed=task.seed_for("buffer"))
+    """Train DQN against past versions of itself.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(SelfPlay(policy, pool, every_train_iter=500))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=128))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
-        task.use(InteractionEvaluator(policy, eval_env, n_episode=200, every_train_iter=1000))
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, seed)
+    record = Experiment(exp_name, agent, **vars(experiment))
+    pool = OpponentPool(lambda: make_policy(env, policy), size=10, policy_kwargs={"eps": 0.05})
+    with Task(seed=seed) as task:
+        envs = make_env_manager(
+            env,
+            id=lambda: OpponentEnv(make_game(), pool.draw),
+            seed=task.seed_for("collector"),
+        )
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+        replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(SelfPlay(agent, pool, every_train_iter=500))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

@@ -5,31 +5,43 @@ both agents choose B, but 0 or 1 otherwise. A sum of the agents' values cannot r
 game, so VDN is content with 7.
 """
 
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from dmiddleware import Task
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import AgentSpaces, make_env_manager, team_spaces
-from dmiddleware.policy import QMIXPolicy, VDNPolicy
-from examples.common import command
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.data import TensorBuffer, TensorBufferSettings
+from dmiddleware.env import AgentSpaces, EnvSettings, make_env_manager, team_spaces
+from dmiddleware.policy import Policy, PolicySettings, QMIXSettings, VDNSettings, get_policy_cls
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
     DataPusher,
     EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    ExperimentSettings,
     InteractionEvaluator,
+    InteractionEvaluatorSettings,
     ModelExchanger,
     OffPolicyLearner,
+    OffPolicyLearnerSettings,
     StepCollector,
+    StepCollectorSettings,
     TerminationChecker,
 )
 
-Algorithm = Literal["qmix", "vdn"]
-POLICIES = {"qmix": QMIXPolicy, "vdn": VDNPolicy}
+Algo = Literal["qmix", "vdn"]
+MODEL = {"encoder_hidden_sizes": [64]}
+# As in the paper, all joint actions are seen equally often.
+POLICIES: dict[Algo, PolicySettings] = {
+    "qmix": QMIXSettings(model=MODEL, learning_rate=2e-3, target_update_freq=100, eps=1.0),
+    "vdn": VDNSettings(model=MODEL, learning_rate=2e-3, target_update_freq=100, eps=1.0),
+}
 # By the second state, and the actions of both agents (table 1 of the paper).
 PAYOFF = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
 
@@ -65,46 +77,63 @@ class TwoStepGame(gym.Env[dict[str, Any], Any]):
         }
 
 
-ENV = TwoStepGame
+ENV = EnvSettings("examples.two_step_game:TwoStepGame", env_num=8)
 
 
-def make_policy(seed: int = 0, algo: Algorithm = "qmix") -> VDNPolicy:
+def make_policy(
+    env: EnvSettings = ENV,
+    policy: PolicySettings | None = None,
+    algo: Algo = "qmix",
+    seed: int = 0,
+) -> Policy:
     """Build the agents' network of one hidden layer, and the mixing network."""
-    return POLICIES[algo].for_env(
-        make_env_manager(ENV, env_num=1),
-        seed=seed,
-        model={"encoder_hidden_sizes": [64]},
-        learning_rate=2e-3,
-        target_update_freq=100,
-        eps=1.0,  # as in the paper: all joint actions are seen equally often
-    )
+    settings = policy or POLICIES[algo]
+    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), settings, seed=seed)
 
 
 def main(
-    seed: int = 0,
+    seed: Whole = 0,
     exp_name: str = "two_step_game",
-    max_env_step: int = 10_000,
-    algo: Algorithm = "qmix",
+    max_env_step: Count = 10_000,
+    algo: Algo = "qmix",
+    env: EnvSettings = ENV,
+    eval_env_num: Count = 4,
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", POLICIES)] = None,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=64),
+    buffer: TensorBufferSettings = TensorBufferSettings(10_000),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=16),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=4, every_train_iter=320
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:
-    """Train QMIX or VDN on the two-step game, in which the best policy gets 8."""
-    policy = make_policy(seed, algo)
-    buffer = TensorBuffer(max_env_step, seed=seed)
-    experiment = Experiment(exp_name, policy)
-    with Task(seed=seed) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
-        eval_env = make_env_manager(ENV, env_num=4, seed=task.seed_for("evaluator"))
+    """Train QMIX or VDN on the two-step game, in which the best agent gets 8.
 
-        task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(EpsGreedyHandler(policy))
-        task.use(StepCollector(policy, collect_env, n_sample=64))
-        task.use(DataPusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
-        task.use(InteractionEvaluator(policy, eval_env, n_episode=4, every_train_iter=320))
-        task.use(experiment)
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+        algo: the algorithm.
+        eval_env_num: number of envs that evaluate.
+    """
+    agent = make_policy(env, policy, algo, seed)
+    replay = TensorBuffer(**vars(replace(buffer, seed=seed)))
+    record = Experiment(exp_name, agent, **vars(experiment))
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record)
         task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
-    return experiment.result
+    return record.result
 
 
 if __name__ == "__main__":
-    command(ENV, make_policy, main)()
+    run_program(main, make_policy=make_policy)

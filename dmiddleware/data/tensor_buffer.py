@@ -103,7 +103,7 @@ class TensorBufferSettings(Settings):
     discount: Annotated[Fraction | None, BY_PROGRAM] = None
     """γ of the n-step sum. None: set later with :meth:`TensorBuffer.bind`, which the learner
     middleware calls with the policy's value."""
-    unroll_len: Annotated[Count | None, BY_PROGRAM] = None
+    unroll_len: Count | None = None
     """If given, samples are time-first sequences ``[L, n, …]``, each within one episode, with
     ``L = burn_in + unroll_len`` and ``mask`` bool ``[L, n]``."""
     unroll_pad: bool = True

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 
-from dmiddleware.command_line import arguments_of, called_as, program_call, reads_arguments
+from dmiddleware.command_line import (
+    DefaultsBy,
+    arguments_of,
+    called_as,
+    program_call,
+    reads_arguments,
+)
 from dmiddleware.data import TensorBufferSettings
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import DQNSettings, MAPPOSettings, RainbowSettings, SACSettings
+from dmiddleware.policy import (
+    DQNSettings,
+    MAPPOSettings,
+    PolicySettings,
+    RainbowSettings,
+    SACSettings,
+)
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Count, Settings, Whole
 
@@ -40,6 +52,23 @@ def train(
 def rainbow(policy: RainbowSettings = RainbowSettings()) -> None: ...
 def sac(policy: SACSettings = SACSettings()) -> None: ...
 def mappo(policy: MAPPOSettings = MAPPOSettings()) -> None: ...
+
+
+ALGOS: dict[str, PolicySettings] = {"dqn": DQNSettings(n_step=5), "sac": SACSettings()}
+
+
+def choose(
+    algo: Literal["dqn", "sac"] = "dqn",
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", ALGOS)] = None,
+) -> None: ...
+
+
+def by_env(
+    env: EnvSettings = EnvSettings("CartPole-v1", env_num=8),
+    policy: Annotated[
+        PolicySettings | None, DefaultsBy("env.id", {"CartPole-v1": DQNSettings()})
+    ] = None,
+) -> None: ...
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:
@@ -204,6 +233,23 @@ def test_a_wrong_config_file_is_refused(
 
 def test_a_missing_config_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot read nowhere.yaml" in refused(capsys, train, "--config", "nowhere.yaml")
+
+
+def test_defaults_can_depend_on_another_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = arguments_of(choose, ["--policy.batch-size", "8", "--algo", "sac"])
+    assert found == {"algo": "sac", "policy": SACSettings(batch_size=8)}
+    assert arguments_of(choose, [])["policy"] == ALGOS["dqn"]
+    with called_as(choose, found):
+        call = program_call()
+    assert call is not None
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"arguments": call.plain()}))
+    assert arguments_of(choose, ["--config", str(file)]) == found
+    assert "--policy.alpha" in refused(capsys, choose, "--help", "--algo", "sac", code=0)
+    assert "Unrecognized" in refused(capsys, choose, "--policy.alpha", "1", "--algo", "dqn")
+    assert "env.id must be one of CartPole-v1" in refused(capsys, by_env, "--env.id", "Ant-v5")
 
 
 def test_parameters_without_types_are_refused() -> None:

@@ -18,7 +18,7 @@ from dmiddleware.settings import Settings, describe
 from tests.docs.pages import ROOT
 
 SINGLE_MODULES = ("dmiddleware.settings", "dmiddleware.errors", "dmiddleware.registry")
-SINGLE_MODULES += ("dmiddleware.seeding", "dmiddleware.settings")
+SINGLE_MODULES += ("dmiddleware.seeding", "dmiddleware.program", "dmiddleware.command_line")
 
 
 def public_packages() -> list[str]:

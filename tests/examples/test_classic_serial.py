@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+
+from dmiddleware.program import run_program
 
 
 @pytest.fixture(autouse=True)
@@ -14,22 +15,21 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def call(*options: str) -> str:
-    from examples.common import command
-
+def call(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Run the example, and return its last line."""
     example = importlib.import_module("examples.classic_serial")
-    program = command(example.ENV, example.make_policy, example.main)
     threads = torch.get_num_threads()
     try:
-        result = CliRunner().invoke(program, list(options), catch_exceptions=False)
+        run_program(example.main, options, make_policy=example.make_policy, play_env=example.ENV)
     finally:
         torch.set_num_threads(threads)
-    assert result.exit_code == 0
-    return result.stdout.splitlines()[-1]
+    return capsys.readouterr().out.splitlines()[-1]
 
 
-def test_the_classic_example_trains_and_its_checkpoint_can_be_played() -> None:
-    last = call("--seed", "3", "--exp-name", "short", "--max-env-step", "1400")
+def test_the_classic_example_trains_and_its_checkpoint_can_be_played(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = call(capsys, "--seed", "3", "--exp-name", "short", "--max-env-step", "1400")
     told = re.fullmatch(
         r"mean return [\d.]+ over 100 fresh episodes of the best policy, "
         r"after ([\d,]+) env steps; checkpoint in (.*)",
@@ -37,14 +37,14 @@ def test_the_classic_example_trains_and_its_checkpoint_can_be_played() -> None:
     )
     assert told is not None, last
     assert 1400 <= int(told[1].replace(",", "")) < 1500
-    assert "mean return" in call("--evaluate", told[2], "--episodes", "3")
+    assert "mean return" in call(capsys, "--evaluate", told[2], "--episodes", "3")
 
 
 @pytest.mark.slow
 @pytest.mark.learning
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_classic_example_solves_cartpole(seed: int) -> None:
-    told = re.match(r"mean return ([\d.]+) ", call("--seed", str(seed)))
+def test_the_classic_example_solves_cartpole(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    told = re.match(r"mean return ([\d.]+) ", call(capsys, "--seed", str(seed)))
     assert told is not None
     assert float(told[1]) >= 475

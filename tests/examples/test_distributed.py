@@ -17,19 +17,18 @@ from tests.examples.algorithms import of_algorithms
 ROOT = Path(__file__).parents[2]
 # Enough for each to collect, learn and evaluate.
 PROGRAM = """
-import functools
 import importlib
 import json
 
-from middleware import Experiment
+from middleware import ExperimentSettings
 
 example = importlib.import_module("examples." + open("example").read())
-example.Experiment = functools.partial(Experiment, n_fresh_episode=8)
+short = ExperimentSettings(n_fresh_episode=8)
 
 def main():
     steps = int(open("steps").read())
     options = json.loads(open("options").read())
-    result = example.main(seed=1, exp_name="short", max_env_step=steps, **options)
+    result = example.main(seed=1, exp_name="short", max_env_step=steps, experiment=short, **options)
     if result.mean_return == result.mean_return:
         print("judged", flush=True)
 """

@@ -1,6 +1,5 @@
 import contextlib
 import dataclasses
-import functools
 import importlib
 import io
 import json
@@ -9,16 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
-from gymnasium.wrappers import TimeLimit
 
 from dmiddleware.data import as_tree
+from dmiddleware.env import EnvSettings
 from dmiddleware.program import run_program
-from middleware import Experiment
+from middleware import ExperimentSettings
 from tests.dmiddleware.env.optional import needed
 from tests.variants import mostly_slow
 
@@ -65,8 +62,23 @@ STEPS = dict.fromkeys(NAMES, 1200) | {
     "pong_ppo": 1024,
     "lunarlander_onpolicy": 16_384,
 }
-# The episodes of an untrained Hopper are short.
-OPTIONS = {name: ("--env", "Hopper-v5") for name in NAMES if name.startswith("mujoco")}
+# Episodes of an untrained policy are long, except for those of Hopper.
+OPTIONS = {
+    "bc_offline": ("--max-train-iter", "20"),
+    "doorkey_rnd": ("--env.env-kwargs", "max_steps=30"),
+    "lunarlander": ("--env.env-kwargs", "max_episode_steps=100"),
+    "lunarlander_onpolicy": ("--env.env-kwargs", "max_episode_steps=100"),
+    "mujoco": (
+        *("--env.id", "Hopper-v5", "--collector.random-steps", "40"),
+        *("--policy.batch-size", "16"),
+    ),
+    "mujoco_ppo": ("--env.id", "Hopper-v5"),
+    "pong_dqn": (
+        *("--env.env-kwargs", "max_episode_steps=200"),
+        *("--collector.random-steps", "320"),
+    ),
+    "pong_ppo": ("--env.env-kwargs", "max_episode_steps=100"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -81,49 +93,24 @@ class Call:
     stderr: str
 
 
-def call(name: str, *options: str) -> Any:
+def call(name: str, *options: str) -> Call:
+    """Run an example with these options."""
     example = importlib.import_module(f"examples.{name}")
-    if hasattr(example, "run_program"):
-        out, err = io.StringIO(), io.StringIO()
-        code: Any = 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                run_program(example.main, options, make_policy=example.make_policy)
-            except SystemExit as stopped:
-                code = stopped.code
-        return Call(code, out.getvalue(), err.getvalue())
-    from examples.common import command
-
-    program = command(example.ENV, example.make_policy, example.main)
-    return CliRunner().invoke(program, list(options), catch_exceptions=False)
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run_program(example.main, options, make_policy=example.make_policy)
+        except SystemExit as stopped:
+            code = stopped.code
+    return Call(code, out.getvalue(), err.getvalue())
 
 
-def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = functools.partial(Experiment, n_fresh_episode=3)
-    module = importlib.import_module(f"examples.{name}")
-    monkeypatch.setattr(module, "Experiment", short)
-    if name == "bc_offline":
-        monkeypatch.setattr("examples.cartpole_dqn.Experiment", short)
-        monkeypatch.setattr("examples.bc_offline.TRAIN_ITER", 20)
-    if name == "doorkey_rnd":
-        # Episodes of an untrained policy are long.
-        monkeypatch.setattr(module, "ENV", functools.partial(module.make_env, max_steps=30))
+def shortly(name: str) -> list[str]:
+    """Return the options that make an example short."""
     if name.startswith("lunarlander"):
         needed("Box2D")
-        # Episodes of an untrained policy are long.
-        env = functools.partial(gym.make, "LunarLander-v3", max_episode_steps=100)
-        monkeypatch.setattr(module, "ENV", env)
-    if name == "pong_ppo":
-        # Whole games last a thousand steps.
-        monkeypatch.setitem(module.GAME, "max_episode_steps", 100)
-    if name == "pong_dqn":
-        monkeypatch.setattr(module, "RANDOM_STEPS", 320)
-        make_env = module.make_env
-        monkeypatch.setattr(module, "ENV", lambda **kwargs: TimeLimit(make_env(**kwargs), 40))
-    if name == "mujoco":
-        monkeypatch.setattr(module, "RANDOM_STEPS", 40)
-        small = {algo: {**given, "batch_size": 16} for algo, given in module.SETTINGS.items()}
-        monkeypatch.setattr(module, "SETTINGS", small)
+    return ["--experiment.n-fresh-episode", "3", *OPTIONS.get(name, ())]
 
 
 @pytest.mark.parametrize("name", mostly_slow(ALL, keep=SHORT))
@@ -135,10 +122,9 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     if name == "pendulum_gail":
         data = request.getfixturevalue("offline_data")
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(data))
-    shorten(name, monkeypatch)
-    further = OPTIONS.get(name, ())
     steps = str(STEPS[name])
-    result = call(name, "--seed", "3", "--exp-name", "short", "--max-env-step", steps, *further)
+    short = ("--exp-name", "short", "--max-env-step", steps, *shortly(name))
+    result = call(name, "--seed", "3", *short)
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
     told = re.fullmatch(
@@ -152,26 +138,27 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     found = {path.name for path in folder.iterdir()}
     assert {"ckpt", "tb", "config.yaml", "curve.png", "log.txt"} <= found
     assert list((folder / "tb").glob("events.*"))
-    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 3
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["seed"] == config["arguments"]["seed"] == 3
+    assert config["program"] == f"examples.{name}.main"
     ckpt = folder / "ckpt" / "best.safetensors"
-    played = call(name, "--evaluate", str(ckpt), "--episodes", "3", "--seed", "3", *further)
+    played = call(name, "--evaluate", str(ckpt), "--episodes", "3")
     assert played.exit_code == 0
     assert f"over 3 fresh episodes of {ckpt}" in played.stdout
 
 
-def test_second_run_with_the_same_name_gets_a_new_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten("cartpole_ppo", monkeypatch)
+def test_second_run_with_the_same_name_gets_a_new_folder() -> None:
     for _ in range(2):
-        call("cartpole_ppo", "--exp-name", "same", "--max-env-step", "600")
+        options = shortly("cartpole_ppo")
+        call("cartpole_ppo", "--exp-name", "same", "--max-env-step", "600", *options)
     assert sorted(path.name for path in Path("runs").iterdir()) == ["same", "same-2"]
 
 
 @pytest.mark.parametrize("name", mostly_slow(["mujoco", "mujoco_ppo"], keep=1))
-def test_a_run_that_was_stopped_is_resumed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_is_resumed(name: str) -> None:
     if "CI" not in os.environ:
         pytest.importorskip("mujoco")
-    shorten(name, monkeypatch)
-    options = ("--exp-name", "stopped", *OPTIONS[name])
+    options = ("--exp-name", "stopped", *shortly(name))
     first = call(name, *options, "--max-env-step", str(STEPS[name]))
     second = call(name, *options, "--max-env-step", str(2 * STEPS[name]), "--resume")
     assert (first.exit_code, second.exit_code) == (0, 0)
@@ -181,10 +168,10 @@ def test_a_run_that_was_stopped_is_resumed(name: str, monkeypatch: pytest.Monkey
     assert len(list(Path("runs").iterdir())) == 1
 
 
-def test_same_seed_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten("cartpole_dqn", monkeypatch)
+def test_same_seed_trains_the_same() -> None:
     main = importlib.import_module("examples.cartpole_dqn").main
-    results = [main(seed=5, max_env_step=1200) for _ in range(2)]
+    short = ExperimentSettings(n_fresh_episode=3)
+    results = [main(seed=5, max_env_step=1200, experiment=short) for _ in range(2)]
     assert results[0].mean_return == results[1].mean_return
     assert results[0].train_iter == results[1].train_iter
 
@@ -272,12 +259,12 @@ def test_policy_per_env_restores_its_target_network() -> None:
 
 
 @pytest.mark.parametrize("algo", mostly_slow(["tqc", "ddpg"], keep=1))
-def test_each_algorithm_for_the_pendulum_trains(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten("pendulum", monkeypatch)
-    example = importlib.import_module("examples.pendulum")
-    result = example.main(seed=3, max_env_step=300, algo=algo)
-    assert result.train_iter > 0
-    played = call("pendulum", "--algo", algo, "--evaluate", str(result.ckpt), "--episodes", "1")
+def test_each_algorithm_for_the_pendulum_trains(algo: str) -> None:
+    options = ("--algo", algo, "--max-env-step", "300", *shortly("pendulum"))
+    assert call("pendulum", *options).exit_code == 0
+    played = call(
+        "pendulum", "--evaluate", "runs/pendulum/ckpt/best.safetensors", "--episodes", "1"
+    )
     assert "over 1 fresh episodes" in played.stdout
 
 
@@ -286,45 +273,42 @@ def test_the_settings_of_each_algorithm_for_mujoco_are_valid(algo: str) -> None:
     if "CI" not in os.environ:
         pytest.importorskip("mujoco")
     example = importlib.import_module("examples.mujoco")
-    policy = example.make_policy(0, algo, "Hopper-v5")
+    policy = example.make_policy(EnvSettings("Hopper-v5", env_num=1), algo=algo)
     assert policy.eval_mode.forward(torch.zeros(2, 11))["action"].shape == (2, 3)
 
 
 def test_another_environment_than_the_listed_ones_is_a_usage_error() -> None:
-    result = call("mujoco_ppo", "--env", "Humanoid-v5")
+    result = call("mujoco_ppo", "--env.id", "Humanoid-v5")
     assert result.exit_code == 2
-    assert "'Humanoid-v5' is not one of 'HalfCheetah-v5', 'Hopper-v5'" in result.stderr
+    message = " ".join(result.stderr.replace("│", " ").split())
+    assert "env.id must be one of HalfCheetah-v5, Hopper-v5, got 'Humanoid-v5'" in message
 
 
 @pytest.mark.parametrize("algo", ["c51", "qrdqn", "iqn"])
 def test_the_settings_of_each_algorithm_for_the_lunar_lander_are_valid(algo: str) -> None:
-    policy = importlib.import_module("examples.lunarlander").make_policy(0, algo)
+    policy = importlib.import_module("examples.lunarlander").make_policy(algo=algo)
     assert policy.eval_mode.forward(torch.zeros(2, 8))["action"].shape == (2,)
     assert not policy.explores
 
 
 @pytest.mark.parametrize("algo", ["rainbow", "discrete_sac"])
-def test_an_algorithm_for_the_lunar_lander_explores_by_itself(
-    algo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shorten("lunarlander", monkeypatch)
-    example = importlib.import_module("examples.lunarlander")
-    result = example.main(seed=3, max_env_step=1100, algo=algo)
-    assert result.train_iter > 0
-    played = call("lunarlander", "--algo", algo, "--evaluate", str(result.ckpt), "--episodes", "1")
+def test_an_algorithm_for_the_lunar_lander_explores_by_itself(algo: str) -> None:
+    options = ("--algo", algo, "--max-env-step", "1100", *shortly("lunarlander"))
+    assert call("lunarlander", *options).exit_code == 0
+    ckpt = "runs/lunarlander/ckpt/best.safetensors"
+    played = call("lunarlander", "--evaluate", ckpt, "--episodes", "1")
     assert "over 1 fresh episodes" in played.stdout
 
 
-def test_a2c_learns_from_the_lunar_lander(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten("lunarlander_onpolicy", monkeypatch)
-    example = importlib.import_module("examples.lunarlander_onpolicy")
-    assert example.main(seed=3, max_env_step=2000, algo="a2c").train_iter == 2
+def test_a2c_learns_from_the_lunar_lander() -> None:
+    options = ("--algo", "a2c", "--max-env-step", "2000", *shortly("lunarlander_onpolicy"))
+    assert ", after 2,048 env steps and 2 updates" in call("lunarlander_onpolicy", *options).stdout
 
 
 def test_an_unknown_algorithm_is_a_usage_error() -> None:
     result = call("lunarlander", "--algo", "sarsa")
     assert result.exit_code == 2
-    assert "'sarsa' is not one of 'dqn', 'c51'" in result.stderr
+    assert "invalid choice 'sarsa'" in result.stderr and "'dqn', 'c51'" in result.stderr
 
 
 @pytest.mark.parametrize("name", mostly_slow(ALL, keep=len(NAMES)))

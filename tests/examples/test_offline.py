@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from middleware import Experiment
+from dmiddleware.program import run_program
 from tests.dmiddleware.env.optional import needed
 from tests.variants import mostly_slow
 
@@ -23,8 +22,6 @@ from examples import make_offline_data, offline  # noqa: E402
 def here(offline_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(offline_data))
-    short = functools.partial(Experiment, n_fresh_episode=10)
-    monkeypatch.setattr(offline, "Experiment", short)
 
 
 def test_the_datasets_have_the_rows_of_their_kinds() -> None:
@@ -35,32 +32,25 @@ def test_the_datasets_have_the_rows_of_their_kinds() -> None:
     assert not rows["random"]["action"].equal(rows["medium"]["action"])
 
 
-def train_a_little(algo: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def train_a_little(algo: str) -> str:
     """Train small networks by 100 updates, and return what the example prints."""
-    cls, options = offline.POLICIES[algo]
-    small: dict[str, Any] = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
-    others: dict[str, dict[str, Any]] = {
-        "bc": {"encoder_hidden_sizes": [8]},
-        "dt": {"embed_size": 8, "n_layers": 1, "context_length": 4},
+    small = ["actor_hidden_sizes=[8]", "critic_hidden_sizes=[8]"]
+    others = {
+        "bc": ["encoder_hidden_sizes=[8]"],
+        "dt": ["embed_size=8", "n_layers=1", "context_length=4"],
     }
-    small = others.get(algo, small)
-    monkeypatch.setitem(
-        offline.POLICIES, algo, (cls, {**options, "batch_size": 16, "model": small})
-    )
-    result = CliRunner().invoke(
-        offline.command,
-        ["--algo", algo, "--max-train-iter", "100", "--exp-name", "short", "--seed", "3"],
-        catch_exceptions=False,
-    )
-    assert result.exit_code == 0
-    return result.stdout
+    options = ["--algo", algo, "--max-train-iter", "100", "--exp-name", "short", "--seed", "3"]
+    options += ["--policy.batch-size", "16", "--policy.model", *others.get(algo, small)]
+    options += ["--experiment.n-fresh-episode", "10"]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        run_program(offline.main, options, make_policy=offline.make_policy)
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("algo", mostly_slow(offline.POLICIES, keep=[0, 3, 4]))  # BC, IQL, DT
-def test_an_algorithm_learns_from_the_mixed_data(
-    algo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = train_a_little(algo, monkeypatch)
+def test_an_algorithm_learns_from_the_mixed_data(algo: str) -> None:
+    told = train_a_little(algo)
     assert "fresh episodes of the best policy" in told
     assert "100 updates" in told
     assert (Path("runs") / "short" / "ckpt" / "best.safetensors").exists()
@@ -69,20 +59,16 @@ def test_an_algorithm_learns_from_the_mixed_data(
 @pytest.mark.compiled
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", offline.POLICIES)
-def test_its_update_is_one_graph_that_stays_valid(
-    algo: str, monkeypatch: pytest.MonkeyPatch, n_graphs: Callable[[], int]
-) -> None:
-    train_a_little(algo, monkeypatch)
+def test_its_update_is_one_graph_that_stays_valid(algo: str, n_graphs: Callable[[], int]) -> None:
+    train_a_little(algo)
     assert 1 <= n_graphs() <= 2  # TD3+BC updates its actor every second time
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("algo", sorted({*offline.POLICIES} - {"dt"}))  # its dropout needs CUDA
-def test_it_learns_with_outputs_that_are_read_late(
-    algo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "100 updates" in train_a_little(algo, monkeypatch)
+def test_it_learns_with_outputs_that_are_read_late(algo: str) -> None:
+    assert "100 updates" in train_a_little(algo)
 
 
 def test_a_missing_dataset_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

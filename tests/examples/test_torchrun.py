@@ -22,14 +22,13 @@ pytestmark = [
 
 # The last rank kills itself in a known step, once, after the first snapshot.
 PROGRAM = """
-import functools
 import os
 import signal
 import sys
 from pathlib import Path
 
 from examples import cartpole_dqn as example
-from middleware import Experiment
+from middleware import ExperimentSettings
 
 name, kills = sys.argv[1], sys.argv[2] == "killed"
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -44,8 +43,8 @@ class Task(example.Task):
         return super().__enter__().use(kill_last_rank)
 
 example.Task = Task
-example.Experiment = functools.partial(Experiment, n_fresh_episode=2)
-example.main(seed=1, exp_name=name, max_env_step=size * 3200)
+short = ExperimentSettings(n_fresh_episode=2)
+example.main(seed=1, exp_name=name, max_env_step=size * 3200, experiment=short)
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from middleware import Experiment, ExperimentResult
+from middleware import ExperimentResult, ExperimentSettings
 from tests.examples.algorithms import of_algorithms
 
 MOST_GRAPHS = 3
@@ -44,10 +43,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Expe
 
     def run(example: str, n_steps: int, arguments: dict[str, Any]) -> ExperimentResult:
         module = importlib.import_module(f"examples.{example}")
-        short = functools.partial(Experiment, n_fresh_episode=8)
-        monkeypatch.setattr(module, "Experiment", short)
+        short = ExperimentSettings(n_fresh_episode=8)
         result: ExperimentResult = module.main(
-            seed=1, exp_name="short", max_env_step=n_steps, **arguments
+            seed=1, exp_name="short", max_env_step=n_steps, experiment=short, **arguments
         )
         return result
 

@@ -88,11 +88,11 @@ def main() -> None:
 
 def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> None:
     """Run the example's chain with ledgers."""
-    policy = make_policy(seed)
+    policy = make_policy(seed=seed)
     experiment = Experiment("training", policy)
     run = experiment.run
     with Task(seed=seed, rank=rank) as task:
-        collect_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("collector"))
+        collect_env = make_env_manager(ENV, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(60_000, n_step=policy.n_step, seed=task.seed_for("buffer"))
         learner = BaseLearner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ class Entry:
         words = [self.program.rpartition(".")[2], *self.options]
         if self.nodes > 1:
             words.append(f"{self.nodes}_nodes")
-        return "_".join(word.strip("-").replace("-", "_").replace("/", "_") for word in words)
+        return "_".join(re.sub(r"[-/.]", "_", word.strip("-")) for word in words)
 
     @property
     def command(self) -> str:

@@ -21,13 +21,13 @@ def _entries(
     cloning: Entry | None = None
     entries = []
     for algo, (n_updates, minutes) in plan.items():
-        flags = ("--compiled",) if algo in compiled else ()
+        flags = ("--policy.compile",) if algo in compiled else ()
         entry = Entry(
             section="Offline, from random, medium and expert play",
             algorithm=_NAMES[algo],
             env=env,
             program="examples.offline",
-            options=("--algo", algo, "--env", env, "--max-train-iter", str(n_updates), *flags),
+            options=("--algo", algo, "--env.id", env, "--max-train-iter", str(n_updates), *flags),
             seeds=seeds,
             beats=cloning,
             minutes=minutes,

@@ -32,7 +32,7 @@ def _lunar_lander(algorithm: str, algo: str, minutes: float) -> Entry:
         algorithm,
         "LunarLander-v3",
         "examples.lunarlander",
-        options=("--algo", algo, "--compiled"),
+        options=("--algo", algo, "--policy.compile"),
         seeds=SEEDS,
         at_least=200,
         literature=SOLVED,

@@ -20,7 +20,7 @@ import torch
 from tests.results.entry import Entry
 from tests.results.record import Record
 
-__all__ = ["TrainingError", "arguments_of", "run_command", "train"]
+__all__ = ["TrainingError", "run_command", "train"]
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
@@ -28,14 +28,6 @@ RUNS = Path("runs")
 _LEAST_DEADLINE_S = 600.0
 _SLOWER = 5.0
 """A training fails when it takes this many times what its entry plans."""
-
-_DISTRIBUTED = """\
-from {program} import main as train
-
-
-def main():
-    train({arguments})
-"""
 
 
 class TrainingError(RuntimeError):
@@ -64,7 +56,7 @@ def train(entry: Entry, seed: int, *, again: bool = False, alone: bool = True) -
     if not resumes:
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = _command(entry, seed, exp_name, folder.parent, resumes=resumes)
+    command = _command(entry, seed, exp_name, resumes=resumes)
     threads = {} if alone or entry.nodes > 1 else {"OMP_NUM_THREADS": "1"}
     if entry.prepare:
         words = [sys.executable, "-m", *entry.prepare]
@@ -167,43 +159,12 @@ def commit() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _command(entry: Entry, seed: int, exp_name: str, folder: Path, *, resumes: bool) -> list[str]:
+def _command(entry: Entry, seed: int, exp_name: str, *, resumes: bool) -> list[str]:
     options = [*entry.options, *(["--resume"] if resumes else [])]
     if entry.nodes == 1:
         name = ("--exp-name", str(RUNS / exp_name) if entry.printed else exp_name)
         words = [sys.executable, "-m", entry.program, *options]
         return [*words, "--seed", str(seed), *name]
-    program = folder / f"program_{seed}.py"
-    arguments = {**arguments_of(options), "seed": seed, "exp_name": exp_name}
-    program.write_text(
-        _DISTRIBUTED.format(
-            program=entry.program,
-            arguments=", ".join(f"{name}={value!r}" for name, value in arguments.items()),
-        ),
-        encoding="utf-8",
-    )
-    ditask = [sys.executable, "-m", "dmiddleware.launch"]
+    ditask = [sys.executable, "-m", "dmiddleware.launch", "--main", f"{entry.program}.main"]
     nodes = ["--parallel-workers", str(entry.nodes)]
-    return [*ditask, "--package", str(folder), "--main", f"{program.stem}.main", *nodes]
-
-
-def arguments_of(options: Sequence[str]) -> dict[str, object]:
-    """Return the arguments of ``main`` that stand for options of the command line."""
-    arguments: dict[str, object] = {}
-    name = ""
-    for word in options:
-        if word.startswith("--"):
-            name = word.removeprefix("--").replace("-", "_")
-            arguments[name] = True  # a flag, unless a value follows
-        else:
-            arguments[name] = _value(word)
-    return arguments
-
-
-def _value(word: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
+    return [*ditask, *nodes, "--", *options, "--seed", str(seed), "--exp-name", exp_name]

@@ -1,0 +1,89 @@
+"""A program that is called with the arguments of its command line."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.command_line import program_call
+from dmiddleware.data import save_checkpoint
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import BCPolicy, BCSettings
+from dmiddleware.program import run_program
+from dmiddleware.runs.provenance import git_state, versions
+from dmiddleware.settings import Whole
+
+ENV = EnvSettings("CartPole-v1", env_num=1)
+
+
+def make_policy(
+    env: EnvSettings = ENV, policy: BCSettings = BCSettings(), seed: int = 0
+) -> BCPolicy:
+    return BCPolicy.for_env(make_env_manager(env), policy, seed=seed)
+
+
+def main(seed: Whole = 0, env: EnvSettings = ENV, policy: BCSettings = BCSettings()) -> int:
+    """Return the seed, and what the call was."""
+    call = program_call()
+    assert call is not None and call.arguments["seed"] == seed
+    return seed
+
+
+def test_a_program_returns_what_it_returns() -> None:
+    assert run_program(main, ["--seed", "3"]) == 3
+    assert program_call() is None
+
+
+def test_without_arguments_those_of_the_process_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["program.py", "--seed", "4"])
+    assert run_program(main) == 4
+
+
+def test_a_checkpoint_is_played_with_the_settings_of_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = BCSettings(model={"encoder_hidden_sizes": [8]})
+    (tmp_path / "ckpt").mkdir()
+    ckpt = tmp_path / "ckpt" / "best.safetensors"
+    save_checkpoint(ckpt, make_policy(policy=small).eval_mode.state_dict())
+    options = ["--evaluate", str(ckpt), "--episodes", "2"]
+    with pytest.raises(SystemExit) as stopped:
+        run_program(main, options, make_policy=make_policy)
+    assert stopped.value.code == 1
+    assert "belongs to another model" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text(
+        "arguments: {policy: {model: {encoder_hidden_sizes: [8]}}}"
+    )
+    assert run_program(main, options, make_policy=make_policy) is None
+    assert "over 2 fresh episodes" in capsys.readouterr().out
+
+
+def test_the_versions_name_what_computes() -> None:
+    assert {"python", "torch", "gymnasium", "dmiddleware"} <= versions().keys()
+
+
+def test_the_state_of_the_code_is_its_commit_and_whether_files_differ(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(
+            ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    found = []
+    for name in ("clean", "changed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        git("init", "-q")
+        (folder / "file").write_text("1")
+        git("add", "file")
+        git("commit", "-qm", "first")
+        (folder / "file").write_text("1" if name == "clean" else "2")
+        found.append((git_state(folder), git("rev-parse", "HEAD")))
+    assert [state for state, _ in found] == [
+        {"commit": commit, "dirty": dirty}
+        for (_, commit), dirty in zip(found, (False, True), strict=True)
+    ]
+    assert git_state(tmp_path) is None
