@@ -56,7 +56,8 @@ def make_policy(
 ) -> Policy:
     """Build the policy of an algorithm."""
     settings = policy or POLICIES[algo]
-    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), settings, seed=seed)
+    name = "decision_transformer" if algo == "dt" else algo
+    return get_policy_cls({"type": name}).for_env(make_env_manager(env), settings, seed=seed)
 
 
 def make_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:

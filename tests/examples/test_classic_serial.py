@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from dmiddleware.program import run_program
 
@@ -18,11 +17,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def call(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """Run the example, and return its last line."""
     example = importlib.import_module("examples.classic_serial")
-    threads = torch.get_num_threads()
-    try:
-        run_program(example.main, options, make_policy=example.make_policy, play_env=example.ENV)
-    finally:
-        torch.set_num_threads(threads)
+    run_program(example.main, options, make_policy=example.make_policy, play_env=example.ENV)
     return capsys.readouterr().out.splitlines()[-1]
 
 
