@@ -6,7 +6,6 @@ scikit-learn: its observations are images, its actions the digits.
 
 from typing import Any
 
-import click
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -14,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dmiddleware.data import as_tree, load_checkpoint
 from dmiddleware.policy import BCPolicy
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from dmiddleware.worker import BaseLearner, IMetric, MetricSerialEvaluator
 
 
@@ -73,8 +74,14 @@ def make_policy(seed: int = 0) -> BCPolicy:
     )
 
 
-def main(seed: int = 0, exp_name: str = "runs/digits", epochs: int = 20) -> float:
-    """Learn to read digits, and return the accuracy of the best classifier on held-out ones."""
+def main(seed: Whole = 0, exp_name: str = "runs/digits", epochs: Count = 20) -> float:
+    """Learn to read digits, and return the accuracy of the best classifier on held-out ones.
+
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run.
+        epochs: passes over the digits.
+    """
     torch.set_num_threads(1)
     train_data, validation, held_out = digits(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -101,17 +108,10 @@ def main(seed: int = 0, exp_name: str = "runs/digits", epochs: int = 20) -> floa
     _, metric = evaluator.eval()
     learner.close()
     evaluator.close()
-    return float(metric["accuracy"])
-
-
-@click.command(help=main.__doc__, context_settings={"show_default": True})
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of everything random.")
-@click.option("--exp-name", default="runs/digits", help="Folder of the run.")
-@click.option("--epochs", type=click.IntRange(min=1), default=20, help="Passes over the digits.")
-def command(seed: int, exp_name: str, epochs: int) -> None:
-    """Run the example."""
-    click.echo(f"accuracy on held-out digits: {main(seed, exp_name, epochs):.1%}")
+    accuracy = float(metric["accuracy"])
+    print(f"accuracy on held-out digits: {accuracy:.1%}")
+    return accuracy
 
 
 if __name__ == "__main__":
-    command()
+    run_program(main)

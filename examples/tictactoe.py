@@ -6,7 +6,6 @@ what one side learns serves the other. The action mask keeps both from taking an
 
 from typing import Any
 
-import click
 import numpy as np
 import pettingzoo
 import torch
@@ -15,8 +14,10 @@ from dmiddleware.classic import BattleEnvManager, create_buffer, game_result
 from dmiddleware.env import PettingZooAdapter
 from dmiddleware.model import action_mask_of
 from dmiddleware.policy import DQNPolicy, Policy
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Count, Whole
 from dmiddleware.tree import Value
 from dmiddleware.worker import (
     BaseLearner,
@@ -115,26 +116,23 @@ def train(
     learner.close()
 
 
-def main(seed: int = 0, exp_name: str = "runs/tictactoe", iterations: int = 400) -> int:
-    """Learn tic-tac-toe from self-play; return the games lost of 100 fresh ones as first player."""
+def main(seed: Whole = 0, exp_name: str = "runs/tictactoe", iterations: Count = 400) -> int:
+    """Learn tic-tac-toe from self-play; return the games lost of 100 fresh ones as first player.
+
+    Args:
+        seed: seed of everything random.
+        exp_name: folder of the run.
+        iterations: most rounds of self-play.
+    """
     torch.set_num_threads(1)
     policy = make_policy(seed)
     train(policy, seed=seed, exp_name=exp_name, iterations=iterations)
     fresh = derive_seed(seed, "fresh opponent")
     with make_evaluator(policy, seed=fresh, exp_name=exp_name, instance_name="final") as final:
-        return count_losses(final, 100)
-
-
-@click.command(help=main.__doc__, context_settings={"show_default": True})
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of everything random.")
-@click.option("--exp-name", default="runs/tictactoe", help="Folder of the run.")
-@click.option(
-    "--iterations", type=click.IntRange(min=1), default=400, help="Most rounds of self-play."
-)
-def command(seed: int, exp_name: str, iterations: int) -> None:
-    """Run the example."""
-    click.echo(f"lost {main(seed, exp_name, iterations)} of 100 games as first player")
+        lost = count_losses(final, 100)
+    print(f"lost {lost} of 100 games as first player")
+    return lost
 
 
 if __name__ == "__main__":
-    command()
+    run_program(main)

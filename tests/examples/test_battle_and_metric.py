@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+
+from dmiddleware.program import run_program
 
 
 @pytest.fixture(autouse=True)
@@ -14,14 +15,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_tictactoe_plays_itself_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tictactoe_plays_itself_and_learns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from examples import tictactoe
 
     monkeypatch.setattr(tictactoe, "EVAL_EPISODES", 50)
-    result = CliRunner().invoke(
-        tictactoe.command, ["--iterations", "2", "--exp-name", "short"], catch_exceptions=False
-    )
-    assert re.fullmatch(r"lost \d+ of 100 games as first player\n", result.stdout)
+    run_program(tictactoe.main, ["--iterations", "2", "--exp-name", "short"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"lost \d+ of 100 games as first player", last)
     assert (Path("short") / "ckpt_learner" / "final.safetensors").exists()
 
 
@@ -34,13 +36,12 @@ def test_training_on_tictactoe_stops_when_no_game_is_lost(monkeypatch: pytest.Mo
     assert [one["train_iter"] for one in asked] == [2 * tictactoe.UPDATES]
 
 
-def test_digits_are_learned_in_a_few_epochs() -> None:
+def test_digits_are_learned_in_a_few_epochs(capsys: pytest.CaptureFixture[str]) -> None:
     from examples import digits
 
-    result = CliRunner().invoke(
-        digits.command, ["--epochs", "3", "--exp-name", "short"], catch_exceptions=False
-    )
-    told = re.fullmatch(r"accuracy on held-out digits: ([\d.]+)%\n", result.stdout)
+    run_program(digits.main, ["--epochs", "3", "--exp-name", "short"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    told = re.fullmatch(r"accuracy on held-out digits: ([\d.]+)%", last)
     assert told is not None
     assert float(told[1]) > 85
     assert (Path("short") / "ckpt_learner" / "ckpt_best.safetensors").exists()

@@ -26,7 +26,6 @@ from tests.results.training import TrainingError, train
 from tests.variants import mostly_slow
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
-OWN_PARSERS = ("examples.tictactoe", "examples.digits")
 SNAPSHOTS = Path("runs/results/program/0/snapshots")
 PROGRAM = """
 import json, pathlib, sys
@@ -68,7 +67,7 @@ def some_record(seed: int, figure: float) -> Record:
 def test_every_entry_names_a_program_that_exists() -> None:
     for entry in all_entries():
         assert importlib.util.find_spec(entry.program) is not None, entry.program
-        if entry.program.startswith("examples.") and entry.program not in OWN_PARSERS:
+        if entry.program.startswith("examples."):
             arguments_of(importlib.import_module(entry.program).main, entry.options)
 
 
