@@ -34,6 +34,9 @@ from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
 
+if typing.TYPE_CHECKING:
+    from docstring_parser import Docstring
+
 __all__ = [
     "DefaultsBy",
     "ProgramCall",
@@ -141,7 +144,6 @@ def arguments_of(
     arguments: Sequence[str],
     *,
     further: type[Settings] | None = None,
-    prints: bool = True,
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
@@ -152,22 +154,21 @@ def arguments_of(
         main: the function.
         arguments: the command line, without the name of the program.
         further: a class of options beside those of the function; they are in the result too.
-        prints: whether to print errors and help.
 
     Raises:
         SystemExit: with 2, after the message, for an unknown option or a wrong value; with 0, after
             the help.
         ConfigError: if the function has a parameter without a type.
     """
-    line = _CommandLine(main, further, prints=prints)
+    line = _CommandLine(main, further)
     try:
-        line.take_defaults(_config_of(arguments, prints=prints), arguments)
+        line.take_defaults(_config_of(arguments), arguments)
     except ConfigError as error:
         line.fail(str(error))
     return line.read(arguments)
 
 
-def _config_of(arguments: Sequence[str], *, prints: bool) -> Path | None:
+def _config_of(arguments: Sequence[str]) -> Path | None:
     """Return the file that ``--config`` names."""
     import tyro
 
@@ -178,7 +179,6 @@ def _config_of(arguments: Sequence[str], *, prints: bool) -> Path | None:
         args=_without_help(arguments),
         return_unknown_args=True,
         add_help=False,
-        console_outputs=prints,
     )
     return found.config
 
@@ -195,14 +195,14 @@ class _ConfigFile:
 class _CommandLine:
     """The options of a function."""
 
-    def __init__(
-        self, main: Callable[..., Any], further: type[Settings] | None, *, prints: bool
-    ) -> None:
-        self._prints = prints
+    def __init__(self, main: Callable[..., Any], further: type[Settings] | None) -> None:
         self._prog = _prog_of(main)
-        self._text = inspect.cleandoc((main.__doc__ or "").partition("\n    Args:")[0]).strip()
+        documented = _docstring_of(main)
+        self._text = documented.description or ""
         self._class = _settings_of(main)
-        self._meanings = _meanings_of(main)
+        self._meanings = {
+            one.arg_name: _sentence(one.description or "") for one in documented.params
+        }
         self._further = further
         self._values: dict[str, Any] = {
             one.name: one.default for one in describe(self._class) if one.default is not MISSING
@@ -262,7 +262,6 @@ class _CommandLine:
             prog=self._prog,
             description=self._text,
             registry=self._registry(only),
-            console_outputs=self._prints,
             add_help=only is None,
             return_unknown_args=only is not None,
         )
@@ -271,11 +270,10 @@ class _CommandLine:
 
     def fail(self, message: str) -> NoReturn:
         """Print a message as tyro does, and exit."""
-        if self._prints:
-            from rich.console import Console
-            from rich.panel import Panel
+        from rich.console import Console
+        from rich.panel import Panel
 
-            Console(stderr=True).print(Panel(message, title="Parsing error", border_style="red"))
+        Console(stderr=True).print(Panel(message, title="Value error", border_style="red"))
         raise SystemExit(2)
 
     def _registry(self, only: Collection[str] | None) -> Any:
@@ -434,12 +432,10 @@ def _checkable(hint: Any) -> Any:
     return Annotated[Any, chosen[0]] if chosen else hint
 
 
-def _meanings_of(main: Callable[..., Any]) -> dict[str, str]:
-    """Return what the section ``Args:`` of a docstring says of each parameter."""
+def _docstring_of(main: Callable[..., Any]) -> Docstring:
     from docstring_parser import DocstringStyle, parse
 
-    found = parse(inspect.cleandoc(main.__doc__ or ""), DocstringStyle.GOOGLE)
-    return {one.arg_name: _sentence(one.description or "") for one in found.params}
+    return parse(inspect.cleandoc(main.__doc__ or ""), DocstringStyle.GOOGLE)
 
 
 def _sentence(text: str) -> str:

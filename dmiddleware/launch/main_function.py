@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
+import io
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
+_BOX = "│╭╮╰╯─-"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
     "nothing; name a function without yield"
@@ -117,16 +120,30 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
         return function
 
     def call() -> Any:
+        out, err = io.StringIO(), io.StringIO()
         try:
-            given = arguments_of(function, sys.argv[1:], prints=prints)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                given = arguments_of(function, sys.argv[1:])
         except SystemExit as end:
+            if prints:
+                sys.stdout.write(out.getvalue())
+                sys.stderr.write(err.getvalue())
             if end.code in (None, 0):
                 raise
-            raise LaunchError(f"--main {main} refused the arguments that follow --") from None
+            raise LaunchError(
+                f"--main {main} refused the arguments that follow --: "
+                f"{_without_boxes(err.getvalue())}"
+            ) from None
         with called_as(function, given):
             return function(**given)
 
     return call
+
+
+def _without_boxes(text: str) -> str:
+    """Return in one line what tyro prints in a box, without its title."""
+    words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
+    return " ".join(words).partition(" For full helptext")[0]
 
 
 def call_main(function: Callable[[], Any], main: str) -> Any:

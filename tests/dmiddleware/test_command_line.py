@@ -278,4 +278,4 @@ def test_further_options_are_checked_and_returned() -> None:
     found = arguments_of(rainbow, ["--episodes", "3"], further=Further)
     assert found == {"policy": RainbowSettings(), "episodes": 3}
     with pytest.raises(SystemExit):
-        arguments_of(rainbow, ["--episodes", "0"], further=Further, prints=False)
+        arguments_of(rainbow, ["--episodes", "0"], further=Further)

@@ -136,8 +136,8 @@ def test_wrong_arguments_are_refused_once_and_nothing_starts(tmp_path: Path) -> 
     options = ("--parallel-workers", "2", "--", "--sede", "3")
     code, text, found = run(tmp_path, "typed", *options)
     assert code == 1 and not found
-    assert "Unrecognized options" in text and "[node 1] " not in text
-    assert "--seed INT" in text and "refused the arguments that follow --" in text
+    assert "refused the arguments that follow --: Unrecognized options: --sede, 3" in text
+    assert "Perhaps you meant: --seed INT" in text and "[node 1] " not in text
     assert "Traceback" not in text
 
 
