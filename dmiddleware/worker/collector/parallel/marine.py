@@ -111,7 +111,7 @@ class MarineParallelCollector(ZerglingParallelCollector):
         options = self._env_options()
         if options["mode"] != "sync":
             raise ConfigError(f"env.mode must be 'sync' for games, got {options['mode']!r}")
-        game = options["env"]
+        game = options["id"]
         if isinstance(game, str):
             game = load_env_creator(game)
         make = functools.partial(_wrapped, game, options["env_kwargs"], options["wrappers"])

@@ -160,7 +160,7 @@ class TrajectoryCollector(BaseParallelCollector):
                 "example 'CartPole-v1'"
             )
         return {
-            "env": name,
+            "id": name,
             "env_num": env.get("env_num", 1),
             "mode": env.get("mode", "sync"),
             "env_kwargs": env.get("kwargs") or {},
