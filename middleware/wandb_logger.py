@@ -12,6 +12,7 @@ import yaml
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.runs.record import EVALUATION
 from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -130,7 +131,7 @@ class WandbLogger(BaseMiddleware[RLContext]):
                 self._run.config.update(_settings(self._folder), allow_val_change=True)
             sent: dict[str, Any] = dict(row)
             video = self._folder.video_path(int(row[self._axis] or 0))
-            if "eval/return_mean" in row and video.exists():
+            if EVALUATION in row and video.exists():
                 sent["eval/video"] = self._wandb.Video(str(video))
             self._run.log(sent)
 
