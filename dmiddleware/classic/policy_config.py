@@ -16,8 +16,7 @@ from dmiddleware.settings import (
     Whole,
     checked,
     describe,
-    from_nested,
-    nested,
+    made_from,
     plain_values,
     values_in_words,
 )
@@ -62,7 +61,13 @@ def as_classic(settings: object) -> ClassicSettings:
     """Return what others read of a policy's settings, also of those that are not nested."""
     if isinstance(settings, ClassicSettings):
         return settings
-    return ClassicSettings(nested(settings) if isinstance(settings, PolicySettings) else {})
+    cfg: dict[str, Any] = {}
+    if isinstance(settings, PolicySettings):
+        values = plain_values(settings)
+        for info in describe(type(settings)):
+            if info.name in values:
+                _set(cfg, info.path, values[info.name])
+    return ClassicSettings(cfg)
 
 
 def setting_entries(kind: type[PolicySettings]) -> dict[str, Any]:
@@ -106,18 +111,18 @@ def settings_from(core: type[Policy], cfg: Mapping[str, Any]) -> PolicySettings:
         ConfigError: for a value out of range, and for values that exclude each other.
     """
     kind = core.settings_class()
-    own: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    paths: dict[str, str] = {}
     for info in describe(kind):
+        paths[info.name] = info.path
         value: Any = cfg
         for key in info.path.split("."):
             value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
+        if dataclasses.is_dataclass(info.default) and isinstance(value, Mapping):
+            value = {**plain_values(info.default), **value}
         if value is not MISSING:
-            _set(own, info.path, value)
-    try:
-        return from_nested(kind, own)
-    except ConfigError as error:
-        message = str(error).replace(f"{kind.__name__}: ", f"{core.__name__}: ", 1)
-        raise ConfigError(message) from None
+            given[info.name] = value
+    return made_from(kind, given, owner=core.__name__, path_of=paths.__getitem__)
 
 
 def with_names_of_spaces(cfg: Mapping[str, Any]) -> Mapping[str, Any]:

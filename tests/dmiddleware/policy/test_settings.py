@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.classic.policy_config import as_classic, settings_from
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
+from dmiddleware.policy import POLICY_REGISTRY, Policy, PolicySettings
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import describe, from_nested, nested, plain_values
+from dmiddleware.settings import describe, plain_values
 from tests.dmiddleware.policy.every_policy import EVERY
 from tests.type_checker import type_check
 
@@ -55,11 +56,12 @@ def test_every_setting_has_a_sentence(cls: type[PolicySettings]) -> None:
         assert info.meaning.endswith("."), info.name
 
 
-@pytest.mark.parametrize("cls", SETTINGS)
-def test_plain_and_nested_values_are_read_back(cls: type[PolicySettings]) -> None:
+@pytest.mark.parametrize("policy", EVERY)
+def test_plain_and_nested_values_are_read_back(policy: type[Policy]) -> None:
+    cls = policy.settings_class()
     made = cls(seed=3, model={"hidden_sizes": [64]})
     assert cls(**plain_values(made)) == made
-    assert from_nested(cls, nested(made)) == made
+    assert settings_from(policy, as_classic(made).cfg) == made
 
 
 values = st.one_of(
