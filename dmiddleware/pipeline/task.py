@@ -46,9 +46,9 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.preflight import (
+    ChainCheck,
     asks_for_roles,
     chain_error,
-    check_chain,
     idle_part,
     parts_without_process,
 )
@@ -538,14 +538,14 @@ class Task(Generic[C]):
         Raises:
             ChainError: with all problems at once, each with its remedy.
         """
-        check_chain(
+        ChainCheck(
             self._plan(self._entries),
             self.ctx,
             self._roles,
             by_hand=self._plan(self._by_hand, by_hand=True),
             has_peers=self.router is not None,
             run_roles=None if self._node is None else self._node.run_roles,
-        )
+        ).run()
 
     def describe(self) -> ChainTable:
         """Return the chain as a table, which rich prints in color and ``str()`` as plain text."""
