@@ -18,7 +18,6 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.stop import limits_of
-from middleware.support.console import RunConsole
 
 __all__ = ["ProgressBar", "ProgressBarSettings"]
 
@@ -97,6 +96,17 @@ class _Rate:
         while len(marks) > 2 and now - marks[1][0] >= _RATE_WINDOW_S:
             marks.popleft()
         return _growth(marks[0], marks[-1])
+
+
+class RunConsole(Console):
+    """A console that raises ``BrokenPipeError`` when nobody reads what it prints.
+
+    That of rich ends the program.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that rich has caught."""
+        raise BrokenPipeError("nobody reads what is printed any more")
 
 
 class ProgressBarSettings(Settings):

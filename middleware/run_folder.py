@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import yaml
 
+from dmiddleware.closing import Closing
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
@@ -38,7 +38,7 @@ TOKEN_FILE: Final = ".run"
 _RESERVED: Final = 0o777 | stat.S_ISVTX
 
 
-class RunFolder:
+class RunFolder(Closing):
     """The folder of one run: checkpoints, tensorboard events, the learning curve, the config.
 
     Make one with :meth:`create`, which returns a folder that exists only to resume its run::
@@ -230,17 +230,6 @@ class RunFolder:
 
     def __fspath__(self) -> str:
         return str(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_run_folder(run: object, *, user: str) -> RunFolder:

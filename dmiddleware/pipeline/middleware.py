@@ -195,37 +195,40 @@ def check_middleware(candidate: object) -> None:
 
 def middleware_name(subject: object) -> str:
     """Return the name of a middleware for messages and tables."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    name = getattr(subject, "__name__", None)
-    return name if isinstance(name, str) else type(subject).__name__
+    function = _function_of(subject)
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
 
 
 def middleware_location(subject: object) -> str:
     """Return where a middleware is defined, as ``file:line``, or an empty string."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    function = (
-        inspect.unwrap(subject)
-        if inspect.isroutine(subject)
-        else inspect.getattr_static(type(subject), "__call__", None)
-    )
-    code = getattr(function, "__code__", None)
+    function = _function_of(subject)
+    called = inspect.unwrap(function) if inspect.isroutine(function) else _call_of(function)
+    code = getattr(called, "__code__", None)
     return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
 def is_generator_middleware(subject: object) -> bool:
     """Return whether a middleware is known to have a way back."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    return inspect.isgeneratorfunction(subject) or inspect.isgeneratorfunction(
-        inspect.getattr_static(type(subject), "__call__", None)
-    )
+    function = _function_of(subject)
+    return any(map(inspect.isgeneratorfunction, (function, _call_of(function))))
 
 
 def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names as a tuple; a single string is one name, not an iterable of characters."""
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _function_of(subject: Any) -> Any:
+    """Return what a ``functools.partial`` calls in the end; anything else as it is."""
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+    return subject
+
+
+def _call_of(subject: object) -> Any:
+    """Return the ``__call__`` of an object's class, or None."""
+    return inspect.getattr_static(type(subject), "__call__", None)
 
 
 def _parts(subject: object) -> Iterator[object]:
@@ -293,11 +296,10 @@ def _returns_middleware(candidate: object) -> bool:
 
 
 def _is_async(candidate: object) -> bool:
-    while isinstance(candidate, functools.partial):
-        candidate = candidate.func
+    function = _function_of(candidate)
     return any(
-        inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
-        for f in (candidate, inspect.getattr_static(type(candidate), "__call__", None))
+        inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)
+        for one in (function, _call_of(function))
     )
 
 

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.closing import Closing
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.middleware import Middleware, middleware_name
@@ -187,7 +188,7 @@ _END = b"\n]\n"
 _HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")
 
 
-class TraceFile:
+class TraceFile(Closing):
     """Writes a trace of when each middleware ran; a wrapper for ``task.use_wrapper``.
 
     The file is complete JSON after each flush, also when the run ends with an error. Open it at
@@ -231,12 +232,6 @@ class TraceFile:
         self._is_empty = True
         self._events.append(self._name_of("process_name", process_name, tid=0))
         self.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __call__(self, mw: Middleware[C]) -> Middleware[C]:
         """Return the middleware with its calls traced."""
