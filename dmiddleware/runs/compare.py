@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.runs.record import EVALUATION, RunRecord, differing_settings, find_runs
+from dmiddleware.runs.record import COUNTERS, EVALUATION, RunRecord, differing_settings, find_runs
 from dmiddleware.runs.statistics import (
     Estimate,
     interquartile_mean,
@@ -148,7 +147,7 @@ class Comparison:
                     _draw_curve(plot, side, of_task, color=f"C{number}")
             plot.set_title(task or self.metric)
             counters = {run.axis for runs in self.sides.values() for run in runs}
-            plot.set_xlabel(" or ".join(_COUNTERS[name] for name in sorted(counters)))
+            plot.set_xlabel(" or ".join(COUNTERS[name] for name in sorted(counters)))
             plot.set_ylabel(self.metric)
             plot.xaxis.set_major_formatter("{x:,.0f}")
         self._draw_profiles(axes[-1], tasks)
@@ -166,9 +165,6 @@ class Comparison:
         plot.set_title("performance profile")
         plot.set_xlabel("score")
         plot.set_ylabel("share of runs with a higher score")
-
-
-_COUNTERS: Final = {"env_step": "environment steps", "train_iter": "updates"}
 
 
 def compare(*sides: str, metric: str = EVALUATION) -> Comparison:
@@ -252,9 +248,5 @@ def _draw_curve(plot: Any, side: str, runs: Sequence[RunRecord], *, color: str) 
     middle, low, high = np.array(found).T
     label = f"{side} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
     plot.plot(at, middle, color=color, label=label)
-    if _has_spread(low):
+    if np.isfinite(low).all():
         plot.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
-
-
-def _has_spread(low: npt.NDArray[Any]) -> bool:
-    return bool(np.isfinite(low).all())

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from dmiddleware.runs.compare import ONE_RUN, Comparison, compare
-from dmiddleware.runs.metrics_file import read_metrics, read_rows
+from dmiddleware.runs.metrics_file import read_rows
 from dmiddleware.runs.record import EVALUATION, RunRecord
 from dmiddleware.runs.statistics import short
 
@@ -79,22 +79,21 @@ def write_report(path: str | Path, *sides: str, metric: str = EVALUATION) -> Com
 
 
 def _sections(found: Comparison) -> Iterator[str]:
-    runs = {name: list(side) for name, side in found.sides.items()}
+    runs = found.sides
+    every = [run for side in runs.values() for run in side]
     yield "<h2>Results</h2>"
     yield _results(found)
     yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
-    metrics = {run.path: read_metrics(run.path) for side in runs.values() for run in side}
     yield "<h2>Runs</h2>"
-    yield _runs_table(runs, metrics)
+    yield _runs_table(runs)
     groups = defaultdict(set)
-    for rows in metrics.values():
-        for name in {name for row in rows for name in row}:
-            group, slash, _ = name.partition("/")
-            if slash and not name.startswith(_TIMES):
-                groups[group].add(name)
+    for name in {name for run in every for row in run.rows for name in row}:
+        group, slash, _ = name.partition("/")
+        if slash and not name.startswith(_TIMES):
+            groups[group].add(name)
     for group in sorted(groups, key=lambda one: ([*_GROUPS, one].index(one), one)):
         yield f"<h2>{_text(_GROUPS.get(group, group))}</h2>"
-        yield _figure(_small_multiples(runs, metrics, sorted(groups[group])), f"{group}/…")
+        yield _figure(_small_multiples(runs, sorted(groups[group])), f"{group}/…")
     yield "<h2>Where the time goes</h2>"
     yield _times(runs)
     yield "<h2>Settings</h2>"
@@ -104,11 +103,10 @@ def _sections(found: Comparison) -> Iterator[str]:
             for name, values in found.settings.items()
         )
         yield "<h3>That differ</h3>" + _table(["setting", *runs], different)
-    for side in runs.values():
-        for run in side:
-            text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
-            yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
-    videos = list(_videos(run for side in runs.values() for run in side))
+    for run in every:
+        text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
+        yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
+    videos = list(_videos(every))
     if videos:
         yield "<h2>Videos</h2>"
         yield from videos
@@ -130,14 +128,11 @@ def _results(found: Comparison) -> str:
     return scores + (better if found.improvement else "") + (f"<p>{ONE_RUN}</p>" if few else "")
 
 
-def _runs_table(
-    runs: Mapping[str, Sequence[RunRecord]],
-    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
-) -> str:
+def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
     def rows() -> Iterator[list[Any]]:
         for side, of_side in runs.items():
             for run in of_side:
-                last = metrics[run.path][-1]
+                last = run.rows[-1]
                 seconds = last.get("time_s")
                 yield [
                     side,
@@ -154,11 +149,7 @@ def _runs_table(
     return _table(head, rows())
 
 
-def _small_multiples(
-    runs: Mapping[str, Sequence[RunRecord]],
-    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
-    names: Sequence[str],
-) -> Any:
+def _small_multiples(runs: Mapping[str, Sequence[RunRecord]], names: Sequence[str]) -> Any:
     """Return a figure with a picture for each metric, and a line for each run."""
     from matplotlib.figure import Figure
 
@@ -169,7 +160,7 @@ def _small_multiples(
     for plot, name in zip(axes, names, strict=False):
         for number, side in enumerate(runs.values()):
             for run in side:
-                rows = [row for row in metrics[run.path] if row.get(name) is not None]
+                rows = [row for row in run.rows if row.get(name) is not None]
                 at = [row[run.axis] for row in rows]
                 plot.plot(at, [row[name] for row in rows], color=f"C{number}", linewidth=1)
         plot.set_title(name, fontsize=10)
@@ -185,19 +176,20 @@ def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
     means: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for side, of_side in runs.items():
         for run in of_side:
-            for file in sorted(run.path.glob("metrics*.jsonl")):
-                process = file.name.removeprefix("metrics.").removesuffix("jsonl").strip(".")
-                for row in read_rows(file):
-                    for name, value in row.items():
-                        if name.startswith(_TIMES) and value is not None:
-                            means[side, process or "lead", name.removeprefix(_TIMES)].append(value)
+            of_processes = {"lead": run.rows}
+            for file in sorted(run.path.glob("metrics.*.jsonl")):
+                of_processes[file.name.split(".")[1]] = read_rows(file)
+            for process, rows in of_processes.items():
+                for name, value in (item for row in rows for item in row.items()):
+                    if name.startswith(_TIMES) and value is not None:
+                        means[side, process, name.removeprefix(_TIMES)].append(value)
     if not means:
         return (
             "<p>Add <code>task.use_wrapper(StepTimer(log=True))</code> to the program to see the "
             "seconds of each middleware.</p>"
         )
-    rows = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
-    return _table(["side", "process", "middleware", "mean of a step"], rows)
+    found = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
+    return _table(["side", "process", "middleware", "mean of a step"], found)
 
 
 def _videos(runs: Iterable[RunRecord]) -> Iterator[str]:
