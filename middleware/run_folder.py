@@ -159,7 +159,7 @@ class RunFolder(Closing):
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / self._process
             self._refuse_others()
-            self._tb_logger = TensorboardWriter(path, must_write=False)
+            self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
 
     @property
