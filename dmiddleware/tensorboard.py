@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
@@ -25,6 +24,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import scalar
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.tree import to_float
 
 __all__ = ["TensorboardWriter", "add_gif", "encode_video"]
 
@@ -59,7 +59,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
         walltime: float | None = None,
     ) -> None:
         """Write a number, or an array or tensor with one element."""
-        summary = scalar(tag, _number(scalar_value))
+        summary = scalar(tag, to_float(scalar_value))
         self._get_file_writer().add_summary(summary, global_step, walltime)
 
     def add_scalars(
@@ -77,7 +77,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
             writer = self.all_writers.get(str(folder))
             if writer is None:
                 writer = self.all_writers[str(folder)] = _EventFileWriter(folder, self._best_effort)
-            writer.add_summary(scalar(main_tag, _number(value)), global_step, walltime)
+            writer.add_summary(scalar(main_tag, to_float(value)), global_step, walltime)
 
     def _get_file_writer(self) -> Any:
         if self.file_writer is None:
@@ -208,8 +208,3 @@ def encode_video(video: npt.NDArray[np.uint8], *, fps: int) -> bytes:
         loop=0,
     )
     return encoded.getvalue()
-
-
-def _number(value: Any) -> float:
-    """Return a number, or the only element of an array or tensor."""
-    return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from dmiddleware.pipeline import Context, Task
+from dmiddleware.pipeline.task import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
 from dmiddleware.settings import Positive, Settings, takes_settings
-from middleware.exchange.events import ENDED, REACHED
+from middleware.exchange.events import REACHED
 from middleware.exchange.waiting import Exchange
 
 __all__ = ["Barrier", "BarrierSettings"]

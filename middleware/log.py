@@ -14,12 +14,13 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.record import EVALUATION
+from dmiddleware.runs.statistics import short
 from dmiddleware.settings import Count, Settings, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
+from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float
 
 __all__ = [
     "OfflineLogger",
@@ -139,10 +140,10 @@ class _Logger(BaseMiddleware[RLContext]):
     def _write_evaluation(self, ctx: RLContext) -> None:
         writer, at = self._run.tb_logger, self._at[self.axis]
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
-        found = {EVALUATION: as_float(ctx.eval_value)}
+        found = {EVALUATION: to_float(ctx.eval_value)}
         for name in ("return_std", "return_min", "return_max"):
             if name in output:
-                found[f"eval/{name}"] = as_float(output[name])
+                found[f"eval/{name}"] = to_float(output[name])
         if "video" in output:
             gif = encode_video(output["video"], fps=_FPS)
             add_gif(writer, "eval/video", gif, at)
@@ -191,7 +192,7 @@ class _Logger(BaseMiddleware[RLContext]):
             elif kind == "[scalars":
                 writer.add_scalars(f"learn/{name}", value, at)
         writer.flush()
-        text = ", ".join(f"{name} {_short(mean)}" for name, mean in means.items())
+        text = ", ".join(f"{name} {short(mean)}" for name, mean in means.items())
         _log.info("%s %d: %s", self.axis, at, text)
         self._sums.clear()
         self._others.clear()
@@ -292,10 +293,6 @@ def _finite(values: Any) -> Any:
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)
     return array[np.isfinite(array)]
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:,.0f}"
 
 
 online_logger = OnlineLogger

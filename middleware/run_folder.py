@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import yaml
 
 from dmiddleware.closing import Closing
+from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
@@ -194,11 +195,8 @@ class RunFolder(Closing):
         if not self._is_lead:
             return path
         self._refuse_others()
-        partial = path.with_suffix(".yaml.partial")
-        partial.write_text(
-            yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
-        partial.replace(path)
+        text = yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True)
+        write_atomically(path, lambda file: file.writelines([text.encode()]), durable=False)
         return path
 
     def lock(self, task: Task[Any]) -> RunLock:

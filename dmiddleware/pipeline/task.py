@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast, overload
+from typing import Any, Final, Generic, Self, TypeVar, cast, overload
 
 from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
 from dmiddleware.event_names import scoped_name
@@ -55,14 +55,16 @@ from dmiddleware.pipeline.preflight import (
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
 
-__all__ = ["Task"]
+__all__ = ["ENDED", "Task"]
 
 C = TypeVar("C", bound=Context)
 
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
-_ENDED = Event("task.ended", timeout_s=5.0)
+ENDED: Final = Event("task.ended", timeout_s=5.0)
+"""Sent by every task that is closed: its node and roles, its error if it has failed, and whether
+those that wait for it should stop too."""
 _HAS_ROLE = "task.role."
 """Never emitted. A peer that subscribes to it has the role whose name follows."""
 # How long the end of a run waits for the subscriptions of peers that have just connected.
@@ -215,7 +217,7 @@ class Task(Generic[C]):
         ctx.task = self
         if router is not None:
             self.on(_STOPPED, self._on_peer_stopped)
-            self.on(_ENDED, self._on_peer_ended)
+            self.on(ENDED, self._on_peer_ended)
             self.on("node.left", self._on_peer_left)
             self.on("node.rejoined", self._on_peer_rejoined)
         if node is not None:
@@ -814,9 +816,9 @@ class Task(Generic[C]):
         # After a stop, the peers know the reason already.
         is_over = self._stop.reason is None and not how and self.rank == 0
         try:
-            if peers := self.events.subscribers(_ENDED):
+            if peers := self.events.subscribers(ENDED):
                 roles = sorted(map(str, self._roles))
-                self.emit(_ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
+                self.emit(ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
         except DMiddlewareError as error:
             _logger.info("failed to notify the peers that the task has ended: %s", error)
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from dmiddleware.errors import WaitTimeout
 from dmiddleware.pipeline import CurrentNode, EventRouter, Patience, SkipRest, Task, current_node
+from dmiddleware.pipeline.task import ENDED
 from middleware.base import BaseMiddleware, C
 from middleware.context import OnlineRLContext
-from middleware.exchange.events import ENDED, WAITS, Counters
+from middleware.exchange.events import WAITS, Counters
 from middleware.roles import Role
 from middleware.support.ranks import Ranks
 
