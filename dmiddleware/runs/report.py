@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from dmiddleware.runs.compare import ONE_RUN, Comparison, compare
+from dmiddleware.runs.compare import Comparison, compare
 from dmiddleware.runs.metrics_file import read_rows
 from dmiddleware.runs.record import EVALUATION, RunRecord
-from dmiddleware.runs.statistics import short
+from dmiddleware.runs.statistics import is_number, short
 
 __all__ = ["write_report"]
 
@@ -33,7 +33,6 @@ _GROUPS: Final = {
 }
 
 _NUMBER: Final = ' class="number"'
-_DIGITS: Final = tuple("(-0123456789")
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
@@ -82,7 +81,10 @@ def _sections(found: Comparison) -> Iterator[str]:
     runs = found.sides
     every = [run for side in runs.values() for run in side]
     yield "<h2>Results</h2>"
-    yield _results(found)
+    for title, head, rows in found.tables():
+        yield f"<h3>{_text(title)}</h3>{_table(head, rows)}"
+    if found.warning:
+        yield f"<p>{found.warning}</p>"
     yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
     yield "<h2>Runs</h2>"
     yield _runs_table(runs)
@@ -97,12 +99,6 @@ def _sections(found: Comparison) -> Iterator[str]:
     yield "<h2>Where the time goes</h2>"
     yield _times(runs)
     yield "<h2>Settings</h2>"
-    if found.settings:
-        different = (
-            [name, *(", ".join(map(str, one)) for one in values)]
-            for name, values in found.settings.items()
-        )
-        yield "<h3>That differ</h3>" + _table(["setting", *runs], different)
     for run in every:
         text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
         yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
@@ -110,22 +106,6 @@ def _sections(found: Comparison) -> Iterator[str]:
     if videos:
         yield "<h2>Videos</h2>"
         yield from videos
-
-
-def _results(found: Comparison) -> str:
-    scores = _table(
-        ["task", "side", "runs", "interquartile mean", "mean", "best"],
-        (
-            [row.task or "-", row.side, row.n_runs, row.iqm, row.mean, f"({short(row.best)})"]
-            for row in found.rows
-        ),
-    )
-    better = _table(
-        ["side", "than", "probability that a run scores higher"],
-        ([first, second, chance] for (first, second), chance in found.improvement.items()),
-    )
-    few = any(len(side) < 2 for side in found.sides.values())
-    return scores + (better if found.improvement else "") + (f"<p>{ONE_RUN}</p>" if few else "")
 
 
 def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
@@ -222,7 +202,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = ["<tr>" + "".join(f"<th>{_text(one)}</th>" for one in head) + "</tr>"]
     for row in rows:
         texts = map(_text, row)
-        cells = (f"<td{_NUMBER if text[:1] in _DIGITS else ''}>{text}</td>" for text in texts)
+        cells = (f"<td{_NUMBER if is_number(text) else ''}>{text}</td>" for text in texts)
         lines.append("<tr>" + "".join(cells) + "</tr>")
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 

@@ -22,6 +22,7 @@ __all__ = [
     "Estimate",
     "interquartile_mean",
     "interval_of",
+    "is_number",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
@@ -56,6 +57,11 @@ class Estimate(NamedTuple):
 def short(value: float) -> str:
     """Return a number in four digits, or as an integer of five digits or more."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text of a cell begins as a number."""
+    return text[:1] in tuple("(-0123456789")
 
 
 def interquartile_mean(tasks: list[Floats]) -> Floats:
