@@ -37,7 +37,6 @@ Middleware: TypeAlias = Callable[[C], Iterator[None] | None]
 Wrapper: TypeAlias = Callable[[Middleware[C]], Middleware[C]]
 """Takes a middleware and returns one that does the same, with something added around it."""
 
-_FACTORY = "__middleware_factory__"
 _MISSING: Any = object()
 
 
@@ -62,7 +61,6 @@ def middleware(
     draws_from: Iterable[object] = (),
     last_step: bool = False,
     setup: Callable[[Task[Any]], object] | None = None,
-    factory: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
 
@@ -82,8 +80,6 @@ def middleware(
             a stop, in which an exchange delivers what peers had sent before.
         setup: called with the task before its first step; for functions, since an object has a
             ``setup`` method instead.
-        factory: True if the decorated function returns the middleware; each one that it returns
-            gets the declarations.
 
     Example:
         >>> @middleware(roles=("cook",), reads=("ingredients",), writes=("meal",))
@@ -104,15 +100,17 @@ def middleware(
         values["setup"] = setup
 
     def decorate(subject: F) -> F:
-        if not factory:
-            return _declare(subject, values)
-
-        @functools.wraps(subject)
-        def build(*args: Any, **kwargs: Any) -> Any:
-            return _declare(subject(*args, **kwargs), values)
-
-        setattr(build, _FACTORY, True)
-        return build  # type: ignore[return-value]
+        if not inspect.isclass(subject):
+            # Other arguments of a function that takes ctx are bound later, by functools.partial.
+            problem = _problem(subject, any_signature=_is_method(subject) or _takes_ctx(subject))
+            if problem:
+                raise MiddlewareError(
+                    f"cannot declare {subject!r} as a middleware: {problem}; or, if it is a "
+                    "function that returns the middleware, decorate the one that it returns"
+                )
+        for attribute, value in values.items():
+            setattr(subject, attribute, value)
+        return subject
 
     return decorate
 
@@ -241,20 +239,6 @@ def _parts(subject: object) -> Iterator[object]:
         yield subject.__self__
 
 
-def _declare(subject: F, values: dict[str, object]) -> F:
-    if not inspect.isclass(subject):
-        # Other arguments of a function that takes ctx are bound later, by functools.partial.
-        problem = _problem(subject, any_signature=_is_method(subject) or _takes_ctx(subject))
-        if problem:
-            raise MiddlewareError(
-                f"cannot declare {subject!r} as a middleware: {problem}; or decorate it with "
-                "@middleware(..., factory=True) if it is a function that returns the middleware"
-            )
-    for attribute, value in values.items():
-        setattr(subject, attribute, value)
-    return subject
-
-
 def _is_method(subject: object) -> bool:
     """Return whether a function is defined in the body of a class, from its qualified name."""
     if not inspect.isfunction(subject):
@@ -281,8 +265,7 @@ def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     if not callable(candidate):
         kind = type(candidate).__name__
         return f"a {kind} is not callable; a middleware is a callable that takes the context"
-    is_factory = any(hasattr(part, _FACTORY) for part in _parts(candidate))
-    if is_factory or _returns_middleware(candidate):
+    if _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):
         return "it is asynchronous; use a plain function or a generator function"
