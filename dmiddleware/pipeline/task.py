@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
 from dmiddleware.event_names import scoped_name
@@ -57,7 +57,14 @@ from dmiddleware.signals import HeldSignals
 
 __all__ = ["ENDED", "Task"]
 
-C = TypeVar("C", bound=Context)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    C = TypeVar("C", bound=Context, default=Any)
+else:
+    from typing import TypeVar
+
+    C = TypeVar("C", bound=Context)
 
 _logger = logging.getLogger(__name__)
 
@@ -112,36 +119,9 @@ class Task(Generic[C]):
         2
     """
 
-    @overload
-    def __init__(
-        self: Task[Any],
-        *,
-        router: EventRouter | None = None,
-        roles: Iterable[str] = (),
-        seed: int = 0,
-        labels: Iterable[str] = (),
-        rank: int | None = None,
-        name: str = "task",
-        clock: Clock | None = None,
-        lock_timeout_s: float = 600.0,
-    ) -> None: ...
-    @overload
     def __init__(
         self,
-        ctx: C,
-        router: EventRouter | None = None,
-        *,
-        roles: Iterable[str] = (),
-        seed: int = 0,
-        labels: Iterable[str] = (),
-        rank: int | None = None,
-        name: str = "task",
-        clock: Clock | None = None,
-        lock_timeout_s: float = 600.0,
-    ) -> None: ...
-    def __init__(
-        self,
-        ctx: Any = _NOT_GIVEN,
+        ctx: C = _NOT_GIVEN,
         router: EventRouter | None = None,
         *,
         roles: Iterable[str] = (),
@@ -155,8 +135,8 @@ class Task(Generic[C]):
         if rank is not None and rank < 0:
             raise ValueError(f"rank must not be negative, got {rank}")
         self._has_default_context = ctx is _NOT_GIVEN
-        if ctx is _NOT_GIVEN:
-            ctx = Context()
+        if self._has_default_context:
+            ctx = cast(C, Context())
         if not isinstance(ctx, Context):
             raise TypeError(
                 f"Task(ctx) takes a Context, got {ctx!r}; leave it out for the default one, or "
@@ -171,7 +151,7 @@ class Task(Generic[C]):
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
             clock = clock if clock is not None else node.clock
-        self.ctx: C = cast(C, ctx)
+        self.ctx = ctx
         self.router = router
         self.seed = seed
         self.name = name
@@ -843,9 +823,16 @@ class Task(Generic[C]):
             self._informed |= peers
         if not peers:
             return
-        details = {"final": stop.final, "sender": self.router.node_id}
+        sender = self.router.node_id
         try:
-            self.emit(_STOPPED, origin, stop.reason, stop.ok, **details, only_remote=True, to=peers)
+            self.emit(
+                _STOPPED,
+                *(origin, stop.reason, stop.ok),
+                final=stop.final,
+                sender=sender,
+                only_remote=True,
+                to=peers,
+            )
         except DMiddlewareError as error:
             _logger.warning("failed to stop the tasks of the peers: %s", error)
 
