@@ -4,17 +4,56 @@ Every error that this project raises is a :class:`DMiddlewareError`, and also th
 that fits it best, so that either can be caught::
 
     DMiddlewareError
-    ├── ConfigError, RegistryError, RunFolderError, LaunchError
-    ├── PipelineError: ChainError, MiddlewareError, ContextError, TaskStateError
-    ├── EventError: WaitTimeout, EventQueueFull, NoSubscriber
-    ├── DataError: StructureError, NotEnoughData, NonFiniteData, DatasetError, StepDataLost
-    ├── EnvError: EnvCrashed, EnvTimeout, EnvProtocolError, EnvStateError
-    ├── PolicyError: SpaceError, PolicyOutputError, NonFiniteLoss, RankLost
-    ├── CheckpointError: CheckpointWriteError, CheckpointDamaged, CheckpointMismatch
-    ├── RouterError: EncodeError, DecodeError, FrameError, FrameTooLarge, AuthError,
-    │       HandshakeRefused, TopologyError, TransportError, DeliveryTimeout, RouterStateError
-    └── of the workers: CoordinatorError, TaskFail, TaskRefuse, ConnectionRefuse,
-            DisconnectionRefuse, RequestFailed
+    ├── ConfigError (ValueError)            a configuration that cannot be used
+    ├── RegistryError (KeyError)            a name that is not registered
+    ├── PipelineError
+    │   ├── ChainError (ValueError)         a chain that cannot run, found before the first step
+    │   ├── MiddlewareError (TypeError)     a middleware that breaks the protocol
+    │   ├── ContextError (AttributeError)   a field of a context that was never set
+    │   └── TaskStateError (RuntimeError)   a call that the task's state does not allow
+    ├── EventError
+    │   ├── WaitTimeout (TimeoutError)      an event that did not arrive in time
+    │   ├── EventQueueFull (TimeoutError)   a queue that was still full at the deadline
+    │   └── NoSubscriber (LookupError)      a required event that no handler receives
+    ├── DataError
+    │   ├── StructureError (ValueError)     a batch that differs from what was stored before
+    │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
+    │   ├── NonFiniteData (ValueError)      a number that must be finite, and is not
+    │   ├── DatasetError (ValueError)       an offline dataset that cannot be read
+    │   └── StepDataLost (LookupError)      step data that is missing or damaged in its store
+    ├── EnvError
+    │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
+    │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
+    │   ├── EnvProtocolError (TypeError)    an environment that breaks Gymnasium's interface
+    │   └── EnvStateError (RuntimeError)    an env manager used before launch or after close
+    ├── PolicyError
+    │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
+    │   ├── PolicyOutputError (TypeError)   a policy whose forward returns the wrong thing
+    │   ├── NonFiniteLoss (ArithmeticError) a loss that is NaN or infinite
+    │   └── RankLost (ConnectionError)      a rank that left the others of its process group
+    ├── CheckpointError
+    │   ├── CheckpointWriteError (OSError)  a checkpoint that could not be written
+    │   ├── CheckpointDamaged (ValueError)  a file that is not a whole checkpoint
+    │   └── CheckpointMismatch (ValueError) a checkpoint of another model
+    ├── RunFolderError (OSError)            a run folder in use, deleted, or not writable
+    ├── RouterError
+    │   ├── EncodeError (TypeError)         a value that cannot be encoded
+    │   ├── DecodeError (ValueError)        bytes that are not an encoded value
+    │   ├── FrameError (ValueError)         bytes that are not a valid frame
+    │   ├── FrameTooLarge (ValueError)      a frame larger than its receiver accepts
+    │   ├── AuthError (PermissionError)     a peer or frame without the right key
+    │   ├── HandshakeRefused (ConnectionError)  a listener that refuses a node
+    │   ├── TopologyError (ValueError)      an invalid topology
+    │   ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
+    │   ├── DeliveryTimeout (TimeoutError)  a peer that did not accept an event in time
+    │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
+    ├── CoordinatorError (RuntimeError)     a coordinator asked for what it does not have
+    ├── TaskFail (RuntimeError)             a worker's task that has failed
+    ├── ConnectionRefuse (PermissionError)  a master that a slave does not accept
+    ├── DisconnectionRefuse (PermissionError)   a master that a slave does not release
+    ├── TaskRefuse (PermissionError)        a task that a slave does not take
+    ├── RequestFailed (ConnectionError)     an HTTP request that was refused or not answered
+    └── LaunchError (ValueError)            a run that cannot be started as asked
 
 A message says what happened, with which value, and what to do.
 """
