@@ -117,6 +117,8 @@ def test_a_resumed_curve_equals_one_that_was_never_stopped(
     assert len(whole.evaluations) == n_steps / 3
     assert resumed.evaluations == whole.evaluations
     assert run.curve_path.read_bytes() == whole_run.curve_path.read_bytes()
+    for one in (whole_run, run):
+        one.close()
 
 
 def test_the_state_takes_space_that_does_not_grow_with_the_run(run: RunFolder) -> None:
