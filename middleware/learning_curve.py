@@ -85,7 +85,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
         """Reject a chain whose evaluations no logger writes."""
         has_logger = any(isinstance(one, OnlineLogger | OfflineLogger) for one in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
-            yield "it draws the evaluations that a logger writes; add online_logger(run)"
+            yield "it draws the evaluations that a logger writes; add OnlineLogger(run)"
 
     def setup(self, task: Task[Any]) -> None:
         """Choose the horizontal axis: environment steps, or updates if there are none.

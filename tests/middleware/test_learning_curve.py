@@ -156,7 +156,7 @@ def test_a_curve_of_evaluations_that_no_logger_writes_is_refused(run: RunFolder)
     def judge(ctx: Any) -> None:
         ctx.eval_value = 1.0
 
-    with Task() as task, pytest.raises(ChainError, match="add online_logger"):
+    with Task() as task, pytest.raises(ChainError, match="add OnlineLogger"):
         task.use(LearningCurve(run)).use(judge).run(max_step=1)
 
 
