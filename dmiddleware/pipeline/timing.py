@@ -18,6 +18,7 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.closing import Closing
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.describe import aligned
 from dmiddleware.pipeline.middleware import Middleware, middleware_name
 from dmiddleware.pipeline.onion import around
 
@@ -114,15 +115,7 @@ class StepTimer:
             timing.calls, timing.forward_s, timing.back_s = 0, 0.0, 0.0
 
     def __str__(self) -> str:
-        lines = [_HEADINGS, *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if number else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
+        return "\n".join(aligned([_HEADINGS, *self._cells()], str.rjust))
 
     def __rich__(self) -> Table:
         # rich takes longer to import than the whole pipeline, and few runs print this table.
