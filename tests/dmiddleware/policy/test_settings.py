@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.classic.policy_config import as_classic, settings_from
+from dmiddleware.classic.policy_config import from_nested, nested
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import POLICY_REGISTRY, Policy, PolicySettings
+from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import describe, plain_values
 from tests.dmiddleware.policy.every_policy import EVERY
@@ -56,12 +56,11 @@ def test_every_setting_has_a_sentence(cls: type[PolicySettings]) -> None:
         assert info.meaning.endswith("."), info.name
 
 
-@pytest.mark.parametrize("policy", EVERY)
-def test_plain_and_nested_values_are_read_back(policy: type[Policy]) -> None:
-    cls = policy.settings_class()
+@pytest.mark.parametrize("cls", SETTINGS)
+def test_plain_and_nested_values_are_read_back(cls: type[PolicySettings]) -> None:
     made = cls(seed=3, model={"hidden_sizes": [64]})
     assert cls(**plain_values(made)) == made
-    assert settings_from(policy, as_classic(made).cfg) == made
+    assert from_nested(cls, nested(made)) == made
 
 
 values = st.one_of(
