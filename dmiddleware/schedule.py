@@ -33,8 +33,8 @@ ScheduleType: TypeAlias = Literal["constant", "linear", "exponential", "cosine",
 ScheduleCounter: TypeAlias = Literal["env_step", "update", "progress"]
 """What a schedule depends on."""
 
-_TYPES: Final = ("constant", "linear", "exponential", "cosine", "piecewise")
-_COUNTERS: Final = ("env_step", "update", "progress")
+_TYPES: Final = typing.get_args(ScheduleType)
+_COUNTERS: Final = typing.get_args(ScheduleCounter)
 
 
 class Counters(NamedTuple):

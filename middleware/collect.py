@@ -82,23 +82,13 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
                 "add a learner such as OffPolicyLearner(policy, buffer) or OnPolicyLearner(policy)"
             )
 
-    @property
-    def mode(self) -> CollectMode:
-        """The policy's collect mode."""
-        return self._mode
-
-    @property
-    def worker(self) -> RolloutCollector:
-        """The object that collects."""
-        return self._worker
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the envs, unfinished episodes, counters and generators."""
-        return self.worker.state_dict()
+        return self._worker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.worker.load_state_dict(state)
+        self._worker.load_state_dict(state)
 
     def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
         """Add the steps and episodes collected since the worker's counters had these values."""

@@ -31,11 +31,10 @@ from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger
-from middleware.progress_bar import ProgressBar
+from middleware.progress_bar import ProgressBar, RunConsole
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import check_instance
-from middleware.support.console import RunConsole
 
 __all__ = [
     "Experiment",

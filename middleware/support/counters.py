@@ -20,18 +20,17 @@ class RunCounters:
 
     Args:
         schedules: the schedules that need the counters, by the names of their settings.
+
+    Attributes:
+        needed: whether any of them depends on a counter.
     """
 
     def __init__(self, schedules: Mapping[str, Schedule]) -> None:
         self._schedules = {
             name: schedule for name, schedule in schedules.items() if not schedule.is_constant
         }
+        self.needed = bool(self._schedules)
         self._limits: dict[str, float] = {}
-
-    @property
-    def needed(self) -> bool:
-        """Whether any schedule depends on a counter."""
-        return bool(self._schedules)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Take the limits of the chain; refuse schedules by a counter that it does not have."""
