@@ -6,14 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch
 from middleware.base import stock_middleware
 from middleware.context import RLContext
 from middleware.support.counters import RunCounters
@@ -26,7 +24,6 @@ __all__ = [
     "count_drawn",
     "counters_for",
     "n_step_problems",
-    "push_rows",
     "update_priorities",
     "SkippedDraws",
 ]
@@ -63,18 +60,6 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
             f"starts; got {start}"
         )
     return start
-
-
-def push_rows(buffer: ReplayBuffer, batch: Batch) -> None:
-    """Push the rows of a batch; a column ``priority`` sets their priorities and is not stored."""
-    priority = batch.get("priority")
-    if priority is None:
-        buffer.push(batch)
-        return
-    rows = {key: column for key, column in batch.items() if key != "priority"}
-    index = buffer.push(as_tree(rows))
-    # Of more rows than fit, only the newest were stored.
-    buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
