@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -68,22 +68,22 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Push."""
-        trajectories: object = ctx.trajectories
-        if self.settings.what == "episodes":
-            for episode in ctx.episodes or ():
-                self._push(rows_of(episode, name="ctx.episodes"))
-        elif not (trajectories is None or (isinstance(trajectories, list) and not trajectories)):
-            self._push(rows_of(trajectories))
-
-    def _push(self, rows: Batch) -> None:
-        priority = rows.get("priority")
-        if priority is None:
-            self._buffer.push(rows)
-            return
-        stored = {name: column for name, column in rows.items() if name != "priority"}
-        index = self._buffer.push(as_tree(stored))
-        # Of more rows than fit, only the newest were stored.
-        self._buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
+        name = self.settings.what
+        collected: Iterable[object] = (
+            ctx.episodes or () if name == "episodes" else (ctx.trajectories,)
+        )
+        for one in collected:
+            if one is None or (isinstance(one, list) and not one):
+                continue
+            rows = rows_of(one, name=f"ctx.{name}")
+            priority = rows.get("priority")
+            if priority is None:
+                self._buffer.push(rows)
+                continue
+            columns = {key: column for key, column in rows.items() if key != "priority"}
+            index = self._buffer.push(as_tree(columns))
+            # Of more rows than fit, only the newest were stored.
+            self._buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 class PriorityCalculator(BaseMiddleware[OnlineRLContext]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -238,15 +237,6 @@ class AsyncEnvManager(BaseEnvManager):
     def _take_seeds(self) -> dict[int, int]:
         seeds, self._pending_seeds = self._pending_seeds, {}
         return seeds
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        # An interrupted exchange, also by Ctrl-C, leaves answers in the pipes that nobody reads.
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     # Processes
 

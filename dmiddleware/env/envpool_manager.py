@@ -100,13 +100,9 @@ class EnvPoolManager(BaseEnvManager):
         self._require_closed()
         self._begin()
         self._set_spaces(*self._found)
-        try:
-            with self._failing_for_good():
-                self._make()
-                self._reset_all()
-        except BaseException:
-            self.close()
-            raise
+        with self._failing_for_good():
+            self._make()
+            self._reset_all()
         self._open = True
 
     def close(self) -> None:
@@ -225,20 +221,15 @@ class EnvPoolManager(BaseEnvManager):
 
     @contextlib.contextmanager
     def _failing_for_good(self) -> Iterator[None]:
-        try:
-            yield
-        except EnvProtocolError:
-            self.close()
-            raise
-        except Exception as error:
-            self.close()
-            raise EnvCrashed(
-                f"EnvPool's {self._id} raised {type(error).__name__}: {error}"
-            ) from error
-        except BaseException:
-            # Also on Ctrl-C: some envs may have stepped.
-            self.close()
-            raise
+        with self._closing_on_error():
+            try:
+                yield
+            except EnvProtocolError:
+                raise
+            except Exception as error:
+                raise EnvCrashed(
+                    f"EnvPool's {self._id} raised {type(error).__name__}: {error}"
+                ) from error
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         return [None]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeGuard
 
@@ -418,6 +419,15 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     @abstractmethod
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Return the observation and the action space of a single env, before launch."""
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Close the envs if the block raises, also on Ctrl-C: some may be in another state."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _require_open(self, doing: str) -> None:
         if not self._open:

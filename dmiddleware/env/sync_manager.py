@@ -83,7 +83,7 @@ class SyncEnvManager(BaseEnvManager):
         """Make the envs and reset them, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
-        try:
+        with self._closing_on_error():
             for index, env_fn in enumerate(self._env_fns):
                 env = _first(index, "made", env_fn)
                 check_env(env, index)
@@ -102,9 +102,6 @@ class SyncEnvManager(BaseEnvManager):
             self._open = True
             ids = range(self.env_num)
             self._install_reset(ids, *self._batch_resets(ids, firsts))
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the envs; a second call does nothing."""
@@ -118,12 +115,9 @@ class SyncEnvManager(BaseEnvManager):
         """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
-        try:
+        with self._closing_on_error():
             firsts = [self._reset(env_id) for env_id in ids]
             self._install_reset(ids, *self._batch_resets(ids, firsts))
-        except BaseException:
-            self.close()
-            raise
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""

@@ -467,23 +467,20 @@ class VectorEnvManager(BaseEnvManager):
 
     @contextlib.contextmanager
     def _failing_for_good(self) -> Iterator[None]:
-        try:
-            yield
-        except DMiddlewareError:
-            self.close()
-            raise
-        except Exception as error:
-            is_made = self._vector is not None
-            self.close()
-            broken = contract_break("the vector env", "reset", error) if is_made else None
-            if broken is not None:
-                raise broken from error
-            raise EnvCrashed(
-                f"the vector env raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-            ) from None  # its traceback is in the message
-        except BaseException:
-            self.close()
-            raise
+        with self._closing_on_error():
+            try:
+                yield
+            except DMiddlewareError:
+                raise
+            except Exception as error:
+                is_made = self._vector is not None
+                broken = contract_break("the vector env", "reset", error) if is_made else None
+                if broken is not None:
+                    raise broken from error
+                raise EnvCrashed(
+                    f"the vector env raised {type(error).__name__}: {error}\n"
+                    f"{traceback.format_exc()}"
+                ) from None  # its traceback is in the message
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         state = get_state(self._env)
