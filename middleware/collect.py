@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
@@ -170,11 +171,8 @@ class StepCollector(_Collector):
             random=still_random > 0,
         )
         ctx.trajectories = trajectories = self._mode.train_batch(collected)
-        ctx.trajectory_end_idx = (
-            worker.ends
-            if trajectories is collected
-            else trajectories["done"].reshape(-1).nonzero().squeeze(1)
-        )
+        # For few rows, much faster than torch's nonzero().
+        ctx.trajectory_end_idx = torch.from_numpy(np.flatnonzero(trajectories["done"].numpy()))
         self._count(ctx, *before)
 
 
