@@ -51,8 +51,7 @@ class StateValue(nn.Module):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each hidden layer.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` normalizes before each activation; None does not.
     """
@@ -88,8 +87,7 @@ class ActorQV(ActorQ):
         action_space: ``"continuous"``.
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics and the state value.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
@@ -98,10 +96,6 @@ class ActorQV(ActorQ):
         actor: a :class:`BoundedGaussianActor`.
         critic: a :class:`QEnsemble`.
         value: a :class:`StateValue`.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(
