@@ -34,7 +34,7 @@ from dmiddleware.policy import modes as core
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
-from dmiddleware.rl import epsilon_schedule, with_advantages, with_nstep_returns
+from dmiddleware.rl import with_advantages, with_nstep_returns
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import (
     Batch,
@@ -322,7 +322,7 @@ def command_mode_of(
         eps: the schedule; None: the policy has none.
         check: called before each answer.
     """
-    schedule = None if eps is None else epsilon_schedule(eps)
+    schedule = None if eps is None else Schedule.of(eps)
 
     def nothing(command_info: dict[str, Any]) -> dict[str, Any]:
         check()

@@ -17,8 +17,7 @@ from dmiddleware.rl.distribution import (
     MultiCategorical,
     TanhGaussian,
 )
-from dmiddleware.rl.rows import check_shape
-from dmiddleware.rl.td import weighted_mean
+from dmiddleware.rl.td import check_shape, weighted_mean
 from dmiddleware.tree import leaves
 
 __all__ = ["bc_discrete_loss", "bc_continuous_loss", "bc_hits", "bc_loss"]

@@ -104,7 +104,7 @@ class RunningMeanStd:
         """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalization."""
         return (batch / self._scale).add_(self.mean).float()
 
-    def adopt(self, other: RunningMeanStd) -> None:
+    def set_to(self, other: RunningMeanStd) -> None:
         """Take the present statistics of another one, of the same shape and on the same device.
 
         Nothing is copied, because an update replaces the tensors and never writes to them.
