@@ -123,10 +123,8 @@ class GaussianActor(nn.Module):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
-        conv_layers: see :class:`ImageEncoder`.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalizes before each activation; None does not.
         deterministic: leave out the standard deviation.
+        **options: of the encoder; see :func:`make_encoder`.
     """
 
     def __init__(
@@ -135,15 +133,11 @@ class GaussianActor(nn.Module):
         n_actions: int,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
-        conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
         deterministic: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(
-            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
-        )
+        self.encoder = make_encoder(obs_shape, hidden_sizes, **options)
         self.head = nn.Linear(
             self.encoder.out_features, n_actions if deterministic else 2 * n_actions
         )

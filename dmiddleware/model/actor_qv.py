@@ -51,24 +51,14 @@ class StateValue(nn.Module):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each hidden layer.
-        conv_layers: see :class:`ImageEncoder`.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalizes before each activation; None does not.
+        **options: of the encoder; see :func:`make_encoder`.
     """
 
     def __init__(
-        self,
-        obs_shape: ObsShape,
-        *,
-        hidden_sizes: Sequence[int] = (256, 256),
-        conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
+        self, obs_shape: ObsShape, *, hidden_sizes: Sequence[int] = (256, 256), **options: Any
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(
-            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
-        )
+        self.encoder = make_encoder(obs_shape, hidden_sizes, **options)
         self.head = nn.Linear(self.encoder.out_features, 1)
 
     def forward(self, obs: Nested) -> torch.Tensor:

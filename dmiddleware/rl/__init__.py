@@ -16,7 +16,7 @@ from dmiddleware.rl.distributional import (
     quantile_huber_loss,
 )
 from dmiddleware.rl.exploration import epsilon_greedy
-from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
+from dmiddleware.rl.imitation import bc_hits, bc_loss
 from dmiddleware.rl.normalize import RewardNormalizer, RunningMeanStd
 from dmiddleware.rl.ppo_loss import PPOPolicyLoss, ppo_policy_loss, ppo_value_loss
 from dmiddleware.rl.recurrence import discounted_scan
@@ -82,8 +82,6 @@ __all__ = [
     "ppo_value_loss",
     "bc_loss",
     "bc_hits",
-    "bc_discrete_loss",
-    "bc_continuous_loss",
     "Schedule",
     "Counters",
     "epsilon_greedy",

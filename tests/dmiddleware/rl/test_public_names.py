@@ -10,7 +10,7 @@ def test_the_public_names_are_these():
         "td_target", "q_target", "td_loss", "ensemble_td_loss", "weighted_mean", "TDLoss",
         "sequence_priority", "rescale_value", "unscale_value",
         "ppo_policy_loss", "PPOPolicyLoss", "ppo_value_loss",
-        "bc_loss", "bc_hits", "bc_discrete_loss", "bc_continuous_loss",
+        "bc_loss", "bc_hits",
         "Schedule", "Counters", "epsilon_greedy",
         "Distribution", "Categorical", "MultiCategorical", "Bernoulli", "Gaussian", "TanhGaussian",
         "Hybrid", "mask_logit",
