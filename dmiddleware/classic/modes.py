@@ -184,7 +184,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         set_attribute: Callable[[str, Any], None],
         state_dict: Callable[[], dict[str, Any]],
         load_state_dict: Callable[[dict[str, Any]], None],
-        seed: Callable[[int], None] = _seed_nothing,
+        seed: Callable[[int], object] = _seed_nothing,
         spec: PolicySpec | None = None,
         train_batch: Callable[[Batch], Batch] = _as_it_is,
         transitions: Callable[..., Batch] | None = None,
@@ -223,7 +223,7 @@ class EvalMode(core.EvalMode, _Replaceable):
         set_attribute: Callable[[str, Any], None],
         state_dict: Callable[[], dict[str, Any]],
         load_state_dict: Callable[[dict[str, Any]], None],
-        seed: Callable[[int], None] = _seed_nothing,
+        seed: Callable[[int], object] = _seed_nothing,
         spec: PolicySpec | None = None,
     ) -> None:
         self._set(locals())
