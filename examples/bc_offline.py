@@ -11,12 +11,12 @@ from examples.common import command
 from middleware import (
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
+    OfflineDataSaver,
     OfflineLearner,
     OfflineRLContext,
     StepCollector,
-    interaction_evaluator,
-    offline_data_saver,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = cartpole_dqn.ENV
@@ -33,7 +33,7 @@ def save_expert_data(expert: Policy, path: Path, *, n_rows: int, seed: int) -> N
     with Task(seed=seed) as task:
         envs = make_env_manager(ENV, env_num=8, seed=task.seed_for("expert"))
         task.use(StepCollector(expert, envs, n_sample=1000))
-        task.use(offline_data_saver(path, columns=["obs", "action", "done"], max_rows=n_rows))
+        task.use(OfflineDataSaver(path, columns=["obs", "action", "done"], max_rows=n_rows))
         task.run()
 
 
@@ -53,12 +53,12 @@ def main(
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         task.use(OfflineLearner(policy, dataset))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=500, stop_value=495
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_train_iter=TRAIN_ITER))
+        task.use(TerminationChecker(max_train_iter=TRAIN_ITER))
         task.run()
     return experiment.result
 

@@ -12,16 +12,16 @@ from dmiddleware.rl import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     SnapshotSaver,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "CartPole-v1"
@@ -54,17 +54,17 @@ def main(
         buffer = TensorBuffer(max_env_step, n_step=policy.n_step, seed=task.seed_for("buffer"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # only a run whose learners were restarted has a snapshot
         task.run()
     return experiment.result

@@ -12,11 +12,11 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "CartPole-v1"
@@ -43,12 +43,12 @@ def main(
         task.use(StepCollector(policy, collect_env, n_sample=256))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=50, stop_value=495
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

@@ -11,17 +11,17 @@ from examples.cartpole_dqn import ENV, make_policy
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     RunFolder,
     SnapshotSaver,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -39,17 +39,17 @@ def main(
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result

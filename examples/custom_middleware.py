@@ -13,15 +13,15 @@ from dmiddleware.env import make_env_manager
 from examples.cartpole_dqn import ENV, make_policy
 from examples.common import command
 from middleware import (
+    DataPusher,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     OffPolicyLearner,
     OnlineRLContext,
     Role,
     StepCollector,
-    data_pusher,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -65,14 +65,14 @@ def main(
         task.use(count_solved)
         task.use(explore_by_return)
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

@@ -16,14 +16,14 @@ from dmiddleware.data import Batch, TensorBuffer
 from dmiddleware.env import make_env_manager
 from examples.common import command
 from middleware import (
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     OffPolicyLearner,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "CartPole-v1"
@@ -107,17 +107,17 @@ def main(
         eval_env = make_env_manager(ENV, env_num=30, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(max_env_step, n_step=policy.nstep, seed=task.seed_for("buffer"))
 
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=640, stop_value=495
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

@@ -14,13 +14,13 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     IntrinsicAdvantage,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -62,14 +62,14 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=2048))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         if algo != "ppo":
             model = {"rnd": RND, "icm": ICM}[algo].for_env(collect_env, policy, learning_rate=1e-3)
             critic = IntrinsicCritic.for_env(collect_env, policy)
             task.use(IntrinsicAdvantage(model, critic, weight=0.5))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy,
                 eval_env,
                 n_episode=20,
@@ -79,7 +79,7 @@ def main(
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

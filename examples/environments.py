@@ -17,11 +17,11 @@ from dmiddleware.policy import PPOPolicy
 from middleware import (
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     OnPolicyLearner,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -90,11 +90,11 @@ def main(
         experiment = Experiment(exp_name, policy)
 
         task.use(StepCollector(policy, envs, n_sample=family.n_sample))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
-        task.use(interaction_evaluator(policy, eval_envs, n_episode=10, every_train_iter=320))
+        task.use(InteractionEvaluator(policy, eval_envs, n_episode=10, every_train_iter=320))
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

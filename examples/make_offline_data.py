@@ -23,11 +23,11 @@ from dmiddleware.policy import SACPolicy
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
 from middleware import (
+    DataPusher,
     OffPolicyLearner,
     OnlineRLContext,
     StepCollector,
-    data_pusher,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -79,9 +79,9 @@ def train_sac(env_id: str, recipe: Recipe, seed: int) -> tuple[SACPolicy, Any, l
                 medium.append(policy.collect_mode.state_dict())
 
         task.use(StepCollector(policy, envs, n_sample=8, random_steps=recipe.random_steps))
-        task.use(data_pusher(buffer)).use(keep)
+        task.use(DataPusher(buffer)).use(keep)
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
-        task.use(termination_checker(max_env_step=recipe.env_steps))
+        task.use(TerminationChecker(max_env_step=recipe.env_steps))
         task.run()
     return policy, medium[0], replay
 

@@ -14,16 +14,16 @@ from dmiddleware.policy import Policy, get_policy_cls
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     RunFolder,
     SnapshotSaver,
     StepCollector,
-    data_pusher,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "HalfCheetah-v5"
@@ -74,11 +74,11 @@ def main(
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=1, random_steps=RANDOM_STEPS))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=1))
-        task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
+        task.use(InteractionEvaluator(policy, eval_env, n_episode=10, every_train_iter=10_000))
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result

@@ -14,14 +14,14 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     ModelExchanger,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "HalfCheetah-v5"
@@ -91,15 +91,15 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=512))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=10, every_train_iter=EVERY_TRAIN_ITER[env]
             )
         )
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result

@@ -24,10 +24,10 @@ from examples import make_offline_data
 from middleware import (
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     OfflineRLContext,
     OffPolicyLearner,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 POLICIES: dict[str, tuple[type[Policy], dict[str, Any]]] = {
@@ -76,12 +76,12 @@ def main(
         eval_env = make_env_manager(env_id, env_num=10, seed=task.seed_for("evaluator"))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=100))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=20, every_train_iter=max(1, max_train_iter // 10)
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_train_iter=max_train_iter))
+        task.use(TerminationChecker(max_train_iter=max_train_iter))
         task.run()
     return experiment.result
 

@@ -16,13 +16,13 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     ModelExchanger,
     OnPolicyLearner,
     RewardLearner,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "Pendulum-v1"
@@ -64,15 +64,15 @@ def main(
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=2048))
         task.use(RewardLearner(gail))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=1600, stop_value=-170
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

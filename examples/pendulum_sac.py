@@ -7,14 +7,14 @@ from dmiddleware.policy import SACPolicy
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     StepCollector,
-    data_pusher,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "Pendulum-v1"
@@ -40,15 +40,15 @@ def main(
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=8, random_steps=256))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=50, every_train_iter=2500, stop_value=-150
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

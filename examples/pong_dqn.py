@@ -15,17 +15,17 @@ from dmiddleware.schedule import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     RunFolder,
     SnapshotSaver,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 GAME = {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"}
@@ -84,17 +84,17 @@ def main(
         )
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=32, random_steps=RANDOM_STEPS))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=10, every_train_iter=12_500, stop_value=19.5
             )
         )
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result

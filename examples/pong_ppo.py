@@ -16,14 +16,14 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     ModelExchanger,
     OnPolicyLearner,
     RunFolder,
     SnapshotSaver,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = pong_dqn.ENV  # the same game, which can be filmed
@@ -71,15 +71,15 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=1024))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=10, every_train_iter=3200, stop_value=19.5
             )
         )
         task.use(experiment).use(snapshots)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         snapshots.resume(task)  # a new run has no snapshot
         task.run()
     return experiment.result

@@ -10,12 +10,12 @@ from middleware import (
     ContextExchanger,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     ModelExchanger,
     OnPolicyLearner,
     StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "examples.memory_envs:Recall-v0"
@@ -53,15 +53,15 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         task.use(StepCollector(policy, collect_env, n_sample=768))
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
         task.use(
-            interaction_evaluator(
+            InteractionEvaluator(
                 policy, eval_env, n_episode=100, every_train_iter=160, stop_value=0.99
             )
         )
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

@@ -17,17 +17,17 @@ from dmiddleware.schedule import Schedule
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    GAEEstimator,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     OnPolicyLearner,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    gae_estimator,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 Algorithm = Literal["ippo", "mappo", "qmix"]
@@ -79,9 +79,9 @@ def main(
 
         task.use(ContextExchanger(max_ahead=1)).use(ModelExchanger(policy))
         use_algorithm(task, policy, collect_env)
-        task.use(interaction_evaluator(policy, eval_env, n_episode=64, every_train_iter=1000))
+        task.use(InteractionEvaluator(policy, eval_env, n_episode=64, every_train_iter=1000))
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 
@@ -92,13 +92,13 @@ def use_algorithm(
     """Add what collects and learns."""
     if isinstance(policy, QMIXPolicy):
         buffer = TensorBuffer(200_000, seed=task.seed_for("buffer"))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=8))
     else:
         task.use(StepCollector(policy, collect_env, n_sample=3200))  # whole episodes of 25 steps
-        task.use(gae_estimator(policy))
+        task.use(GAEEstimator(policy))
         task.use(OnPolicyLearner(policy))
 
 

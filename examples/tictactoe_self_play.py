@@ -14,16 +14,16 @@ from examples.common import command
 from examples.tictactoe import make_game
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     SelfPlay,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 
@@ -67,13 +67,13 @@ def main(
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
         task.use(SelfPlay(policy, pool, every_train_iter=500))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
-        task.use(interaction_evaluator(policy, eval_env, n_episode=200, every_train_iter=1000))
+        task.use(InteractionEvaluator(policy, eval_env, n_episode=200, every_train_iter=1000))
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

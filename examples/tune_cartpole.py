@@ -20,14 +20,14 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.rl import Schedule
 from middleware import (
+    DataPusher,
+    EpsGreedyHandler,
+    InteractionEvaluator,
     OffPolicyLearner,
     OnlineRLContext,
     Role,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 ENV = "CartPole-v1"
@@ -64,13 +64,13 @@ def train(config: dict[str, Any]) -> None:
                 )
 
         buffer = TensorBuffer(config["max_env_step"], seed=task.seed_for("buffer"))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=128, random_steps=1000))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=64))
-        task.use(interaction_evaluator(policy, eval_env, n_episode=10, every_train_iter=640))
+        task.use(InteractionEvaluator(policy, eval_env, n_episode=10, every_train_iter=640))
         task.use(report)
-        task.use(termination_checker(max_env_step=config["max_env_step"]))
+        task.use(TerminationChecker(max_env_step=config["max_env_step"]))
         task.run()
 
 

@@ -17,15 +17,15 @@ from dmiddleware.policy import QMIXPolicy, VDNPolicy
 from examples.common import command
 from middleware import (
     ContextExchanger,
+    DataPusher,
+    EpsGreedyHandler,
     Experiment,
     ExperimentResult,
+    InteractionEvaluator,
     ModelExchanger,
     OffPolicyLearner,
     StepCollector,
-    data_pusher,
-    eps_greedy_handler,
-    interaction_evaluator,
-    termination_checker,
+    TerminationChecker,
 )
 
 Algorithm = Literal["qmix", "vdn"]
@@ -95,13 +95,13 @@ def main(
         eval_env = make_env_manager(ENV, env_num=4, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger()).use(ModelExchanger(policy))
-        task.use(eps_greedy_handler(policy))
+        task.use(EpsGreedyHandler(policy))
         task.use(StepCollector(policy, collect_env, n_sample=64))
-        task.use(data_pusher(buffer))
+        task.use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=16))
-        task.use(interaction_evaluator(policy, eval_env, n_episode=4, every_train_iter=320))
+        task.use(InteractionEvaluator(policy, eval_env, n_episode=4, every_train_iter=320))
         task.use(experiment)
-        task.use(termination_checker(max_env_step=max_env_step))
+        task.use(TerminationChecker(max_env_step=max_env_step))
         task.run()
     return experiment.result
 

@@ -23,6 +23,9 @@ gc.disable()
 with mock.patch.object(sys, "addaudithook"):
     import filelock  # noqa: F401
 
+# More threads slow small networks down, and much more so on a machine with other load.
+torch.set_num_threads(1)
+
 # A shell that starts a command in the background makes it ignore Ctrl-C, and nohup the end of the
 # terminal; so would all the processes that the tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,11 +59,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_level_of_the_root_logger() -> Iterator[None]:
-    """Undo a test's, or a library's, change of the level that all later tests would log at."""
+def _same_process() -> Iterator[None]:
+    """Undo what a test, or a library, has changed of the process of all later tests."""
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["private torch", "plain torch"])

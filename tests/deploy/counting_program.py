@@ -1,20 +1,28 @@
 """A program that draws numbers and adds them up, to compare a run that was stopped with another.
 
-The tests copy this file to the folder of a run.
+The tests copy this file to the folder of a run. Only its learner imports torch, which takes longer
+than the rest of the program.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+from dataclasses import dataclass
 from typing import Any
 
-from dmiddleware import Task, middleware
-from middleware import OnlineRLContext, Role
+from dmiddleware import Context, Task, kept, middleware
 
 N_STEPS = 120
 SEED = 7
 PACE = threading.Event()
+
+
+@dataclass
+class Counters(Context):
+    """What a snapshot needs of a context."""
+
+    train_iter: int = kept(0)
 
 
 class Sum:
@@ -23,7 +31,7 @@ class Sum:
     Like a learner that needs data, it waits while one of its peers is gone.
     """
 
-    roles = (Role.LEARNER,)
+    roles = ("learner",)
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -38,7 +46,7 @@ class Sum:
         self.total, self.steps = state["total"], state["steps"]
         self.starts = state["starts"] + 1
 
-    def __call__(self, ctx: OnlineRLContext) -> None:
+    def __call__(self, ctx: Counters) -> None:
         PACE.wait(0.02)
         self._n_peers = max(self._n_peers, len(ctx.task.router.peer_ids()))
         while len(ctx.task.router.peer_ids()) < self._n_peers and not ctx.task.finish:
@@ -51,8 +59,8 @@ class Sum:
             ctx.task.stop("drawn all numbers")
 
 
-@middleware(roles=[Role.COLLECTOR, Role.EVALUATOR])
-def idle(ctx: OnlineRLContext) -> None:
+@middleware(roles=["collector", "evaluator"])
+def idle(ctx: Counters) -> None:
     PACE.wait(0.05)
 
 
@@ -67,17 +75,17 @@ def result(starts: int) -> str:
 
 def main() -> None:
     added = Sum()
-    with Task(OnlineRLContext()) as task:
+    with Task(Counters()) as task:
         task.use(added).use(idle)
-        if task.has_role(Role.LEARNER):
-            from middleware import RunFolder, SnapshotSaver  # imports torch, which takes long
+        if task.has_role("learner"):
+            from middleware import RunFolder, SnapshotSaver
 
             snapshots = SnapshotSaver(RunFolder.create("sum", resume=True))
             task.use(snapshots)
             random.seed(SEED)
             snapshots.resume(task)  # also the state of the random generator
         task.run()
-        if task.has_role(Role.LEARNER) and task.stop_reason == "drawn all numbers":
+        if task.has_role("learner") and task.stop_reason == "drawn all numbers":
             print(f"sum {added.total!r} after {added.steps} steps and {added.starts} starts")
 
 
@@ -86,10 +94,10 @@ def fail() -> None:
 
 
 def main_without_snapshots() -> None:
-    with Task(OnlineRLContext()) as task:
+    with Task(Counters()) as task:
 
-        @middleware(roles=[Role.LEARNER])
-        def write(ctx: OnlineRLContext) -> None:
+        @middleware(roles=["learner"])
+        def write(ctx: Counters) -> None:
             from middleware import RunFolder
 
             (RunFolder.create("sum").path / "file").touch()

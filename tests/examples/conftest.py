@@ -18,8 +18,6 @@ ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="session")
 def offline_data(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 
@@ -19,11 +18,7 @@ def call(*options: str) -> str:
 
     example = importlib.import_module("examples.classic_serial")
     program = command(example.ENV, example.make_policy, example.main)
-    threads = torch.get_num_threads()
-    try:
-        result = CliRunner().invoke(program, list(options), catch_exceptions=False)
-    finally:
-        torch.set_num_threads(threads)
+    result = CliRunner().invoke(program, list(options), catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout.splitlines()[-1]
 

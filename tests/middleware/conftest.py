@@ -3,15 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dmiddleware.pipeline import Task
 from dmiddleware.testing import FakeClock
 from middleware import OnlineRLContext
 from middleware.run_folder import RunFolder
-
-# More threads only slow such small networks down.
-torch.set_num_threads(1)
 
 
 @pytest.fixture

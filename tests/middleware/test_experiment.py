@@ -242,18 +242,14 @@ def test_small_networks_use_one_thread_during_the_run(
 ) -> None:
     seen: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        for variable in (None, "2"):
-            if variable is not None:
-                monkeypatch.setenv("OMP_NUM_THREADS", variable)
-            task, _ = experiment_chain(tmp_path)
-            with task:
-                task.use(lambda ctx: seen.append(torch.get_num_threads())).run(max_step=1)
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    for variable in (None, "2"):
+        if variable is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", variable)
+        task, _ = experiment_chain(tmp_path)
+        with task:
+            task.use(lambda ctx: seen.append(torch.get_num_threads())).run(max_step=1)
+        assert torch.get_num_threads() == 2
     assert seen == [1, 2]
 
 

@@ -1,6 +1,5 @@
 """A serial DQN with a prioritized replay buffer, as programs for DI-engine have it."""
 
-import torch
 from easydict import EasyDict
 
 from dmiddleware.classic import create_buffer, create_policy
@@ -57,7 +56,6 @@ def train(cfg, exp_name, iterations):
 
 
 def test_a_serial_program_trains_with_priorities(tmp_path):
-    torch.set_num_threads(1)
     state, push_count = train(CONFIG, str(tmp_path), iterations=20)
     priorities = [meta["priority"] for _, _, meta in state["items"]["items"]]
     assert push_count == 160

@@ -3,7 +3,6 @@
 import queue
 from functools import partial
 
-import torch
 from easydict import EasyDict
 
 from dmiddleware.worker import BaseCommCollector, BaseCommLearner, load_data_fn
@@ -97,7 +96,6 @@ def train(wire):
 
 def test_a_program_with_a_transport_of_its_own_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
     wire = Wire()
     info, collected, learned = train(wire)
     assert info["learner_step"] == 5

@@ -2,7 +2,6 @@
 
 import threading
 
-import torch
 from easydict import EasyDict
 
 from dmiddleware.worker import Coordinator
@@ -52,7 +51,6 @@ class Learner(InThisProcess, BaseCommLearner):
 
 
 def test_a_coordinator_trains_a_policy_with_its_workers(tmp_path, monkeypatch):
-    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     network = MemoryNetwork()
     store = InThisProcess.run_store = FileStore("data", "policy", "run", compressor="none")

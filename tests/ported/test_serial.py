@@ -1,7 +1,6 @@
 """A program in the shape of DI-engine's serial pipeline: two configs, and one call."""
 
 import pytest
-import torch
 
 from dmiddleware.env import make_env_manager
 from dmiddleware.rollout import evaluate_episodes
@@ -42,12 +41,7 @@ create_config = dict(
 @pytest.mark.learning
 def test_a_serial_pipeline_runs_with_its_configs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        policy = serial_run(main_config, create_config, seed=0, max_env_step=12000)
-    finally:
-        torch.set_num_threads(threads)
+    policy = serial_run(main_config, create_config, seed=0, max_env_step=12000)
     assert (tmp_path / "cartpole_dqn" / "total_config.yaml").is_file()
     with make_env_manager("CartPole-v1", env_num=10, seed=123) as envs:
         returns = evaluate_episodes(policy.eval_mode, envs, 20).get_episode_return()

@@ -255,14 +255,6 @@ def do_jobs(rank):
     return {name: job(rank) for name, job in JOBS.items()}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def ranks():
     """What both ranks answer to every job: ``answers[job] == [rank 0's, rank 1's]``."""

@@ -23,6 +23,7 @@ PROGRAM = """
     import subprocess
     from pathlib import Path
     from dmiddleware import Context, Task, middleware
+    from dmiddleware.pipeline import Vocabulary
 
     def main(fail_in_step=-1, context=Context):
         taken = []
@@ -48,9 +49,11 @@ PROGRAM = """
             task.use(collect).use(learn).use(evaluate).run()
             print("ended:", task.stop_reason, flush=True)
 
-    def online():
-        from middleware import OnlineRLContext
-        main(context=OnlineRLContext)
+    class Led(Context):
+        vocabulary = Vocabulary(roles=("learner", "collector", "evaluator"), lead_role="learner")
+
+    def led():
+        main(context=Led)
 
     def fail():
         main(fail_in_step=3)
@@ -180,7 +183,7 @@ def test_two_learners_of_a_program_without_data_parallel_are_refused(folder: Pat
 
 
 def test_a_run_without_the_learner_that_its_chain_needs_is_refused(folder: Path) -> None:
-    code, text = run(folder, "--main", "program.online", "--roles", "collector=2")
+    code, text = run(folder, "--main", "program.led", "--roles", "collector=2")
     assert code == 1
     assert "the run has no learner" in text and "--roles learner=1" in text
 

@@ -16,15 +16,6 @@ SMALL = {"obs_shape": OBS, "action_shape": ACTIONS, "encoder_hidden_sizes": [16]
 
 
 @pytest.fixture
-def one_torch_thread():
-    """More threads slow small networks down, and much more so on a machine with other load."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def small():
     """A model config for CartPole."""
     return dict(SMALL)

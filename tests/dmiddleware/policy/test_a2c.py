@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -179,16 +178,7 @@ def test_an_unknown_optimizer_is_refused() -> None:
         made(optimizer="sgd")
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_thread")
 def test_it_learns_which_action_pays() -> None:
     """One step: the reward is 1 if the action is the sign of the first entry of obs."""
     policy = made(learning_rate=5e-3)

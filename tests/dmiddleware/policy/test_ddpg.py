@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -13,8 +12,9 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from dmiddleware.tree import as_tree
 from tests.dmiddleware.counting_envs import CountingEnv
+
+from .one_step_task import distance_after, random_rows
 
 SMALL = {
     "obs_shape": 3,
@@ -30,23 +30,9 @@ def td3(**learn: Any) -> TD3Policy:
     return TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 0, **learn})
 
 
-def batch(n: int = 8, seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, n, 3, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.rand(n, 2, generator=generator) * 1.8 - 0.9,
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 4 == 0,
-        }
-    )
-
-
 @pytest.mark.parametrize("sigma", [0.2, 5.0])
 def test_the_targets_of_td3_are_smoothed_and_the_smaller_of_two(sigma: float) -> None:
-    policy, data = td3(target_noise=sigma, target_noise_clip=0.3), batch()
+    policy, data = td3(target_noise=sigma, target_noise_clip=0.3), random_rows()
     actor, critic = (policy.components[name] for name in ("actor", "critic"))
     with torch.no_grad():
         # Actions near the bounds, which noise must not leave.
@@ -76,7 +62,7 @@ def test_td3_updates_actor_and_targets_every_second_time() -> None:
 
     before = states()
     for seed in range(1, 5):
-        output = policy.learn_mode.forward(batch(seed=seed))
+        output = policy.learn_mode.forward(random_rows(seed=seed))
         after = states()
         moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
         assert moved == [seed % 2 == 0] * 3
@@ -85,7 +71,7 @@ def test_td3_updates_actor_and_targets_every_second_time() -> None:
 
 
 def test_the_actor_follows_the_first_critic() -> None:
-    policy, data = td3(actor_update_freq=1), batch()
+    policy, data = td3(actor_update_freq=1), random_rows()
     actor, critic = (policy.components[name] for name in ("actor", "critic"))
     chosen = actor.module(data["obs"])["mu"].tanh().detach()
     loss = policy.learn_mode.forward(data)["actor_loss"]
@@ -95,7 +81,7 @@ def test_the_actor_follows_the_first_critic() -> None:
 
 
 def test_ddpg_has_one_critic_and_plain_targets() -> None:
-    policy, data = DDPGPolicy({"model": {**SMALL, "n_critics": 1}, "seed": 0}), batch()
+    policy, data = DDPGPolicy({"model": {**SMALL, "n_critics": 1}, "seed": 0}), random_rows()
     actor, critic = (policy.components[name] for name in ("actor", "critic"))
     with torch.no_grad():
         value = critic.target(data["next_obs"], actor.target(data["next_obs"])["mu"].tanh())[0]
@@ -226,7 +212,7 @@ def test_a_discount_that_is_not_the_policy_s_is_refused(policy: Any) -> None:
     env = gym.make("Pendulum-v1")
     sizes = {"actor_hidden_sizes": [8], "critic_hidden_sizes": [8]}
     made = policy.for_env(env, seed=0, model=sizes, discount=0.9, n_step=2)
-    data = batch()
+    data = random_rows()
     data["action"] = data["action"][:, :1]
     data["discount"] = torch.tensor([0.0, 0.9, 0.81, 0.81] * 2)
     made.learn_mode.forward(data)
@@ -237,7 +223,7 @@ def test_a_discount_that_is_not_the_policy_s_is_refused(policy: Any) -> None:
 
 
 def test_weights_of_prioritized_replay_enter_the_loss() -> None:
-    policy, data = td3(), batch()
+    policy, data = td3(), random_rows()
     data["weight"] = torch.zeros(8)
     output = policy.learn_mode.forward(data)
     assert output["critic_loss"] == 0.0
@@ -246,24 +232,17 @@ def test_weights_of_prioritized_replay_enter_the_loss() -> None:
 
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
     whole, first = td3(), td3()
-    outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(7)]
+    outputs = [whole.learn_mode.forward(random_rows(seed=seed)) for seed in range(7)]
     for seed in range(3):
-        first.learn_mode.forward(batch(seed=seed))
+        first.learn_mode.forward(random_rows(seed=seed))
     second = TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 1})
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
-    assert [second.learn_mode.forward(batch(seed=seed)) for seed in range(3, 7)] == outputs[3:]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    assert [second.learn_mode.forward(random_rows(seed=seed)) for seed in range(3, 7)] == outputs[
+        3:
+    ]
 
 
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("make", "n_critics"), [(DDPGPolicy, 1), (TD3Policy, 2)])
 def test_it_learns_to_follow_a_target(make: Any, n_critics: int) -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""
@@ -275,14 +254,4 @@ def test_it_learns_to_follow_a_target(make: Any, n_critics: int) -> None:
             "learning_rate_actor": 3e-3,
         }
     )
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(800):
-        obs = torch.rand(128, 3, generator=generator) * 1.6 - 0.8
-        action = torch.rand(128, 1, generator=generator) * 2 - 1
-        reward = -(action[:, 0] - obs[:, 0]).square() * 10
-        ends = torch.ones(128, dtype=torch.bool)
-        columns = {"obs": obs, "action": action, "reward": reward}
-        policy.learn_mode.forward(as_tree({**columns, "next_obs": obs, "terminated": ends}))
-    obs = torch.rand(64, 3, generator=generator) * 1.6 - 0.8
-    action = policy.eval_mode.forward(obs)["action"]
-    assert (action[:, 0] - obs[:, 0]).abs().mean().item() < 0.1
+    assert distance_after(800, policy) < 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -21,14 +20,6 @@ from dmiddleware.rollout import evaluate_episodes
 from .mixed_data import LENGTH, Follow, bc_regret, mixed_rows, regret
 
 SMALL = {"context_length": LENGTH, "embed_size": 16, "n_layers": 1, "dropout": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made(env: Any = None, model: Any = None, **options: Any) -> DecisionTransformerPolicy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,6 @@ from tests.dmiddleware.policy.one_round import (
 from tests.variants import mostly_slow
 
 Box = spaces.Box
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def deep(leaf: gym.Space[Any]) -> gym.Space[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -125,16 +124,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     assert [second.learn_mode.forward(batch) for batch in batches[2:]] == outputs[2:]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_thread")
 def test_it_learns_from_data_of_much_older_weights() -> None:
     """Action 1 pays where the first entry of obs is positive, and costs elsewhere.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,6 @@ IMAGES: dict[str, gym.Space[Any]] = {
     "a stack of one channel": spaces.Box(0, 255, (4, 1, 36, 36), U8),
     "parts": spaces.Dict({"camera": spaces.Box(0, 255, (2, 3, 36, 36), U8), "arm": BOX}),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def with_floats(space: gym.Space[Any]) -> gym.Space[Any]:

@@ -12,7 +12,7 @@ from dmiddleware.rl import gae
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.tree import as_tree, flatten_lead, index_rows, to_numpy
 
-pytestmark = [pytest.mark.learning, pytest.mark.usefixtures("one_torch_thread")]
+pytestmark = pytest.mark.learning
 
 DISCOUNT = 0.9
 

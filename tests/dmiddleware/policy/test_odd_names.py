@@ -60,14 +60,6 @@ NESTED_ACTIONS = spaces.Dict(
 ACTIONS = spaces.Dict(dict.fromkeys(filter(None, NAMES), spaces.Discrete(2)))
 
 
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("cls", STOCK)
 def test_a_policy_sees_parts_of_any_name(cls: Any, tmp_path: Path) -> None:
     one_round(cls, NESTED, folder=tmp_path)

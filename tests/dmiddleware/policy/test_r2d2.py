@@ -218,7 +218,6 @@ def test_sequences_that_are_too_short_are_rejected():
 
 
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_torch_thread")
 def test_it_recalls_a_cue_that_no_policy_without_a_memory_can_recall():
     """Without a memory, the best possible return is 1 / 3; see test_memory_envs."""
     make = functools.partial(Recall, n_cues=3, delay=2)

@@ -174,7 +174,6 @@ def test_continuous_actions_are_seen_raw():
 
 
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_torch_thread")
 def test_it_recalls_a_cue_that_no_policy_without_a_memory_can_recall():
     """Without a memory, the best possible return is 1 / 4; see test_memory_envs."""
     make = functools.partial(Recall, n_cues=4, delay=2)

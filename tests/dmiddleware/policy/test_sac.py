@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from dmiddleware.classic import as_collect_mode, as_learn_mode
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import ActorQ, EnsembleLinear
 from dmiddleware.policy import SACPolicy
-from dmiddleware.tree import as_tree
+
+from .one_step_task import distance_after, random_rows
 
 SMALL = {
     "obs_shape": 3,
@@ -30,20 +30,6 @@ SMALL = {
 
 def made(**cfg: Any) -> SACPolicy:
     return SACPolicy({"model": SMALL, "seed": 0, **cfg})
-
-
-def batch(n: int = 8, seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, n, 3, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.rand(n, 2, generator=generator) * 1.8 - 0.9,
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 4 == 0,
-        }
-    )
 
 
 def q_by_hand(critic: Any, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
@@ -68,7 +54,7 @@ def draw_by_hand(actor: Any, obs: torch.Tensor, noise: torch.Tensor) -> Any:
 
 
 def test_the_losses_are_those_of_the_paper() -> None:
-    policy, data = made(alpha=0.5), batch()
+    policy, data = made(alpha=0.5), random_rows()
     parts = policy.components
     generator = torch.Generator()
     generator.set_state(policy.learn_generator.get_state())
@@ -97,7 +83,7 @@ def test_the_target_critics_follow_slowly() -> None:
     policy = made(target_tau=0.25)
     critic = policy.components["critic"]
     before = {name: value.clone() for name, value in critic.target.state_dict().items()}
-    policy.learn_mode.forward(batch())
+    policy.learn_mode.forward(random_rows())
     for name, value in critic.target.state_dict().items():
         moved = before[name].lerp(critic.module.state_dict()[name], 0.25)
         torch.testing.assert_close(value, moved)
@@ -105,7 +91,7 @@ def test_the_target_critics_follow_slowly() -> None:
 
 def test_a_fixed_temperature_stays() -> None:
     policy = made(auto_alpha=False, alpha=0.2)
-    outputs = [policy.learn_mode.forward(batch())["alpha"] for _ in range(3)]
+    outputs = [policy.learn_mode.forward(random_rows())["alpha"] for _ in range(3)]
     assert outputs == pytest.approx([0.2] * 3)
 
 
@@ -121,11 +107,11 @@ def test_collectors_receive_the_actor_alone() -> None:
 
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
     whole, first, second = made(), made(), SACPolicy({"model": SMALL, "seed": 1})
-    outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(6)]
+    outputs = [whole.learn_mode.forward(random_rows(seed=seed)) for seed in range(6)]
     for seed in range(3):
-        first.learn_mode.forward(batch(seed=seed))
+        first.learn_mode.forward(random_rows(seed=seed))
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
-    resumed = [second.learn_mode.forward(batch(seed=seed)) for seed in range(3, 6)]
+    resumed = [second.learn_mode.forward(random_rows(seed=seed)) for seed in range(3, 6)]
     assert resumed == outputs[3:]
     obs = torch.randn(5, 3)
     actions = [policy.collect_mode.forward(obs)["action"] for policy in (whole, second)]
@@ -134,10 +120,10 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
 
 def test_n_step_returns_and_weights_enter_the_loss() -> None:
     policy, plain = made(), made()
-    data = batch()
+    data = random_rows()
     data["discount"] = torch.full((8,), 0.99)
     data["weight"] = torch.ones(8)
-    output, wanted = policy.learn_mode.forward(data), plain.learn_mode.forward(batch())
+    output, wanted = policy.learn_mode.forward(data), plain.learn_mode.forward(random_rows())
     assert output["critic_loss"] == pytest.approx(wanted["critic_loss"])
     assert output["priority"].shape == (8,)
     data["weight"] = torch.zeros(8)
@@ -145,7 +131,7 @@ def test_n_step_returns_and_weights_enter_the_loss() -> None:
 
 
 def test_a_trajectory_that_a_collector_hands_over_gets_n_step_returns() -> None:
-    policy, data = made(n_step=2), batch(4)
+    policy, data = made(n_step=2), random_rows(4)
     data["done"] = torch.tensor([False, False, False, True])
     data["terminated"] = data["done"].clone()
     transitions = [{name: column[row] for name, column in data.items()} for row in range(4)]
@@ -214,36 +200,10 @@ def test_images_reach_the_critics_through_an_encoder() -> None:
     assert model(obs)["mu"].shape == (2, 1)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_thread")
 def test_it_learns_to_follow_a_target() -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""
     model = {**SMALL, "action_shape": 1}
     rates = {f"learning_rate_{part}": 3e-3 for part in ("q", "policy", "alpha")}
     policy = SACPolicy({"model": model, "seed": 0, **rates, "target_entropy": -3.0})
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(600):
-        obs = torch.rand(128, 3, generator=generator) * 1.6 - 0.8
-        action = torch.rand(128, 1, generator=generator) * 2 - 1
-        policy.learn_mode.forward(
-            as_tree(
-                {
-                    "obs": obs,
-                    "next_obs": obs,
-                    "action": action,
-                    "reward": -(action[:, 0] - obs[:, 0]).square() * 10,
-                    "terminated": torch.ones(128, dtype=torch.bool),
-                }
-            )
-        )
-    obs = torch.rand(64, 3, generator=generator) * 1.6 - 0.8
-    action = policy.eval_mode.forward(obs)["action"]
-    assert (action[:, 0] - obs[:, 0]).abs().mean().item() < 0.1
+    assert distance_after(600, policy) < 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from dmiddleware.tree import Batch, as_tree, index_rows
 from .mixed_data import Follow, bc_regret, mixed_rows, regret, train
 
 SMALL = {"actor_hidden_sizes": [16], "critic_hidden_sizes": [16]}
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def made(**options: Any) -> TD3BCPolicy:

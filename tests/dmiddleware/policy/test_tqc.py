@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
 
-from dmiddleware.data import as_tree
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import TQCPolicy
 
+from .one_step_task import distance_after, random_rows
+
 N_CRITICS, N_QUANTILES = 3, 4
+
 SMALL = {
     "obs_shape": 3,
     "action_shape": 2,
@@ -27,20 +28,6 @@ SMALL = {
 
 def made(**learn: Any) -> TQCPolicy:
     return TQCPolicy({"model": SMALL, "seed": 0, "n_dropped_quantiles": 1, **learn})
-
-
-def batch(n: int = 8, seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, n, 3, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.rand(n, 2, generator=generator) * 1.8 - 0.9,
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 4 == 0,
-        }
-    )
 
 
 def noise_of(policy: TQCPolicy) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +47,7 @@ def drawn(actor: Any, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Ten
 
 
 def test_the_critics_learn_the_mixture_without_its_largest_quantiles() -> None:
-    policy, data = made(alpha=0.5), batch()
+    policy, data = made(alpha=0.5), random_rows()
     parts = policy.components
     _, next_noise = noise_of(policy)
     with torch.no_grad():
@@ -88,7 +75,7 @@ def test_the_critics_learn_the_mixture_without_its_largest_quantiles() -> None:
 
 
 def test_the_actor_maximizes_the_mean_of_all_quantiles() -> None:
-    policy, data = made(alpha=0.5), batch()
+    policy, data = made(alpha=0.5), random_rows()
     parts = policy.components
     noise, _ = noise_of(policy)
     with torch.no_grad():
@@ -121,7 +108,7 @@ def test_critics_without_quantiles_are_refused() -> None:
 
 
 def test_weights_of_prioritized_replay_enter_the_loss() -> None:
-    policy, data = made(), batch()
+    policy, data = made(), random_rows()
     data["weight"] = torch.zeros(8)
     output = policy.learn_mode.forward(data)
     assert output["critic_loss"] == 0.0
@@ -131,24 +118,17 @@ def test_weights_of_prioritized_replay_enter_the_loss() -> None:
 
 def test_an_interrupted_run_continues_bit_for_bit() -> None:
     whole, first = made(), made()
-    outputs = [whole.learn_mode.forward(batch(seed=seed)) for seed in range(4)]
+    outputs = [whole.learn_mode.forward(random_rows(seed=seed)) for seed in range(4)]
     for seed in range(2):
-        first.learn_mode.forward(batch(seed=seed))
+        first.learn_mode.forward(random_rows(seed=seed))
     second = TQCPolicy({"model": SMALL, "seed": 1, "n_dropped_quantiles": 1})
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
-    assert [second.learn_mode.forward(batch(seed=seed)) for seed in range(2, 4)] == outputs[2:]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    assert [second.learn_mode.forward(random_rows(seed=seed)) for seed in range(2, 4)] == outputs[
+        2:
+    ]
 
 
 @pytest.mark.learning
-@pytest.mark.usefixtures("one_thread")
 def test_it_learns_to_follow_a_target() -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""
     rates = {f"learning_rate_{part}": 3e-3 for part in ("q", "policy", "alpha")}
@@ -161,14 +141,4 @@ def test_it_learns_to_follow_a_target() -> None:
             "n_dropped_quantiles": 1,
         }
     )
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(600):
-        obs = torch.rand(128, 3, generator=generator) * 1.6 - 0.8
-        action = torch.rand(128, 1, generator=generator) * 2 - 1
-        reward = -(action[:, 0] - obs[:, 0]).square() * 10
-        ends = torch.ones(128, dtype=torch.bool)
-        columns = {"obs": obs, "action": action, "reward": reward}
-        policy.learn_mode.forward(as_tree({**columns, "next_obs": obs, "terminated": ends}))
-    obs = torch.rand(64, 3, generator=generator) * 1.6 - 0.8
-    action = policy.eval_mode.forward(obs)["action"]
-    assert (action[:, 0] - obs[:, 0]).abs().mean().item() < 0.15
+    assert distance_after(600, policy) < 0.15

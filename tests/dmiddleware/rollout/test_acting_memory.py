@@ -769,16 +769,6 @@ def test_a_recurrent_policy_runs_in_the_serial_evaluator(tmp_path):
     assert info["episode_count"] == len(returns) == 3
 
 
-@pytest.fixture
-def one_thread():
-    """More threads than free cores make the small tensors of a GRU very slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_a_recurrent_policy_learns_to_balance_without_seeing_velocities():
     policy = GRUPolicy(0)
     with masked_cartpole(8, seed=1) as envs, masked_cartpole(8, seed=2) as evaluated:

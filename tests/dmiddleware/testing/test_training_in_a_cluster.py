@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -111,8 +112,15 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_same_seed_repeats_a_training_and_another_seed_does_not() -> None:
-    first, again, other = train(1), train(1), train(2)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Return what a training from seed 1 gives."""
+    with contextlib.chdir(tmp_path_factory.mktemp("first")):
+        return train(1)
+
+
+def test_the_same_seed_repeats_a_training_and_another_seed_does_not(first: Outcome) -> None:
+    again, other = train(1), train(2)
     assert again == first
     assert other.messages != first.messages
     assert other.parameters != first.parameters
@@ -120,13 +128,15 @@ def test_the_same_seed_repeats_a_training_and_another_seed_does_not() -> None:
     assert first.train_iter["0"] >= 64
 
 
-def test_a_seed_gives_the_same_training_in_a_process_with_other_hashes(tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_training_in_a_process_with_other_hashes(
+    tmp_path: Path, first: Outcome
+) -> None:
     env = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.dmiddleware.testing.test_training_in_a_cluster", "1"]
     done = subprocess.run(
         command, env=env, cwd=tmp_path, check=True, timeout=100, stdout=subprocess.PIPE, text=True
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == asdict(train(1))
+    assert json.loads(done.stdout.splitlines()[-1]) == asdict(first)
 
 
 def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:

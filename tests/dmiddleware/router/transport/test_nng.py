@@ -16,6 +16,7 @@ from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng import NngChannel, NngListener, NngTransport
 from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import replying_with
+from tests.variants import mostly_slow
 
 DEADLINE_S = 20.0
 ROOT = Path(__file__).resolve().parents[4]
@@ -138,7 +139,7 @@ def busy_machine() -> Iterator[None]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+@pytest.mark.parametrize("kind", mostly_slow(["ipc", "tcp"], keep=1))
 def test_a_channel_can_be_closed_after_all_its_requests_got_replies(
     kind: str, tmp_path: Path
 ) -> None:

@@ -28,14 +28,6 @@ from tests.dmiddleware.worker.comm.comm_workers import (
 from tests.variants import mostly_slow
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def worker():
     with Learner() as worker:
