@@ -311,18 +311,12 @@ class RecurrentQNetwork(RecurrentNetwork):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of actions.
-        core: ``"lstm"`` or ``"gru"``.
-        hidden_size: width of the core.
-        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
-            for images.
-        conv_layers: see :class:`ImageEncoder`.
         head_hidden_sizes: width of each linear layer after the core.
         dueling: separate streams for the state's value and the actions' advantages.
-        prev_action: whether the core sees the previous action.
-        prev_reward: whether the core sees the previous reward.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
+        **options: the other options of :class:`RecurrentNetwork`; actions are discrete.
     """
 
     def __init__(
@@ -330,37 +324,19 @@ class RecurrentQNetwork(RecurrentNetwork):
         obs_shape: ObsShape,
         action_shape: int,
         *,
-        core: CoreKind = "lstm",
-        hidden_size: int = 128,
-        encoder_hidden_sizes: Sequence[int] | None = None,
-        conv_layers: ConvLayers | None = None,
         head_hidden_sizes: Sequence[int] = (64,),
         dueling: bool = True,
-        prev_action: bool = True,
-        prev_reward: bool = True,
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            obs_shape,
-            action_shape,
-            core=core,
-            hidden_size=hidden_size,
-            encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=conv_layers,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
-            activation=activation,
-            norm=norm,
-            init=init,
-        )
+        shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        super().__init__(obs_shape, action_shape, action_space="discrete", **shared, **options)
         self.head = QNetwork(
-            hidden_size,
+            self.core.out_features,
             action_shape,
             encoder_hidden_sizes=head_hidden_sizes,
             dueling=dueling,
-            activation=activation,
-            norm=norm,
-            init=init,
+            **shared,
         )

@@ -366,7 +366,7 @@ def update_outputs(
         if not isinstance(output, Mapping):
             raise PolicyOutputError(
                 f"{user} returned {output!r:.100}; it must return a dictionary of numbers to log, "
-                "such as {'total_loss': 0.1}, or a list of them, one per update"
+                "such as {'total_loss': 0.1} from update, or a list of them, one per update"
             )
     return list(outputs)
 
