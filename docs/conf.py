@@ -129,6 +129,19 @@ def restore_aliases(app, what, name, obj, options, signature, returns):
     return signature, returns
 
 
+_COLON = "\0"
+
+
+def hide_colons(app, what, name, obj, options, lines):
+    """Keep napoleon from taking what precedes a colon in the first line for a type."""
+    if what in ("attribute", "data", "property") and lines:
+        lines[0] = lines[0].replace(":", _COLON)
+
+
+def show_colons(app, what, name, obj, options, lines):
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
+
+
 def remove_meaningless_bases(app, doctree):
     """Remove "Bases: object", and base classes that are not public."""
     for paragraph in list(doctree.findall(nodes.paragraph)):
@@ -141,5 +154,7 @@ def setup(app):
     app.connect("builder-inited", leave_fields_to_the_table)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("autodoc-process-docstring", add_table_of_settings)
+    app.connect("autodoc-process-docstring", hide_colons, priority=400)
+    app.connect("autodoc-process-docstring", show_colons, priority=600)
     app.connect("autodoc-process-signature", restore_aliases)
     app.connect("doctree-read", remove_meaningless_bases)

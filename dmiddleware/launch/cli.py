@@ -25,7 +25,8 @@ __all__ = ["ditask"]
 
 
 _COMMANDS: Final[Mapping[str, str]] = {
-    name: f"dmiddleware.runs.commands.{name}_command" for name in ("compare", "report", "watch")
+    name: f"dmiddleware.runs.commands.{name}_command"
+    for name in ("compare", "inspect", "report", "watch")
 }
 """The commands beside that which starts a run, by their names."""
 
@@ -134,6 +135,7 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos
       ditask watch RUN          a running or finished run in the terminal
+      ditask inspect FILE       what a checkpoint or a snapshot holds
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     _open_standard_streams()
     try:

@@ -1,7 +1,7 @@
 """Around a run: its metrics file, the comparison of runs, and pages about them.
 
 None of it needs the program that made the runs; on the command line it is ``ditask compare``,
-``ditask report`` and ``ditask watch``.
+``ditask report``, ``ditask watch`` and ``ditask inspect``.
 """
 
 from dmiddleware.runs.compare import Comparison, TaskRow, compare

@@ -15,7 +15,7 @@ from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
 
-__all__ = ["compare_command", "report_command", "watch_command"]
+__all__ = ["compare_command", "inspect_command", "report_command", "watch_command"]
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _SIDES: Final = click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
@@ -102,3 +102,19 @@ def watch_command(run: Path, every_s: float) -> None:
 
     with _refusing(), contextlib.suppress(KeyboardInterrupt):
         watch(run, Console(), every_s=every_s)
+
+
+@click.command("inspect", context_settings=_HELP)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def inspect_command(file: Path) -> None:
+    """Show what a checkpoint or a snapshot holds: each value, arrays with dtype and shape.
+
+    No code of the file is run.
+
+    \b
+      ditask inspect runs/cartpole_dqn/ckpt/best.safetensors
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from dmiddleware.runs.inspection import describe_checkpoint  # imports torch
+
+    with _refusing():
+        click.echo(describe_checkpoint(file))

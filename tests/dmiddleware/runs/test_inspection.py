@@ -1,0 +1,56 @@
+"""Showing what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from dmiddleware.data import TensorBuffer, save_checkpoint
+from dmiddleware.launch.cli import ditask
+from dmiddleware.tree import as_tree
+
+
+def shown(path: Path) -> Result:
+    return CliRunner().invoke(ditask, ["inspect", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("state", "lines"),
+    [
+        ({"w": torch.zeros(2, 3)}, ["w float32 [2, 3]"]),
+        ({"a": {"b": [np.zeros(4, np.int64), 1.5]}}, ["a.b.0 int64 [4]", "a.b.1 float 1.5"]),
+        ({"betas": (0.9, 0.999), "none": {}}, ["betas tuple (0.9, 0.999)", "none dict {}"]),
+        ({"items": as_tree({"values": torch.ones(2)})}, ["items.values float32 [2]"]),
+        ({"text": "x" * 99}, [f"text str '{'x' * 58}…"]),
+        (torch.zeros(()), ["float32 []"]),
+        ({}, ["dict {}"]),
+    ],
+)
+def test_each_value_has_a_line(tmp_path: Path, state: object, lines: list[str]) -> None:
+    save_checkpoint(tmp_path / "state.safetensors", state)
+    result = shown(tmp_path / "state.safetensors")
+    assert result.exit_code == 0, result.output
+    assert [" ".join(line.split()) for line in result.output.splitlines()[1:]] == lines
+
+
+def test_the_title_counts_arrays_and_numbers(tmp_path: Path) -> None:
+    buffer = TensorBuffer(8)
+    rows = {"obs": torch.zeros(4, 1, 3), "reward": torch.zeros(4, 1)}
+    ends = {"done": torch.zeros(4, 1, dtype=torch.bool)}
+    buffer.push(as_tree({**rows, **ends, "terminated": ends["done"], "truncated": ends["done"]}))
+    save_checkpoint(tmp_path / "buffer.safetensors", {"buffer": buffer.state_dict()})
+    text = shown(tmp_path / "buffer.safetensors").output
+    assert "arrays of" in text and f"{(tmp_path / 'buffer.safetensors').stat().st_size:,}" in text
+    assert "buffer." in text
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a checkpoint at all")
+    result = shown(tmp_path / "notes.txt")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output and "notes.txt" in result.output
+    assert shown(tmp_path / "missing").exit_code == 2
