@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 import gymnasium as gym
@@ -575,7 +576,7 @@ class Policy(CorePolicy, Configurable):
             public["transitions"] = transitions_by(functions["process_transition"])
         return kind(**public)
 
-    @property
+    @cached_property
     def spec(self) -> PolicySpec:
         """What others read of the policy."""
         names = ("act_inputs", "explores", "on_policy")

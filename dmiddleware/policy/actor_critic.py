@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -97,7 +98,7 @@ class ActorCriticPolicy(Policy):
         action, log_prob = self.codec.to_env(raw), distribution.log_prob(raw)
         return {"action": action, **drawn, "log_prob": log_prob, **output}
 
-    @property
+    @cached_property
     def spec(self) -> PolicySpec:
         """What others read of the policy."""
         return replace(super().spec, value_fn=self.value_fn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -78,7 +79,7 @@ class AdvantagePolicy(ActorCriticPolicy):
         if self.cfg.value_norm:
             self.return_stats = RunningMeanStd(device=self.device)
 
-    @property
+    @cached_property
     def spec(self) -> PolicySpec:
         """What others read of the policy."""
         return replace(

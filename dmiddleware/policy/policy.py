@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import gymnasium as gym
@@ -551,7 +551,7 @@ class Policy:
             seed=self.eval_generator.manual_seed,
         )
 
-    @property
+    @cached_property
     def spec(self) -> PolicySpec:
         """What others read of the policy."""
         return PolicySpec(
