@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +14,7 @@ from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettings
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
+from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.rl import RewardNormalizer, RunningMeanStd
 from dmiddleware.settings import At, Fraction, Positive
@@ -76,10 +79,15 @@ class AdvantagePolicy(ActorCriticPolicy):
         if self.cfg.value_norm:
             self.return_stats = RunningMeanStd(device=self.device)
 
-    @property
-    def gae_lambda(self) -> float:
-        """λ of generalized advantage estimation."""
-        return float(self.cfg.gae_lambda)
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
+        return replace(
+            super().spec,
+            gae_lambda=self.cfg.gae_lambda,
+            scale_rewards=self.scale_rewards,
+            observe_returns=self.observe_returns,
+        )
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.

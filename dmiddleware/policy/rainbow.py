@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -47,7 +48,4 @@ class RainbowPolicy(C51Policy):
     """
 
     cfg: RainbowSettings
-
-    def model_defaults(self) -> dict[str, Any]:
-        """Return arguments of the default model that differ from its own defaults."""
-        return {"dueling": True, "noisy": True}
+    model_defaults: ClassVar[Mapping[str, Any]] = {"dueling": True, "noisy": True}
