@@ -39,7 +39,7 @@ def test_the_environment_of_an_extra_can_be_trained_on(
     short = functools.partial(Experiment, n_fresh_episode=1)
     monkeypatch.setattr(example, "Experiment", short)
     # The games of Pong are long, and the evaluation plays whole ones.
-    monkeypatch.setattr(example, "interaction_evaluator", lambda *args, **at: lambda ctx: None)
+    monkeypatch.setattr(example, "InteractionEvaluator", lambda *args, **at: lambda ctx: None)
     family = example.FAMILIES[extra]
     monkeypatch.setitem(
         example.FAMILIES, extra, example.Family(family.train, policy=family.policy, n_sample=64)
