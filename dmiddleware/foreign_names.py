@@ -153,7 +153,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "n_quantiles": "num_quantiles",
         "init": "ortho_init",
     },
-    "the limit of the chain: termination_checker(max_env_step=...)": {
+    "the limit of the chain: TerminationChecker(max_env_step=...)": {
         "max_env_step": (
             "total_timesteps total_steps max_steps num_timesteps n_timesteps max_timesteps "
             "max_epoch max_epochs step_per_epoch max_env_step"
@@ -169,7 +169,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "mode of make_env_manager(env, mode='async')": {
         "mode": "vec_env_cls vec_env_kwargs asynchronous"
     },
-    "an argument of interaction_evaluator(policy, envs, n_episode=...)": {
+    "an argument of InteractionEvaluator(policy, envs, n_episode=...)": {
         "n_episode": "n_eval_episodes episode_per_test",
         "every_train_iter": "eval_freq eval_frequency",
     },

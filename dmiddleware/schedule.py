@@ -252,7 +252,7 @@ class Schedule:
         if count is None:
             raise ConfigError(
                 f"a schedule by {self.by} needs that counter, which is not known here; learn "
-                "in a Task that has termination_checker, or set the counters with "
+                "in a Task that has TerminationChecker, or set the counters with "
                 "policy.set_counters(Counters(...))"
             )
         return count

@@ -84,14 +84,14 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         env_manager: BaseEnvManager,
         settings: InteractionEvaluatorSettings,
     ) -> None:
-        self._mode = as_eval_mode(policy, user="interaction_evaluator")
+        self._mode = as_eval_mode(policy, user="InteractionEvaluator")
         if not settings.deterministic and not self._mode.spec.is_stochastic:
             raise ConfigError(
-                "interaction_evaluator(deterministic=False) needs a policy with a distribution "
+                "InteractionEvaluator(deterministic=False) needs a policy with a distribution "
                 "over actions, such as PPO, but this policy evaluates greedily; leave it out"
             )
         self._kwargs = {} if settings.deterministic else {"deterministic": False}
-        check_env_manager(env_manager, user="interaction_evaluator")
+        check_env_manager(env_manager, user="InteractionEvaluator")
         self._envs = env_manager
         if settings.n_episode < env_manager.env_num:
             raise ConfigError(

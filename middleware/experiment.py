@@ -362,7 +362,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     lead_only = True
 
     def __init__(self, run: RunFolder) -> None:
-        self._run = check_run_folder(run, user="final_ctx_saver")
+        self._run = check_run_folder(run, user="FinalCtxSaver")
         self._path = run.path / "final_ctx.json"
         self._best_effort = BestEffort(f"write {self._path}")
         self._task: Task[Any] | None = None

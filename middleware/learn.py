@@ -224,7 +224,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             return
         yield (
             "it learns with a policy that always acts greedily, and nothing in the chain makes it "
-            "explore; add eps_greedy_handler(policy) before the collector"
+            "explore; add EpsGreedyHandler(policy) before the collector"
         )
 
     def __call__(self, ctx: RLContext) -> None:

@@ -104,7 +104,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
         self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Take the limits from the chain's termination_checker."""
+        """Take the limits from the chain's TerminationChecker."""
         self._limits = limits_of(chain)
         return ()
 

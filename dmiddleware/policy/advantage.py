@@ -49,13 +49,13 @@ class AdvantageSettings(ObsNormSettings, ActorCriticSettings):
 class AdvantagePolicy(ActorCriticPolicy):
     """An actor-critic that learns from the columns ``adv`` and ``ret``.
 
-    They come from ``gae_estimator``, which computes the values of successors with
+    They come from ``GAEEstimator``, which computes the values of successors with
     :meth:`value_fn`.
 
     - ``obs_norm``: observations are normalized in every forward. The statistics do not change
       between collecting a batch and learning from it.
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
-      return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
+      return. ``GAEEstimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
     - ``value_norm``: the critic predicts returns normalized by their running mean and standard
       deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,

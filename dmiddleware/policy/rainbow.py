@@ -36,7 +36,7 @@ class RainbowPolicy(C51Policy):
     - a dueling network gives the distributions: its streams are joined for each atom
       (``model.dueling``);
     - noisy layers explore instead of ε-greedy actions (Fortunato et al., 2018: ``model.noisy``), so
-      that a chain needs no ``eps_greedy_handler``. Evaluating is without noise;
+      that a chain needs no ``EpsGreedyHandler``. Evaluating is without noise;
     - the divergence from the target is the priority (``priority``). The buffer needs a
       :class:`~dmiddleware.data.PrioritySampler`; the paper has ``alpha=0.5`` and a β that rises
       from 0.4 to 1.

@@ -114,7 +114,7 @@ class RecurrentPPOPolicy(PPOPolicy):
         if rows is None:
             raise StructureError(
                 f"value_fn of {type(self).__name__} needs the rows before the observations, since "
-                "a value depends on the state; use gae_estimator, which passes them"
+                "a value depends on the state; use GAEEstimator, which passes them"
             )
         if self.model.training:
             self.model.eval()

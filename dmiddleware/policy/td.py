@@ -87,7 +87,7 @@ class TDPolicy(Policy):
             raise ConfigError(
                 f"this policy has n_step={self.n_step}, but the batch has no column discount, "
                 "so its rewards are those of single steps; draw it from a TensorBuffer(size, "
-                "n_step=policy.n_step), use nstep_reward_enhancer(policy) before the rows are "
+                "n_step=policy.n_step), use NStepRewardEnhancer(policy) before the rows are "
                 "pushed, or build the policy with n_step=1"
             )
         known = torch.tensor([0.0, *(gamma**k for k in range(n_step + 1))])

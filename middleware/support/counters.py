@@ -15,7 +15,7 @@ __all__ = ["RunCounters"]
 class RunCounters:
     """Reads the counters that schedules depend on from a context.
 
-    The progress is the greatest part of a limit of the chain's termination_checker that has been
+    The progress is the greatest part of a limit of the chain's TerminationChecker that has been
     reached, of those that count steps, updates or epochs.
 
     Args:
@@ -45,7 +45,7 @@ class RunCounters:
             if schedule.by == "progress" and not self._limits:
                 yield (
                     f"{name} is scheduled by progress, but nothing says how long the run is; add "
-                    "termination_checker(max_env_step=...), or schedule it by env_step or update"
+                    "TerminationChecker(max_env_step=...), or schedule it by env_step or update"
                 )
 
     def of(self, ctx: RLContext) -> Counters:
