@@ -44,7 +44,7 @@ class RLContext(Context):
             "trajectories": "StepCollector(policy, env, n_sample=...)",
             "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
             "episodes": "EpisodeCollector(policy, env, n_episode=...)",
-            "train_data": "GAEEstimator(policy)",
+            "train_data": "GAEEstimator(policy), or a middleware that samples a buffer,",
             "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
             "eval_value": _EVALUATOR,
             "eval_output": _EVALUATOR,

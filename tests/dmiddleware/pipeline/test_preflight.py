@@ -72,7 +72,7 @@ def test_all_problems_are_listed_at_once_each_with_its_remedy():
         "add StepCollector(policy, env, n_sample=...) before it"
     )
     assert "middleware 2 (learn) reads ctx.train_data" in problems[1]
-    assert "offpolicy_data_fetcher" in problems[1]
+    assert "add GAEEstimator(policy), or a middleware that samples a buffer, before" in problems[1]
     assert "InteractionEvaluator" in problems[2]
 
 
