@@ -19,8 +19,7 @@ that fits it best, so that either can be caught::
     │   ├── StructureError (ValueError)     a batch that differs from what was stored before
     │   ├── NotEnoughData (ValueError)      a buffer asked for more than it holds
     │   ├── NonFiniteData (ValueError)      a number that must be finite, and is not
-    │   ├── DatasetError (ValueError)       an offline dataset that cannot be read
-    │   └── StepDataLost (LookupError)      step data that is missing or damaged in its store
+    │   └── DatasetError (ValueError)       an offline dataset that cannot be read
     ├── EnvError
     │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
     │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
@@ -47,21 +46,15 @@ that fits it best, so that either can be caught::
     │   ├── TransportError (ConnectionError)    an address that cannot be reached or listened on
     │   ├── DeliveryTimeout (TimeoutError)  a peer that did not accept an event in time
     │   └── RouterStateError (RuntimeError) a router used before start, after close or after fork
-    ├── CoordinatorError (RuntimeError)     a coordinator asked for what it does not have
-    ├── TaskFail (RuntimeError)             a worker's task that has failed
-    ├── ConnectionRefuse (PermissionError)  a master that a slave does not accept
-    ├── DisconnectionRefuse (PermissionError)   a master that a slave does not release
-    ├── TaskRefuse (PermissionError)        a task that a slave does not take
-    ├── RequestFailed (ConnectionError)     an HTTP request that was refused or not answered
     └── LaunchError (ValueError)            a run that cannot be started as asked
 
-A message says what happened, with which value, and what to do.
+A message says what happened, with which value, and what to do. Those of the workers are in
+``dmiddleware.worker.errors``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 __all__ = [
     "DMiddlewareError",
@@ -81,7 +74,6 @@ __all__ = [
     "NotEnoughData",
     "NonFiniteData",
     "DatasetError",
-    "StepDataLost",
     "EnvError",
     "EnvCrashed",
     "EnvTimeout",
@@ -108,12 +100,6 @@ __all__ = [
     "TransportError",
     "DeliveryTimeout",
     "RouterStateError",
-    "CoordinatorError",
-    "TaskFail",
-    "ConnectionRefuse",
-    "DisconnectionRefuse",
-    "TaskRefuse",
-    "RequestFailed",
     "LaunchError",
 ]
 
@@ -188,18 +174,6 @@ class NonFiniteData(DataError, ValueError):
 
 class DatasetError(DataError, ValueError):
     """An offline dataset is missing, damaged or of another format."""
-
-
-class StepDataLost(DataError, LookupError):
-    """Step data is missing or damaged in its store.
-
-    Attributes:
-        data_id: the id of the data; empty if it is unknown.
-    """
-
-    def __init__(self, message: str, *, data_id: str = "") -> None:
-        super().__init__(message)
-        self.data_id = data_id
 
 
 class EnvError(DMiddlewareError):
@@ -328,53 +302,6 @@ class DeliveryTimeout(RouterError, TimeoutError):
 
 class RouterStateError(RouterError, RuntimeError):
     """A router was used before its start, after its close, or in a forked process."""
-
-
-class CoordinatorError(DMiddlewareError, RuntimeError):
-    """A coordinator was asked for an unknown task or buffer, or at the wrong time."""
-
-
-class TaskFail(DMiddlewareError, RuntimeError):
-    """A task that a worker was given has failed, or the worker does not have it.
-
-    Attributes:
-        result: plain values for the sender of the task, such as its id.
-        message: why; the traceback, if an error ended the task.
-    """
-
-    def __init__(self, result: Mapping[str, Any] | None = None, message: str = "") -> None:
-        super().__init__(result, message)
-        self.result = dict(result or {})
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class ConnectionRefuse(DMiddlewareError, PermissionError):
-    """A slave does not accept this master; its ``_before_connection`` raises it."""
-
-
-class DisconnectionRefuse(DMiddlewareError, PermissionError):
-    """A slave does not release its master; its ``_before_disconnection`` raises it."""
-
-
-class TaskRefuse(DMiddlewareError, PermissionError):
-    """A slave does not take this task; its ``_before_task`` raises it."""
-
-
-class RequestFailed(DMiddlewareError, ConnectionError):
-    """An HTTP request was refused, or not answered.
-
-    Attributes:
-        status: the HTTP status of the reply; None if there was none.
-        code: the ``code`` in the reply; None unless the reply was signed with the run's key.
-    """
-
-    def __init__(self, message: str, *, status: int | None = None, code: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 class LaunchError(DMiddlewareError, ValueError):

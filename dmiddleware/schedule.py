@@ -33,8 +33,8 @@ ScheduleType: TypeAlias = Literal["constant", "linear", "exponential", "cosine",
 ScheduleCounter: TypeAlias = Literal["env_step", "update", "progress"]
 """What a schedule depends on."""
 
-_TYPES: Final = ("constant", "linear", "exponential", "cosine", "piecewise")
-_COUNTERS: Final = ("env_step", "update", "progress")
+_TYPES: Final = typing.get_args(ScheduleType)
+_COUNTERS: Final = typing.get_args(ScheduleCounter)
 
 
 class Counters(NamedTuple):
@@ -252,7 +252,7 @@ class Schedule:
         if count is None:
             raise ConfigError(
                 f"a schedule by {self.by} needs that counter, which is not known here; learn "
-                "in a Task that has termination_checker, or set the counters with "
+                "in a Task that has TerminationChecker, or set the counters with "
                 "policy.set_counters(Counters(...))"
             )
         return count

@@ -73,9 +73,8 @@ __all__ = [
     "Whole",
     "checked",
     "describe",
-    "from_nested",
     "hints_of",
-    "nested",
+    "made_from",
     "plain_values",
     "settings_table",
     "shown",
@@ -261,7 +260,7 @@ class Settings:
         cls._section, cls._declares = section, frozenset(declares & _fields(cls).keys())
 
     def __init__(self, /, *args: Any, **given: Any) -> None:
-        _check(type(self), _named(type(self), args) | given, instance=self)
+        _fill(self, _named(type(self), args) | given, type(self).__name__, str)
 
     def __post_init__(self) -> None:
         """Refuse impossible combinations, with :meth:`require`."""
@@ -302,38 +301,46 @@ def _declared_by(cls: type) -> frozenset[str]:
     return declares
 
 
-def _check(
-    cls: type[Settings],
+def made_from(
+    cls: type[S],
     given: Mapping[str, Any],
     *,
-    instance: Settings,
-    path_of: Callable[[str], str] = str,
     owner: str = "",
-) -> None:
-    """Set the fields of an instance to checked values.
+    path_of: Callable[[str], str] = str,
+) -> S:
+    """Return settings, with other words in messages than those of the constructor.
 
     Args:
         cls: the class of the settings.
-        given: the values.
-        instance: the settings.
-        path_of: returns what messages call a setting.
+        given: the values by name.
         owner: what messages say has the settings; empty: the class.
+        path_of: returns what messages call a setting.
 
     Raises:
         ConfigError: as :class:`Settings` describes.
     """
+    settings = object.__new__(cls)
+    _fill(settings, given, owner or cls.__name__, path_of)
+    return settings
+
+
+def _fill(
+    settings: Settings, given: Mapping[str, Any], owner: str, path_of: Callable[[str], str]
+) -> None:
+    """Set the fields of new settings to checked values; :func:`made_from` has the arguments."""
     from pydantic import ValidationError
     from pydantic_core import ArgsKwargs
 
+    cls = type(settings)
     try:
-        _validator(cls).validate_python(ArgsKwargs((), dict(given)), self_instance=instance)
+        _validator(cls).validate_python(ArgsKwargs((), dict(given)), self_instance=settings)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         cause = problems[0].get("ctx", {}).get("error")
         if isinstance(cause, Exception) and not problems[0]["loc"] and type(cause) is not _Refused:
             raise cause from None  # an error of __post_init__
         problem = _in_words(cls, problems, given, path_of)
-        raise cls.raises(f"{owner or cls.__name__}: {problem}") from None
+        raise cls.raises(f"{owner}: {problem}") from None
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
@@ -432,8 +439,7 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
             for name in given.keys() - fields.keys():
                 raise ConfigError(unknown_option(owner, name, known))
             if settings is None:
-                settings = object.__new__(cls)
-                _check(cls, given, instance=settings, owner=owner)
+                settings = made_from(cls, given, owner=owner)
             elif given:
                 raise ConfigError(f"{owner}: give either settings or {', '.join(given)}, not both")
             elif not isinstance(settings, cls):
@@ -651,55 +657,6 @@ def _default_in_words(default: Any) -> str:
     if default is MISSING:
         return "must be given"
     return f"`{default}`" if dataclasses.is_dataclass(default) else f"`{default!r}`"
-
-
-def nested(settings: Settings) -> dict[str, Any]:
-    """Return plain values as the configs of DI-engine nest them: ``{"learn": {…}, …}``."""
-    cfg: dict[str, Any] = {}
-    for name, value in plain_values(settings).items():
-        *sections, key = _paths(type(settings))[name].split(".")
-        target = cfg
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[key] = value
-    return cfg
-
-
-def from_nested(cls: type[S], cfg: Mapping[str, Any]) -> S:
-    """Read settings back from a config that is nested as by :func:`nested`.
-
-    Args:
-        cls: the class of the settings.
-        cfg: the values that differ from the defaults. A dictionary for a setting whose default is
-            a schedule has the attributes that differ from that one.
-
-    Raises:
-        ConfigError: as of :class:`Settings`, with the paths of the config.
-    """
-    paths = _paths(cls)
-    names = {path: name for name, path in paths.items()}
-    defaults = _defaults(cls)
-    sections = {path[:at] for path in names for at, char in enumerate(path) if char == "."}
-
-    def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            path = f"{prefix}{key}"
-            if path in names:
-                default = defaults[names[path]]
-                is_changed = dataclasses.is_dataclass(default) and isinstance(value, Mapping)
-                yield names[path], {**plain_values(default), **value} if is_changed else value
-            elif path not in sections:
-                hint = unknown_name(path, names.keys() | sections)
-                raise ConfigError(f"{cls.__name__}: unknown setting {path}; {hint}")
-            elif not isinstance(value, Mapping):
-                raise ConfigError(f"{cls.__name__}: {path} must be a dictionary, got {value!r}")
-            else:
-                yield from flat(value, f"{path}.")
-
-    given = dict(flat(cfg))
-    settings = object.__new__(cls)
-    _check(cls, given, instance=settings, path_of=paths.__getitem__)
-    return settings
 
 
 def plain_values(value: Any) -> Any:

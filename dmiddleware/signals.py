@@ -177,12 +177,9 @@ def _caught() -> set[int]:
     Python knows only of those that were installed by its module ``signal``.
     """
     with contextlib.suppress(OSError):
-        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _status(), re.MULTILINE)
+        status = Path("/proc/self/status").read_text("utf-8", "replace")
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
         if found is not None:
             mask = int(found[1], 16)
             return {number for number in range(1, 65) if mask >> (number - 1) & 1}
     return set()
-
-
-def _status() -> str:
-    return Path("/proc/self/status").read_text("utf-8", "replace")

@@ -10,14 +10,12 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
@@ -26,6 +24,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import scalar
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.tree import to_float
 
 __all__ = ["TensorboardWriter", "add_gif", "encode_video"]
 
@@ -34,26 +33,22 @@ _FLUSH_S = 10.0  # older events are visible in TensorBoard, and survive a crash
 
 
 class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
-    """A ``SummaryWriter`` that writes, and raises its errors, in the thread that logs.
+    """A ``SummaryWriter`` that writes in the thread that logs.
 
     tensorboardX writes in a background thread. If the disk is full, that thread ends, and the
-    program hangs: in the next call that logs, because the queue stays full, or when it exits.
+    program hangs: in the next call that logs, because the queue stays full, or when it exits. Here,
+    events that cannot be written are dropped, with one warning, and later ones are written again
+    when that is possible.
 
     Args:
         folder: the folder for event files; created if missing.
-        must_write: whether an event that cannot be written is an error. If not, such events are
-            dropped, with one warning, and later ones are written again when that is possible.
-
-    Raises:
-        OSError: from every method, if a file cannot be written and must be.
     """
 
     file_writer: Any
     all_writers: dict[str, Any] | None
 
-    def __init__(self, folder: Path, *, must_write: bool = True) -> None:
-        what = f"write TensorBoard events to {folder}"
-        self._best_effort = None if must_write else BestEffort(what)
+    def __init__(self, folder: Path) -> None:
+        self._best_effort = BestEffort(f"write TensorBoard events to {folder}")
         super().__init__(logdir=str(folder))
 
     def add_scalar(
@@ -64,7 +59,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
         walltime: float | None = None,
     ) -> None:
         """Write a number, or an array or tensor with one element."""
-        summary = scalar(tag, _number(scalar_value))
+        summary = scalar(tag, to_float(scalar_value))
         self._get_file_writer().add_summary(summary, global_step, walltime)
 
     def add_scalars(
@@ -82,17 +77,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
             writer = self.all_writers.get(str(folder))
             if writer is None:
                 writer = self.all_writers[str(folder)] = _EventFileWriter(folder, self._best_effort)
-            writer.add_summary(scalar(main_tag, _number(value)), global_step, walltime)
-
-    def close(self) -> None:
-        """Write buffered events and close all files, even if writing fails; may be called twice."""
-        try:
-            super().close()
-        except OSError:
-            for writer in (self.all_writers or {}).values():
-                with suppress(OSError):
-                    writer.close()
-            raise
+            writer.add_summary(scalar(main_tag, to_float(value)), global_step, walltime)
 
     def _get_file_writer(self) -> Any:
         if self.file_writer is None:
@@ -105,7 +90,7 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
 class _EventFileWriter(FileWriter):  # type: ignore[misc]
     """A ``FileWriter`` without a thread."""
 
-    def __init__(self, folder: Path, best_effort: BestEffort | None) -> None:
+    def __init__(self, folder: Path, best_effort: BestEffort) -> None:
         self.event_writer = _EventFile(folder, best_effort)
         self._default_metadata: dict[str, Any] = {}
 
@@ -113,7 +98,7 @@ class _EventFileWriter(FileWriter):  # type: ignore[misc]
 class _EventFile:
     """The file behind a ``FileWriter``."""
 
-    def __init__(self, folder: Path, best_effort: BestEffort | None) -> None:
+    def __init__(self, folder: Path, best_effort: BestEffort) -> None:
         self._folder = folder
         self._best_effort = best_effort
         self._lock = threading.Lock()
@@ -149,16 +134,11 @@ class _EventFile:
             if self._closed:
                 return
             self._closed = True
-            try:
-                self._write()
-            finally:
-                if self._file is not None:
-                    self._file.close()
+            self._write()
+            if self._file is not None:
+                self._file.close()
 
     def _write(self, *, flush: bool = False) -> None:
-        if self._best_effort is None:
-            self._write_records(flush=flush)
-            return
         with self._best_effort:
             self._write_records(flush=flush)
         self._records, self._n_waiting = [], 0
@@ -228,8 +208,3 @@ def encode_video(video: npt.NDArray[np.uint8], *, fps: int) -> bytes:
         loop=0,
     )
     return encoded.getvalue()
-
-
-def _number(value: Any) -> float:
-    """Return a number, or the only element of an array or tensor."""
-    return float(value.item() if isinstance(value, torch.Tensor | np.ndarray) else value)

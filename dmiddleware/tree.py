@@ -48,6 +48,7 @@ __all__ = [
     "from_numpy",
     "to_numpy",
     "to_array",
+    "to_float",
     "to_device",
     "leaves",
     "nest",
@@ -185,6 +186,11 @@ def to_array(leaf: Any) -> npt.NDArray[Any]:
                 ) from None
             return leaf.detach().cpu().numpy()
     return np.asarray(leaf)
+
+
+def to_float(value: Any) -> float:
+    """Return a number as a float, also if it is an array or a tensor with one element."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def to_dict(tree: Nested) -> Any:

@@ -11,6 +11,7 @@ from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
+from middleware.support.policy_settings import needed
 from middleware.support.rows import rows_of
 
 __all__ = [
@@ -39,8 +40,8 @@ class AdvantageEstimator:
 
     def __init__(self, mode: LearnMode, *, user: str) -> None:
         self._mode = mode
-        self._discount = _given(mode.spec.discount, "discount", user=user)
-        self._gae_lambda = _given(mode.spec.gae_lambda, "gae_lambda", user=user)
+        self._discount = needed(mode.spec.discount, "discount", user=user)
+        self._gae_lambda = needed(mode.spec.gae_lambda, "gae_lambda", user=user)
         value_fn = mode.spec.value_fn
         if value_fn is None:
             raise ConfigError(
@@ -143,7 +144,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "MonteCarloReturnEstimator"
         spec = as_learn_mode(policy, user=user).spec
-        self._discount = _given(spec.discount, "discount", user=user)
+        self._discount = needed(spec.discount, "discount", user=user)
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
@@ -185,27 +186,13 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "NStepRewardEnhancer"
         mode = as_learn_mode(policy, user=user)
-        self._discount = _given(mode.spec.discount, "discount", user=user)
+        self._discount = needed(mode.spec.discount, "discount", user=user)
         self._n_step = mode.spec.n_step
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Sum."""
         rows = rows_of(ctx.trajectories)
         ctx.trajectories = with_nstep_returns(rows, n=self._n_step, discount=self._discount)
-
-
-def _given(value: float | None, name: str, *, user: str) -> float:
-    """Return a setting of the policy's algorithm.
-
-    Raises:
-        ConfigError: if the policy has none.
-    """
-    if value is None:
-        raise ConfigError(
-            f"{user} reads {name} from the policy, which has none; use a policy whose config has "
-            f"the key {name}"
-        )
-    return float(value)
 
 
 def _with(rows: Batch, **columns: torch.Tensor) -> Batch:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from dmiddleware.pipeline import Context, Task
+from dmiddleware.pipeline.task import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
 from dmiddleware.settings import Positive, Settings, takes_settings
-from middleware.exchange.events import ENDED, REACHED
+from middleware.exchange.events import REACHED
 from middleware.exchange.waiting import Exchange
 
 __all__ = ["Barrier", "BarrierSettings"]
@@ -40,6 +41,7 @@ class Barrier(Exchange[Context]):
     """
 
     needs_learner = False
+    _arrivals: Arrivals
 
     settings: BarrierSettings
 
@@ -48,16 +50,14 @@ class Barrier(Exchange[Context]):
         super().__init__(timeout_s=settings.timeout_s)
         self.settings = settings
         self._name = settings.name
-        self._arrivals: Arrivals | None = None
 
     def __call__(self, ctx: Context) -> None:
         """Wait for the others."""
-        arrivals, task = self._arrivals, self._task
-        if arrivals is None or task is None or task.router is None:
+        if not self._has_peers:
             return
         # The events of the newest connections may not have been handled yet.
-        peers = task.participants()
-        self._update(lambda: arrivals.arrive(peers))
+        peers = self._task.participants()
+        self._update(lambda: self._arrivals.arrive(peers))
         with self._changed:
             blocked_s = self._wait(
                 lambda: not self._missing(),
@@ -67,8 +67,7 @@ class Barrier(Exchange[Context]):
         ctx.log(f"exchange/{self._name}_blocked_s", blocked_s)
 
     def _subscribe(self, task: Task[Any]) -> None:
-        assert task.router is not None
-        arrivals = self._arrivals = Arrivals(task.router.node_id, secrets.token_hex(8))
+        arrivals = self._arrivals = Arrivals(self._router.node_id, secrets.token_hex(8))
 
         def on_reached(name: str, sender: int, *arrival: Any) -> None:
             if name == self._name:
@@ -91,17 +90,14 @@ class Barrier(Exchange[Context]):
 
     def _update(self, change: Callable[[], ToSend]) -> None:
         """Apply a change with the lock held, and send what it returns without the lock."""
-        task = self._task
-        assert task is not None and task.router is not None
         with self._changed:
             to_send = change()
             self._changed.notify_all()
         for arrival, targets in to_send:
-            sender = task.router.node_id
-            task.emit(REACHED, self._name, sender, *arrival, only_remote=True, to=targets)
+            sender = self._router.node_id
+            self._task.emit(REACHED, self._name, sender, *arrival, only_remote=True, to=targets)
 
     def _missing(self) -> list[int]:
-        assert self._arrivals is not None
         if not self._arrivals.own.peers:
             lost = [one for one, why in self._left.items() if not why.startswith(SAID_GOODBYE)]
             return sorted(lost)
@@ -109,7 +105,6 @@ class Barrier(Exchange[Context]):
 
     def _reachable(self) -> list[int]:
         """Return the missing nodes that are alive, or that a connected node knows."""
-        assert self._arrivals is not None and self._task is not None
         missing, connected = self._missing(), self._arrivals.own.peers
         alive = self._task.participants()
         return [one for one in missing if one in alive or (connected and one not in connected)]

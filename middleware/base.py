@@ -21,20 +21,11 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 class BaseMiddleware(ABC, Generic[C]):
     """Base of middleware that are classes, typed with the context that they work on.
 
-    A subclass writes :meth:`__call__`, and overrides what it needs of the rest. One with a state
-    also has ``state_dict()`` and ``load_state_dict(state)``.
+    A subclass writes :meth:`__call__`, and overrides what it needs of the rest: the declarations
+    that :class:`~dmiddleware.pipeline.Declarations` explains, and the attributes below. One with a
+    state also has ``state_dict()`` and ``load_state_dict(state)``.
 
     Attributes:
-        default_context: the context of a task that was built without one.
-        roles: the roles in which it is active; none means all.
-        reads: fields of the context that must have been written before it runs.
-        writes: fields of the context that it sets.
-        receives: further fields that it sets if there are other processes.
-        owns: objects that only one middleware of a chain may use: env managers, run folders.
-        fills: stores, such as buffers, to which it adds data.
-        draws_from: stores from which it takes data, and which some middleware must fill.
-        last_step: whether it only observes, and also runs in the steps after a stop.
-        lead_only: whether only rank 0 runs it, of several ranks that learn as one.
         settings: its options, which :class:`~middleware.Experiment` writes to ``config.yaml``.
         components: what else it writes there by name: objects with settings of their own, such as
             buffers, and plain values.

@@ -15,11 +15,11 @@ from dmiddleware.errors import CheckpointWriteError, RunFolderError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float
 from middleware.support.folder_lock import NoLock, RunLock, check_writable
 
 __all__ = ["CkptSaver", "CkptSaverSettings"]
@@ -121,7 +121,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Save on the way back, after the best evaluation so far or at the interval."""
         yield
-        if ctx.eval_value is not None and self._is_best(as_float(ctx.eval_value)):
+        if ctx.eval_value is not None and self._is_best(to_float(ctx.eval_value)):
             self._write_best(ctx)
         self._last_eval_iter = ctx.last_eval_iter
         if (
@@ -187,10 +187,10 @@ class CkptSaver(BaseMiddleware[RLContext]):
                 "cannot save the policy of the best evaluation so far (%g): it has learned since, "
                 "and the evaluation came without its parameters; put the eval mode's state_dict() "
                 "into ctx.eval_output['policy_state']",
-                as_float(ctx.eval_value),
+                to_float(ctx.eval_value),
             )
             return
-        best = as_float(ctx.eval_value)
+        best = to_float(ctx.eval_value)
         at = ctx.last_eval_iter if is_known and ctx.last_eval_iter >= 0 else ctx.train_iter
         self._write("best", ctx, state, last_iter=at, last_eval_value=best)
         self._best = best

@@ -14,7 +14,7 @@ from middleware.roles import Role
 __all__ = ["OfflineRLContext", "OnlineRLContext", "RLContext"]
 
 _COLLECTOR: Final = "a collector such as StepCollector(policy, env, n_sample=...)"
-_EVALUATOR: Final = "interaction_evaluator(policy, env, n_episode=...)"
+_EVALUATOR: Final = "InteractionEvaluator(policy, env, n_episode=...)"
 
 
 @dataclass
@@ -44,15 +44,12 @@ class RLContext(Context):
             "trajectories": "StepCollector(policy, env, n_sample=...)",
             "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
             "episodes": "EpisodeCollector(policy, env, n_episode=...)",
-            "train_data": (
-                "offpolicy_data_fetcher(buffer, batch_size=...), gae_estimator(policy) or "
-                "offline_data_fetcher(dataset, batch_size=...)"
-            ),
+            "train_data": "GAEEstimator(policy), or a middleware that samples a buffer,",
             "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
             "eval_value": _EVALUATOR,
             "eval_output": _EVALUATOR,
         },
-        filler="data_pusher(buffer)",
+        filler="DataPusher(buffer)",
         exchange="a ContextExchanger",
         counters={"env_step": "env steps", "train_iter": "updates"},
     )

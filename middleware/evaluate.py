@@ -30,11 +30,11 @@ class InteractionEvaluatorSettings(Settings):
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""
-    film_every: Count | None = None
-    """Film every n-th evaluation, including the first, in envs made with
-    ``render_mode="rgb_array"``; None: no films."""
+    video_every: Count | None = None
+    """Record every n-th evaluation, including the first, in envs made with
+    ``render_mode="rgb_array"``; None: no videos."""
     max_frames: Count = 500
-    """Frames in a film at most."""
+    """Frames in a video at most."""
     deterministic: bool = True
     """Take the most likely actions; False draws them from the policy's distribution, as collecting
     does."""
@@ -59,7 +59,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         ctx.eval_output: a dictionary: ``return_mean``, ``return_std``, ``return_min``,
             ``return_max``, the list ``episode_return``, the means ``episode_info`` of what the envs
             report at the end of an episode, ``policy_state`` (the state of the eval mode, to save
-            the policy that was evaluated even if it has learned since), and, if it was filmed,
+            the policy that was evaluated even if it has learned since), and, if it was recorded,
             ``video`` uint8 ``[N, T, C, H, W]``.
 
     Raises:
@@ -84,14 +84,14 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         env_manager: BaseEnvManager,
         settings: InteractionEvaluatorSettings,
     ) -> None:
-        self._mode = as_eval_mode(policy, user="interaction_evaluator")
+        self._mode = as_eval_mode(policy, user="InteractionEvaluator")
         if not settings.deterministic and not self._mode.spec.is_stochastic:
             raise ConfigError(
-                "interaction_evaluator(deterministic=False) needs a policy with a distribution "
+                "InteractionEvaluator(deterministic=False) needs a policy with a distribution "
                 "over actions, such as PPO, but this policy evaluates greedily; leave it out"
             )
         self._kwargs = {} if settings.deterministic else {"deterministic": False}
-        check_env_manager(env_manager, user="interaction_evaluator")
+        check_env_manager(env_manager, user="InteractionEvaluator")
         self._envs = env_manager
         if settings.n_episode < env_manager.env_num:
             raise ConfigError(
@@ -125,15 +125,15 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         passed = ctx.train_iter - ctx.last_eval_iter
         if ctx.last_eval_iter >= 0 and passed < settings.every_train_iter:
             return
-        every = settings.film_every
-        films = every is not None and self._n_evaluations % every == 0
+        every = settings.video_every
+        records = every is not None and self._n_evaluations % every == 0
         self._n_evaluations += 1
         monitor = evaluate_episodes(
             self._mode,
             self._envs,
             settings.n_episode,
             policy_kwargs=self._kwargs,
-            max_frames=settings.max_frames if films else 0,
+            max_frames=settings.max_frames if records else 0,
         )
         returns = monitor.get_episode_return()
         mean = float(np.mean(returns))
@@ -148,7 +148,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             "episode_info": monitor.mean_info(),
             "policy_state": self._mode.state_dict(),
         }
-        if films:
+        if records:
             ctx.eval_output["video"] = monitor.get_video()
         self._stop_if_reached(ctx, mean)
 

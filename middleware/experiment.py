@@ -34,11 +34,10 @@ from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
 from middleware.log import OfflineLogger, OnlineLogger
-from middleware.progress_bar import ProgressBar
+from middleware.progress_bar import ProgressBar, RunConsole
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import check_instance
-from middleware.support.console import RunConsole
 
 __all__ = [
     "Experiment",
@@ -380,7 +379,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     lead_only = True
 
     def __init__(self, run: RunFolder) -> None:
-        self._run = check_run_folder(run, user="final_ctx_saver")
+        self._run = check_run_folder(run, user="FinalCtxSaver")
         self._path = run.path / "final_ctx.json"
         self._best_effort = BestEffort(f"write {self._path}")
         self._task: Task[Any] | None = None

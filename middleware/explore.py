@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
+from dmiddleware.schedule import Schedule
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
-from middleware.support.policy_settings import epsilon_of
+from middleware.support.policy_settings import needed, setting_of
 
 __all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
 
@@ -43,7 +44,8 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     @checks_options
     def __init__(self, policy: HasModes | CollectMode) -> None:
         user = "EpsGreedyHandler"
-        self._schedule = epsilon_of(as_collect_mode(policy, user=user), user=user)
+        mode = as_collect_mode(policy, user=user)
+        self._schedule = Schedule.of(needed(setting_of(mode, "eps"), "eps", user=user))
         self._counters = RunCounters({"ε": self._schedule})
 
     def preflight(self, chain: ChainView) -> Iterable[str]:

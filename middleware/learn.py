@@ -30,13 +30,12 @@ from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
-from middleware.support.policy_settings import batch_size_of, epochs_of, recomputes_advantage
+from middleware.support.policy_settings import count_of, setting_of
 from middleware.support.replay import (
     SkippedDraws,
     bind_to_policy,
     check_buffer,
     check_start,
-    count_drawn,
     counters_for,
     n_step_problems,
     update_priorities,
@@ -202,7 +201,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         super().__init__(policy)
         check_buffer(buffer)
         self.settings = settings
-        self._batch_size = batch_size_of(self._mode, user="OffPolicyLearner")
+        self._batch_size = count_of(self._mode, "batch_size", user="OffPolicyLearner")
         bind_to_policy(buffer, self._mode)
         self._buffer = buffer
         self._counters = counters_for(buffer, self._mode.spec.schedules)
@@ -225,7 +224,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             return
         yield (
             "it learns with a policy that always acts greedily, and nothing in the chain makes it "
-            "explore; add eps_greedy_handler(policy) before the collector"
+            "explore; add EpsGreedyHandler(policy) before the collector"
         )
 
     def __call__(self, ctx: RLContext) -> None:
@@ -236,29 +235,24 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         if not self._all_can(update=ready):
             return
         outputs: list[dict[str, Any]] = []
-        n_drawn = 0
         drawn: list[Batch] = []
         for n_made in range(n_updates):
-            drawn = drawn or self._draw(ctx, at_most=n_updates - n_made)
+            if not drawn:
+                counters, at_most = self._counters.of(ctx), n_updates - n_made
+                try:
+                    drawn = buffer.sample_ahead(batch_size, at_most=at_most, counters=counters)
+                except NotEnoughData as error:
+                    self._skipped.add(ctx, error)
             if not self._all_can(update=bool(drawn)):
                 break
             batch = drawn.pop(0)
             updates = self._update(ctx, batch)
             update_priorities(buffer, batch, updates)
             outputs += updates
-            n_drawn += batch_size
-        count_drawn(ctx, buffer, n_drawn)
+            # An item has as many rows to learn from as a sequence, or one.
+            ctx.trained_env_step += batch_size * (buffer.unroll_len or 1)
         if outputs:
             ctx.train_output = outputs
-
-    def _draw(self, ctx: RLContext, *, at_most: int) -> list[Batch]:
-        """Return the next batches; none if the buffer cannot supply one."""
-        counters = self._counters.of(ctx)
-        try:
-            return self._buffer.sample_ahead(self._batch_size, at_most=at_most, counters=counters)
-        except NotEnoughData as error:
-            self._skipped.add(ctx, error)
-            return []
 
 
 class OnPolicyLearner(PolicyUpdater[RLContext]):
@@ -312,12 +306,12 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
         self.reads = ("trajectories" if self._takes_trajectories else "train_data", "train_iter")
-        self._batch_size = batch_size_of(mode, user=user)
-        self._epochs = epochs_of(mode, user=user)
+        self._batch_size = count_of(mode, "batch_size", user=user)
+        self._epochs = count_of(mode, "epoch_per_collect", user=user)
         self._unit: MinibatchUnit = mode.spec.minibatch_unit
         self._columns = _columns_to_learn(mode)
         self._estimator: AdvantageEstimator | None = None
-        if recomputes_advantage(mode):
+        if setting_of(mode, "recompute_advantage"):
             if self._unit != "rows":
                 raise ConfigError(
                     "learn.recompute_advantage computes the values of single rows, but this policy "
@@ -417,7 +411,7 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
         super().__init__(policy)
         user = "OfflineLearner"
         check_dataset(dataset, user=user)
-        n_rows = batch_size_of(self._mode, user=user)
+        n_rows = count_of(self._mode, "batch_size", user=user)
         self._reader = DatasetReader(dataset, batch_size=n_rows)
         self.components = {"dataset": dataset.path}
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.runs.metrics_file import MetricsFile
+from dmiddleware.runs.record import EVALUATION
 from dmiddleware.settings import Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
+from middleware.log import OfflineLogger, OnlineLogger
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float
-from middleware.support.history import BinnedHistory, History
 
 __all__ = ["LearningCurve", "LearningCurveSettings"]
+
+_BINS: Final = 200
 
 
 class LearningCurveSettings(Settings):
@@ -34,8 +39,8 @@ class LearningCurve(BaseMiddleware[RLContext]):
     lowest and highest in each of up to 200 equal parts of the run. Returns that are not finite are
     left out. If the picture cannot be written, a warning says so.
 
-    Its state does not grow with the run: the evaluations so far are in the run's folder, in
-    ``evaluations.jsonl``, which is written when the state is saved.
+    The evaluations are those in ``metrics.jsonl``, which an :class:`~middleware.OnlineLogger` or
+    :class:`~middleware.OfflineLogger` of the same folder writes.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes the learner draws it.
@@ -45,7 +50,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     Reads:
         ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
-        ctx.logged, ctx.eval_value: on the way back, if they are set.
+        ctx.logged: on the way back, the returns of collected episodes.
 
     Raises:
         ConfigError: if ``run`` is not a RunFolder.
@@ -63,15 +68,24 @@ class LearningCurve(BaseMiddleware[RLContext]):
         self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if settings.title is None else settings.title
         self.settings = settings
-        self._training = BinnedHistory()
-        self._evaluation = History(run.path / "evaluations.jsonl", axis="env_step")
+        self._axis = "env_step"
+        self._metrics: MetricsFile | None = None
+        self._training = _BinnedReturns()
         self._best_effort = BestEffort(f"write the learning curve {run.curve_path}", Exception)
         self.owns = (run.curve_path,)
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
         """For each evaluation so far the env step (offline: the update) and the mean return."""
-        return list(self._evaluation.rows)
+        rows = [] if self._metrics is None else self._metrics.rows()
+        found = ((row[self._axis], row[EVALUATION]) for row in rows if EVALUATION in row)
+        return [(at, math.nan if value is None else value) for at, value in found]
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject a chain whose evaluations no logger writes."""
+        has_logger = any(isinstance(one, OnlineLogger | OfflineLogger) for one in chain.middleware)
+        if chain.writes("eval_value") and not has_logger:
+            yield "it draws the evaluations that a logger writes; add OnlineLogger(run)"
 
     def setup(self, task: Task[Any]) -> None:
         """Choose the horizontal axis: environment steps, or updates if there are none.
@@ -80,38 +94,32 @@ class LearningCurve(BaseMiddleware[RLContext]):
             RunFolderError: if the folder is in use by another task, or cannot be written to.
         """
         self._run.lock(task)
-        if not isinstance(task.ctx, OnlineRLContext):
-            self._evaluation.axis = "train_iter"
+        self._metrics = self._run.metrics
+        self._axis = "env_step" if isinstance(task.ctx, OnlineRLContext) else "train_iter"
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
-        """Keep the returns of the step, on its way back."""
+        """Keep the training returns of the step, on its way back."""
         yield
-        at = getattr(ctx, self._evaluation.axis)
         training = ctx.logged.get("collect/return_mean")
         if training is not None:
-            self._training.add(at, training)
-        if ctx.eval_value is not None:
-            self._evaluation.add(at, as_float(ctx.eval_value))
+            self._training.add(getattr(ctx, self._axis), training)
 
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
-        if self._training or self._evaluation.rows:
+        evaluations = self.evaluations
+        if self._training or evaluations:
             with self._best_effort:
-                self._draw()
+                self._draw(evaluations)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training returns in parts, and where the evaluations are."""
-        return {
-            "training": self._training.state_dict(),
-            "evaluation": self._evaluation.state_dict(),
-        }
+        """Return the training returns in parts; the logger has the position in its file."""
+        return {"training": self._training.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._training.load_state_dict(state["training"])
-        self._evaluation.load_state_dict(state["evaluation"])
 
-    def _draw(self) -> None:
+    def _draw(self, evaluations: list[tuple[int, float]]) -> None:
         # Not a pyplot figure, which would change global state and might open a window.
         from matplotlib.figure import Figure  # only the process that draws imports it
 
@@ -121,12 +129,11 @@ class LearningCurve(BaseMiddleware[RLContext]):
             at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
             axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
-        if self._evaluation.rows:
-            at, value = np.array(self._evaluation.rows, dtype=np.float64).T
-            value[~np.isfinite(value)] = np.nan
+        if evaluations:
+            at, value = np.array(evaluations).T
             axes.plot(at, value, "o-", color="tab:orange", markersize=4, label="evaluation, mean")
         axes.set_title(self._title)
-        axes.set_xlabel("environment steps" if self._evaluation.axis == "env_step" else "updates")
+        axes.set_xlabel("environment steps" if self._axis == "env_step" else "updates")
         axes.set_ylabel("return")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.3)
@@ -138,3 +145,59 @@ class LearningCurve(BaseMiddleware[RLContext]):
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+class _BinnedReturns:
+    """Mean, lowest and highest of returns, in each of up to 200 equal parts of the steps.
+
+    When there are more parts, two at a time become one. Values that are not finite are left out.
+    """
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._start: int | None = None
+        self._parts: list[list[float]] = []  # number, sum of steps, sum, lowest, highest, count
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, at: int, value: float) -> None:
+        """Add a value; its step must not be before that of the last one."""
+        if not math.isfinite(value):
+            return
+        if self._start is None:
+            self._start = at
+        self._merge([(at - self._start) // self._width, at, value, value, value, 1])
+        if len(self._parts) > _BINS:
+            self._width *= 2
+            parts, self._parts = self._parts, []
+            for number, *rest in parts:
+                self._merge([number // 2, *rest])
+
+    def table(self) -> npt.NDArray[np.float64]:
+        """Return ``[4, n] float64``: mean step, mean, lowest and highest value of each part."""
+        _, at, total, low, high, count = np.array(self._parts, dtype=np.float64).T
+        return np.stack([at / count, total / count, low, high])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parts."""
+        return {"width": self._width, "start": self._start, "parts": np.array(self._parts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._width, self._start = state["width"], state["start"]
+        self._parts = state["parts"].tolist()
+
+    def _merge(self, part: list[float]) -> None:
+        if not self._parts or self._parts[-1][0] < part[0]:
+            self._parts.append(part)
+            return
+        last = self._parts[-1]
+        _, at, total, low, high, count = part
+        last[1:] = (
+            last[1] + at,
+            last[2] + total,
+            min(last[3], low),
+            max(last[4], high),
+            last[5] + count,
+        )

@@ -11,18 +11,16 @@ import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.pipeline import (
-    Clock,
-    SystemClock,
-    Task,
-)
+from dmiddleware.pipeline import Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
+from dmiddleware.runs.record import EVALUATION
+from dmiddleware.runs.statistics import short
 from dmiddleware.settings import Count, Settings, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
+from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.checks import as_float
 
 __all__ = [
     "OfflineLogger",
@@ -33,7 +31,7 @@ __all__ = [
     "online_logger",
 ]
 
-_FPS = 20  # frames per second of films of evaluations
+_FPS = 20  # frames per second of videos of evaluations
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +54,10 @@ class _Logger(BaseMiddleware[RLContext]):
         self._sums: dict[str, list[float]] = {}
         self._others: dict[str, Any] = {}
         self._unread: list[UpdateOutput] = []
-        self._counts: dict[str, int] = {}
-        self._time = 0.0
+        self._at: dict[str, int] = {}  # the counters now
+        self._before: dict[str, int] = {}  # those of the last write, and when it was
+        self._written_at = 0.0
         self._next = every
-        self._last = 0
-        self._at: dict[str, int] = {}
         self._started: float | None = None
         self._videos = BestEffort(f"write videos to {run.path}")
         self._earlier_s = 0.0
@@ -73,9 +70,9 @@ class _Logger(BaseMiddleware[RLContext]):
         """
         self._run.lock(task)
         self._clock = task.clock
-        self._started = task.clock.now()
-        self._start_interval(task.ctx)
-        self._next = getattr(task.ctx, self.axis) + self._every
+        self._started = self._written_at = task.clock.now()
+        self._at = self._before = self._counts(task.ctx)
+        self._next = self._at[self.axis] + self._every
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Collect the metrics of the step on its way back; write them at intervals."""
@@ -90,12 +87,11 @@ class _Logger(BaseMiddleware[RLContext]):
                     self._unread.append(one)
                 else:
                     self._add_output(one)
-        self._at = {name: getattr(ctx, name) for name in self.counters}
-        self._last = self._at[self.axis]
+        self._at = self._counts(ctx)
         if ctx.eval_value is not None:
             self._write_evaluation(ctx)
-        if self._last >= self._next:
-            self._next = self._last + self._every
+        if self._at[self.axis] >= self._next:
+            self._next = self._at[self.axis] + self._every
             self._log_rates(ctx)
             self._flush()
 
@@ -118,6 +114,9 @@ class _Logger(BaseMiddleware[RLContext]):
         now = self._clock.now()
         return self._earlier_s + now - (now if self._started is None else self._started)
 
+    def _counts(self, ctx: RLContext) -> dict[str, int]:
+        return {name: getattr(ctx, name) for name in self.counters}
+
     def _write_row(self, metrics: Mapping[str, float]) -> None:
         time_s = round(self._time_s, 3)
         self._run.metrics.append({**self._at, "time_s": time_s, **metrics})
@@ -139,67 +138,62 @@ class _Logger(BaseMiddleware[RLContext]):
                 self._others[key] = value
 
     def _write_evaluation(self, ctx: RLContext) -> None:
-        writer = self._run.tb_logger
+        writer, at = self._run.tb_logger, self._at[self.axis]
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
-        found = {"eval/return_mean": as_float(ctx.eval_value)}
+        found = {EVALUATION: to_float(ctx.eval_value)}
         for name in ("return_std", "return_min", "return_max"):
             if name in output:
-                found[f"eval/{name}"] = as_float(output[name])
+                found[f"eval/{name}"] = to_float(output[name])
         if "video" in output:
-            self._write_video(encode_video(output["video"], fps=_FPS))
+            gif = encode_video(output["video"], fps=_FPS)
+            add_gif(writer, "eval/video", gif, at)
+            path = self._run.video_path(at)
+            with self._videos:
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(gif)
         for name, value in found.items():
-            writer.add_scalar(name, value, self._last)
+            writer.add_scalar(name, value, at)
         self._write_row(found)
         _log.info(
             "%s %d, update %d: mean return %.2f in the evaluation",
             self.axis,
-            self._last,
+            at,
             ctx.train_iter,
-            found["eval/return_mean"],
+            found[EVALUATION],
         )
 
-    def _write_video(self, gif: bytes) -> None:
-        add_gif(self._run.tb_logger, "eval/video", gif, self._last)
-        path = self._run.video_path(self._last)
-        with self._videos:
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(gif)
-
     def _log_rates(self, ctx: RLContext) -> None:
-        elapsed = self._clock.now() - self._time
+        now = self._clock.now()
+        elapsed = now - self._written_at
         if elapsed > 0:
-            for name, before in self._counts.items():
-                self._add(f"speed/{name}_per_s", (getattr(ctx, name) - before) / elapsed)
+            for name, count in self._at.items():
+                self._add(f"speed/{name}_per_s", (count - self._before[name]) / elapsed)
         if ctx.task.router is not None:
             # There are too many totals for the text log.
             for name, total in ctx.task.router.counters().items():
-                self._run.tb_logger.add_scalar(f"router/{name}", total, self._last)
-        self._start_interval(ctx)
-
-    def _start_interval(self, ctx: RLContext) -> None:
-        self._time = self._clock.now()
-        self._counts = {name: getattr(ctx, name) for name in self.counters}
+                self._run.tb_logger.add_scalar(f"router/{name}", total, self._at[self.axis])
+        self._written_at, self._before = now, self._at
 
     def _flush(self) -> None:
         unread, self._unread = self._unread, []
         for output in unread:
             self._add_output(output)
-        writer = self._run.tb_logger
+        writer, at = self._run.tb_logger, self._at[self.axis]
         means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
         self._write_row(means)
         for name, mean in means.items():
-            writer.add_scalar(name, mean, self._last)
+            writer.add_scalar(name, mean, at)
         for key, value in self._others.items():
             kind, _, name = key.partition("]")
             if kind == "[histogram":
                 finite = _finite(value)
                 if len(finite):
-                    writer.add_histogram(f"learn/{name}", finite, self._last)
+                    writer.add_histogram(f"learn/{name}", finite, at)
             elif kind == "[scalars":
-                writer.add_scalars(f"learn/{name}", value, self._last)
+                writer.add_scalars(f"learn/{name}", value, at)
         writer.flush()
-        text = ", ".join(f"{name} {_short(mean)}" for name, mean in means.items())
-        _log.info("%s %d: %s", self.axis, self._last, text)
+        text = ", ".join(f"{name} {short(mean)}" for name, mean in means.items())
+        _log.info("%s %d: %s", self.axis, at, text)
         self._sums.clear()
         self._others.clear()
 
@@ -216,7 +210,7 @@ class OnlineLogger(_Logger):
 
     These are everything that a middleware logged with ``ctx.log``, the scalars that learning
     reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
-    such), evaluations (``eval/return_mean`` and so on, and films), and throughput (``speed/…``).
+    such), evaluations (``eval/return_mean`` and so on, and videos), and throughput (``speed/…``).
     Each value is a mean since the last write; evaluations are written at once.
 
     Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
@@ -299,10 +293,6 @@ def _finite(values: Any) -> Any:
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)
     return array[np.isfinite(array)]
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) and abs(value) < 1e4 else f"{value:,.0f}"
 
 
 online_logger = OnlineLogger

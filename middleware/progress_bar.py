@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +18,6 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.stop import limits_of
-from middleware.support.console import RunConsole
 
 __all__ = ["ProgressBar", "ProgressBarSettings"]
 
@@ -26,63 +25,6 @@ _REFRESH_S = 0.1
 _RATE_WINDOW_S = 10.0
 _N_RETURNS = 20
 _WIDE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The progress of a run at one moment.
-
-    Attributes:
-        unit: the unit of ``done`` and ``total``.
-        done: steps or updates so far.
-        total: the limit of ``done``; None if there is none.
-        updates: updates of the policy.
-        train_return: mean return of the last training episodes; None before the first.
-        eval_return: mean return of the last evaluation; None before the first.
-        units_per_s: current rate of ``done``.
-        updates_per_s: current rate of updates.
-    """
-
-    unit: str
-    done: int
-    total: float | None
-    updates: int
-    train_return: float | None
-    eval_return: float | None
-    units_per_s: float
-    updates_per_s: float
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until ``total`` at the current rate; None if it is unknown."""
-        if self.total is None or self.units_per_s <= 0:
-            return None
-        return max(self.total - self.done, 0) / self.units_per_s
-
-    def counts(self) -> str:
-        """Return ``done`` and ``total`` as text."""
-        of = "" if self.total is None else f"/{self.total:,.0f}"
-        return f"{self.unit} {self.done:,}{of}"
-
-    def returns(self) -> str:
-        """Return the returns as text."""
-        parts = [
-            f"{name} {value:.1f}"
-            for name, value in (("return", self.train_return), ("eval", self.eval_return))
-            if value is not None
-        ]
-        return " ".join(parts) or "return -"
-
-    def rates(self, *, brief: bool = False) -> str:
-        """Return the throughput as text; if brief, only that of ``done``."""
-        text = f"{self.units_per_s:,.0f}/s"
-        if brief or self.unit == "update":
-            return text
-        return f"{text} {self.updates_per_s:,.0f} updates/s"
-
-    def time_left(self) -> str:
-        """Return the time left as text; empty if it is unknown."""
-        return "" if self.left_s is None else f" {_minutes(self.left_s)} left"
 
 
 class _Rate:
@@ -97,6 +39,17 @@ class _Rate:
         while len(marks) > 2 and now - marks[1][0] >= _RATE_WINDOW_S:
             marks.popleft()
         return _growth(marks[0], marks[-1])
+
+
+class RunConsole(Console):
+    """A console that raises ``BrokenPipeError`` when nobody reads what it prints.
+
+    That of rich ends the program.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that rich has caught."""
+        raise BrokenPipeError("nobody reads what is printed any more")
 
 
 class ProgressBarSettings(Settings):
@@ -151,7 +104,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
         self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Take the limits from the chain's termination_checker."""
+        """Take the limits from the chain's TerminationChecker."""
         self._limits = limits_of(chain)
         return ()
 
@@ -194,9 +147,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
         now = self._clock.now()
         if now >= self._next:
             self._next = now + self._every_s
-            status = self._status(ctx, self._rate(now, *self._counts(ctx)))
-            with self._best_effort:
-                self._show(status, status.time_left())
+            self._show(ctx, self._rate(now, *self._counts(ctx)))
 
     def close(self) -> None:
         """Show the final state."""
@@ -205,9 +156,8 @@ class ProgressBar(BaseMiddleware[RLContext]):
         task, self._task = self._task, None
         # The final line shows the rates of the whole run.
         now = self._clock.now()
-        status = self._status(task.ctx, _growth(self._start, (now, *self._counts(task.ctx))))
-        with self._best_effort:
-            self._show(status, f" in {_minutes(now - self._start[0])}")
+        rates = _growth(self._start, (now, *self._counts(task.ctx)))
+        self._show(task.ctx, rates, f"in {_minutes(now - self._start[0])}")
         bar, self._bar = self._bar, None
         with self._best_effort:
             if bar is not None:
@@ -218,30 +168,36 @@ class ProgressBar(BaseMiddleware[RLContext]):
     def _counts(self, ctx: RLContext) -> tuple[int, int]:
         return getattr(ctx, self._axis), ctx.train_iter
 
-    def _status(self, ctx: RLContext, rates: tuple[float, float]) -> Status:
-        units_per_s, updates_per_s = rates
-        return Status(
-            unit=self._unit,
-            done=getattr(ctx, self._axis),
-            total=self._limits.get(self._axis),
-            updates=ctx.train_iter,
-            train_return=sum(self._returns) / len(self._returns) if self._returns else None,
-            eval_return=ctx.last_eval_value if math.isfinite(ctx.last_eval_value) else None,
-            units_per_s=units_per_s,
-            updates_per_s=updates_per_s,
-        )
+    def _show(self, ctx: RLContext, rates: tuple[float, float], duration: str = "") -> None:
+        """Show counts, returns, rates and a duration; without one, the time left if known."""
+        with self._best_effort:
+            done, total = getattr(ctx, self._axis), self._limits.get(self._axis)
+            counts = f"{self._unit} {done:,}{'' if total is None else f'/{total:,.0f}'}"
+            pace = [f"{rates[0]:,.0f}/s"]
+            # On a narrow terminal the bar would have no room.
+            is_brief = self._bar is not None and self._console.width < _WIDE
+            if self._unit == "step" and not is_brief:
+                pace.append(f"{rates[1]:,.0f} updates/s")
+            if duration:
+                pace.append(duration)
+            elif total is not None and rates[0] > 0:
+                pace.append(f"{_minutes(max(total - done, 0) / rates[0])} left")
+            texts = (counts, self._returns_of(ctx), " ".join(pace))
+            if self._bar is None:
+                self._console.print(" | ".join(texts), highlight=False, soft_wrap=True)
+            else:
+                (bar_task,) = self._bar.task_ids
+                self._bar.update(bar_task, completed=done, description="  ".join(texts))
+                self._bar.refresh()
 
-    def _show(self, status: Status, duration: str) -> None:
-        # On a narrow terminal the bar would have no room.
-        brief = self._bar is not None and self._console.width < _WIDE
-        pace = status.rates(brief=brief) + duration
-        texts = (status.counts(), status.returns(), pace)
-        if self._bar is not None:
-            (bar_task,) = self._bar.task_ids
-            self._bar.update(bar_task, completed=status.done, description="  ".join(texts))
-            self._bar.refresh()
-        else:
-            self._console.print(" | ".join(texts), highlight=False, soft_wrap=True)
+    def _returns_of(self, ctx: RLContext) -> str:
+        """Return the mean return of the last training episodes, and that of the last evaluation."""
+        parts = []
+        if self._returns:
+            parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")
+        if math.isfinite(ctx.last_eval_value):
+            parts.append(f"eval {ctx.last_eval_value:.1f}")
+        return " ".join(parts) or "return -"
 
 
 def _growth(then: tuple[float, int, int], now: tuple[float, int, int]) -> tuple[float, float]:

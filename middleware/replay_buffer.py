@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 
 from dmiddleware.data import ReplayBuffer
@@ -14,8 +15,8 @@ from dmiddleware.tree import Batch, as_tree
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
-from middleware.support.replay import check_buffer, push_rows
-from middleware.support.rows import is_empty, rows_of
+from middleware.support.replay import check_buffer
+from middleware.support.rows import rows_of
 
 __all__ = [
     "DataPusher",
@@ -60,7 +61,6 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     def __init__(self, buffer: ReplayBuffer, settings: DataPusherSettings) -> None:
         check_buffer(buffer)
         self._buffer = buffer
-        self._pushes_episodes = settings.what == "episodes"
         self.reads = (settings.what,)
         self.fills = (buffer,)
         self.settings = settings
@@ -68,12 +68,21 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Push."""
-        if self._pushes_episodes:
-            for episode in ctx.episodes or ():
-                push_rows(self._buffer, rows_of(episode, name="ctx.episodes"))
-            return
-        if not is_empty(ctx.trajectories):
-            push_rows(self._buffer, rows_of(ctx.trajectories))
+        if self.settings.what == "episodes":
+            batches = [rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()]
+        else:
+            collected: object = ctx.trajectories
+            is_empty = collected is None or (isinstance(collected, list) and not collected)
+            batches = [] if is_empty else [rows_of(collected)]
+        for batch in batches:
+            priority = batch.get("priority")
+            if priority is None:
+                self._buffer.push(batch)
+                continue
+            rows = {name: column for name, column in batch.items() if name != "priority"}
+            index = self._buffer.push(as_tree(rows))
+            # Of more rows than fit, only the newest were stored.
+            self._buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 class PriorityCalculator(BaseMiddleware[OnlineRLContext]):

@@ -97,7 +97,7 @@ class IntrinsicAdvantageSettings(Settings):
 class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     """Train a reward model and its critic, and add their advantages to those of the environment.
 
-    Use it after ``gae_estimator``. Each of the two rewards then has its own critic and its own sum,
+    Use it after ``GAEEstimator``. Each of the two rewards then has its own critic and its own sum,
     and that of the learned rewards does not end with the episode; :class:`RewardLearner` adds up
     the rewards instead.
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import yaml
 
+from dmiddleware.closing import Closing
+from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
@@ -38,7 +39,7 @@ TOKEN_FILE: Final = ".run"
 _RESERVED: Final = 0o777 | stat.S_ISVTX
 
 
-class RunFolder:
+class RunFolder(Closing):
     """The folder of one run: checkpoints, tensorboard events, the learning curve, the config.
 
     Make one with :meth:`create`, which returns a folder that exists only to resume its run::
@@ -159,7 +160,7 @@ class RunFolder:
             folder = self.path / "tb"
             path = folder if self._is_lead else folder / self._process
             self._refuse_others()
-            self._tb_logger = TensorboardWriter(path, must_write=False)
+            self._tb_logger = TensorboardWriter(path)
         return self._tb_logger
 
     @property
@@ -194,11 +195,8 @@ class RunFolder:
         if not self._is_lead:
             return path
         self._refuse_others()
-        partial = path.with_suffix(".yaml.partial")
-        partial.write_text(
-            yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True), encoding="utf-8"
-        )
-        partial.replace(path)
+        text = yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True)
+        write_atomically(path, lambda file: file.writelines([text.encode()]), durable=False)
         return path
 
     def lock(self, task: Task[Any]) -> RunLock:
@@ -230,17 +228,6 @@ class RunFolder:
 
     def __fspath__(self) -> str:
         return str(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_run_folder(run: object, *, user: str) -> RunFolder:

@@ -7,11 +7,10 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-import yaml
-
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.runs.record import EVALUATION, settings_of
 from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -127,10 +126,10 @@ class WandbLogger(BaseMiddleware[RLContext]):
         with self._best_effort:
             if not self._has_settings:
                 self._has_settings = True
-                self._run.config.update(_settings(self._folder), allow_val_change=True)
+                self._run.config.update(settings_of(self._folder.path), allow_val_change=True)
             sent: dict[str, Any] = dict(row)
             video = self._folder.video_path(int(row[self._axis] or 0))
-            if "eval/return_mean" in row and video.exists():
+            if EVALUATION in row and video.exists():
                 sent["eval/video"] = self._wandb.Video(str(video))
             self._run.log(sent)
 
@@ -148,9 +147,3 @@ class WandbLogger(BaseMiddleware[RLContext]):
                 run.log_artifact(artifact)
         with self._best_effort:
             run.finish()
-
-
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    with contextlib.suppress(OSError):
-        return dict(yaml.safe_load((folder.path / "config.yaml").read_text(encoding="utf-8")))
-    return {}

@@ -14,14 +14,13 @@ import numpy as np
 
 from dmiddleware.closing import Closing
 from dmiddleware.env.batching import own_copy
-from dmiddleware.env.contract import check_flag, check_info, close_quietly
+from dmiddleware.env.contract import check_flag, check_info, close_quietly, is_finite
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
 from dmiddleware.env.restart_limit import FailureBudget, other_seeds
-from dmiddleware.env.usable_values import is_finite
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,

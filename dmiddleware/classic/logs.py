@@ -53,7 +53,7 @@ class LazyWriter:
     def get(self) -> Any:
         """Return the writer."""
         if self._writer is None:
-            self._writer = TensorboardWriter(self._folder, must_write=False)
+            self._writer = TensorboardWriter(self._folder)
             self._is_created = True
         return self._writer
 

@@ -34,7 +34,7 @@ from dmiddleware.policy import modes as core
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.registry import nearest
-from dmiddleware.rl import epsilon_schedule, with_advantages, with_nstep_returns
+from dmiddleware.rl import with_advantages, with_nstep_returns
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import (
     Batch,
@@ -184,7 +184,7 @@ class CollectMode(core.CollectMode, _Replaceable):
         set_attribute: Callable[[str, Any], None],
         state_dict: Callable[[], dict[str, Any]],
         load_state_dict: Callable[[dict[str, Any]], None],
-        seed: Callable[[int], None] = _seed_nothing,
+        seed: Callable[[int], object] = _seed_nothing,
         spec: PolicySpec | None = None,
         train_batch: Callable[[Batch], Batch] = _as_it_is,
         transitions: Callable[..., Batch] | None = None,
@@ -223,7 +223,7 @@ class EvalMode(core.EvalMode, _Replaceable):
         set_attribute: Callable[[str, Any], None],
         state_dict: Callable[[], dict[str, Any]],
         load_state_dict: Callable[[dict[str, Any]], None],
-        seed: Callable[[int], None] = _seed_nothing,
+        seed: Callable[[int], object] = _seed_nothing,
         spec: PolicySpec | None = None,
     ) -> None:
         self._set(locals())
@@ -322,7 +322,7 @@ def command_mode_of(
         eps: the schedule; None: the policy has none.
         check: called before each answer.
     """
-    schedule = None if eps is None else epsilon_schedule(eps)
+    schedule = None if eps is None else Schedule.of(eps)
 
     def nothing(command_info: dict[str, Any]) -> dict[str, Any]:
         check()

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
 import gymnasium as gym
@@ -35,6 +36,7 @@ from dmiddleware.classic.config import (
 )
 from dmiddleware.classic.config_keys import CLASSIC_SECTIONS, merge_classic, split_classic
 from dmiddleware.classic.di_engine_state import is_partial
+from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.modes import (
     CollectMode,
     CommandMode,
@@ -48,20 +50,22 @@ from dmiddleware.classic.policy_config import (
     setting_entries,
     with_names_of_spaces,
 )
-from dmiddleware.distributed import all_agree
+from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.env import BatchedTimestep, EnvTimestep
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
+from dmiddleware.model import create_model
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import check_finite
 from dmiddleware.policy.actions import check_allowed
 from dmiddleware.policy.component import Component, load_optimizer_state, optimizer_state
-from dmiddleware.policy.modes import PolicySpec
-from dmiddleware.policy.policy import Mode
+from dmiddleware.policy.env_spaces import check_number_of_agents, network_shapes
+from dmiddleware.policy.hooks import Hook
+from dmiddleware.policy.modes import Mode, PolicySpec
 from dmiddleware.policy.policy import Policy as CorePolicy
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.policy.state import entry_of, load_model_state, model_state
 from dmiddleware.policy.update import check_columns, non_finite_error
-from dmiddleware.registry import nearest
+from dmiddleware.registry import import_modules, nearest
 from dmiddleware.schedule import Schedule
 from dmiddleware.tree import Batch, Nested, Value, as_tree, index_rows, to_device
 
@@ -258,11 +262,13 @@ class Policy(CorePolicy, Configurable):
             **options: what differs from ``cfg`` at the top of the config, such as ``seed``.
         """
         observation_space, action_space = spaces_of(env)
-        cls._check_number_of_agents(observation_space)
+        several = cls.several_agents
+        check_number_of_agents(observation_space, several_agents=several, user=cls.__name__)
         given = {**(cfg or {}), **options}
         network = model if isinstance(model, nn.Module) else None
         if network is None:
-            shapes = cls._shapes_of(observation_space, action_space)
+            shapes = network_shapes(observation_space, action_space, several_agents=several)
+            del shapes["action_space"]  # as the settings of the base class have it
             given["model"] = {**shapes, **given.get("model", {}), **(model or {})}  # type: ignore[dict-item]
         policy = cls(given, network, enable_field)
         policy.check_spaces(observation_space, action_space)
@@ -570,15 +576,21 @@ class Policy(CorePolicy, Configurable):
             public["transitions"] = transitions_by(functions["process_transition"])
         return kind(**public)
 
-    def _make_spec(self) -> PolicySpec:
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
         names = ("act_inputs", "explores", "on_policy")
         own = {name: self.get_attribute(name) for name in names}
+        further = ("value_fn", "scale_rewards", "observe_returns")
+        own |= {name: getattr(self, name) for name in further if hasattr(self, name)}
+        own["gae_lambda"] = self.cfg.get("gae_lambda")
         counts = {
             name: self.get_attribute(name) for name in ("batch_size", "n_sample", "n_episode")
         }
         settings = ClassicSettings(self.cfg, counts)
-        spec = super()._make_spec()
-        return replace(spec, **own, settings=settings, acting_state=self._state_dict_collect)
+        return replace(
+            super().spec, **own, settings=settings, acting_state=self._state_dict_collect
+        )
 
     def get_attribute(self, name: str) -> Any:
         """Return ``_get_<name>()``, ``_<name>`` or the property ``<name>``, whichever exists first.
@@ -630,7 +642,8 @@ class Policy(CorePolicy, Configurable):
         Raises:
             SpaceError: with both shapes.
         """
-        self._check_number_of_agents(observation_space)
+        user = type(self).__name__
+        check_number_of_agents(observation_space, several_agents=self.several_agents, user=user)
 
         def act(obs: Value) -> torch.Tensor | None:
             return self._probe(obs, action_space)
@@ -669,16 +682,19 @@ class Policy(CorePolicy, Configurable):
     def _collect(
         self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
     ) -> dict[Any, Any]:
-        if isinstance(obs, dict) and is_per_env(obs):
-            return self._act_per_env("collect", obs, kwargs)
-        return super()._collect(obs, env_id=env_id, **kwargs)
+        return self._act("collect", obs, env_id=env_id, **kwargs)
 
     def _eval(
         self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
     ) -> dict[Any, Any]:
+        return self._act("eval", obs, env_id=env_id, **kwargs)
+
+    def _act(
+        self, mode: Mode, /, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
+    ) -> dict[Any, Any]:
         if isinstance(obs, dict) and is_per_env(obs):
-            return self._act_per_env("eval", obs, kwargs)
-        return super()._eval(obs, env_id=env_id, **kwargs)
+            return self._act_per_env(mode, obs, kwargs)
+        return super()._act(mode, obs, env_id=env_id, **kwargs)
 
     def _act_per_env(
         self, field: Mode, data: dict[int, Any], kwargs: dict[str, Any]
@@ -797,6 +813,16 @@ class Policy(CorePolicy, Configurable):
         loss.backward()  # type: ignore[no-untyped-call]
         self.sync_gradients(self.model)
 
+    def sync_gradients(self, model: nn.Module) -> None:
+        """Average the model's gradients over all ranks; call it between backward and the step.
+
+        Each rank's gradients are weighted by the rows of its batch, as if all rows were one batch.
+        With ``bp_update_sync=False`` the reductions of the policy's model started during
+        backward, and this waits for them. In a single process it does nothing.
+        """
+        if self.reducer is not None:
+            self.reducer.reduce(model)
+
     def _clip_gradients(self, max_norm: float, batch: Batch) -> float:
         """Scale the gradient so that its norm is at most ``max_norm``.
 
@@ -840,7 +866,7 @@ class Policy(CorePolicy, Configurable):
         """
         finite = math.isfinite(value)
         if self.reducer is not None:
-            finite = all_agree(finite, self.device)
+            finite = sum_over_ranks([0.0 if finite else 1.0]) == [0.0]
         if not finite:
             raise non_finite_error({what: torch.tensor(value)}, batch, {}, user=type(self).__name__)
 
@@ -880,19 +906,30 @@ class Policy(CorePolicy, Configurable):
             )
 
     @classmethod
-    def _hook_of(cls, mode: Mode) -> str:
-        return _REQUIRED[mode]
-
-    @classmethod
-    def _declared_keywords(cls) -> dict[Mode, frozenset[str] | None]:
-        """Return the keyword arguments by mode; None: the methods may read all of them."""
-        known: dict[Mode, frozenset[str] | None] = {}
+    def _declared_hooks(cls) -> dict[Mode, Hook]:
+        hooks: dict[Mode, Hook] = {}
         for mode, name in _REQUIRED.items():
             parameters = list(inspect.signature(getattr(cls, name)).parameters.values())
             takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            names = frozenset(one.name for one in parameters[2:])
-            known[mode] = None if takes_all else names  # type: ignore[index]
-        return known
+            keywords = frozenset(one.name for one in parameters[2:])
+            hooks[mode] = Hook(name, None if takes_all else keywords)  # type: ignore[index]
+        return hooks
+
+    def default_model(self) -> tuple[str, list[str]]:
+        """Return the registered name of the model to build and the modules to import for it."""
+        raise PolicyError(
+            f"{type(self).__name__} has no default model; pass model=, set cfg.model.type, or "
+            "override default_model() to return (registered name, [modules to import])"
+        )
+
+    def make_model(self) -> nn.Module:
+        """Return the network to build if none is given."""
+        options = dict(self.cfg.model)
+        if "type" not in options:
+            name, imports = self.default_model()
+            options |= {"type": name, "import_names": imports}
+        import_modules(options.get("import_names", ()))
+        return create_model(in_own_names(options, options["type"]))
 
     def _build_model(self, model: nn.Module | None) -> nn.Module:
         return self._create_model(self.cfg, model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from dmiddleware.classic.config import NamedValues, Option, Range, anything, count, optional
 from dmiddleware.errors import ConfigError
@@ -13,11 +13,11 @@ from dmiddleware.policy import Policy, PolicySettings, QLearningSettings
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import (
     SettingInfo,
+    Settings,
     Whole,
     checked,
     describe,
-    from_nested,
-    nested,
+    made_from,
     plain_values,
     values_in_words,
 )
@@ -26,10 +26,14 @@ __all__ = [
     "ClassicSettings",
     "as_classic",
     "config_entries",
+    "from_nested",
+    "nested",
     "settings_from",
     "setting_entries",
     "with_names_of_spaces",
 ]
+
+S = TypeVar("S", bound=Settings)
 
 _EPS: Final = "other.eps"
 _NAMED_BY_SPACES: Final = ("obs_shape", "action_shape", "action_space")
@@ -63,6 +67,42 @@ def as_classic(settings: object) -> ClassicSettings:
     if isinstance(settings, ClassicSettings):
         return settings
     return ClassicSettings(nested(settings) if isinstance(settings, PolicySettings) else {})
+
+
+def nested(settings: Settings) -> dict[str, Any]:
+    """Return plain values as the configs of DI-engine nest them: ``{"learn": {…}, …}``."""
+    cfg: dict[str, Any] = {}
+    values = plain_values(settings)
+    for info in describe(type(settings)):
+        if info.name in values:
+            _set(cfg, info.path, values[info.name])
+    return cfg
+
+
+def from_nested(kind: type[S], cfg: Mapping[str, Any], *, owner: str = "") -> S:
+    """Read settings back from a config that is nested as by :func:`nested`.
+
+    Args:
+        kind: the class of the settings.
+        cfg: the values that differ from the defaults; other keys are ignored. A dictionary for a
+            setting whose default is a schedule has the attributes that differ from that one.
+        owner: what messages say has the settings; empty: the class.
+
+    Raises:
+        ConfigError: as of :class:`~dmiddleware.settings.Settings`, with the paths of the config.
+    """
+    given: dict[str, Any] = {}
+    paths: dict[str, str] = {}
+    for info in describe(kind):
+        paths[info.name] = info.path
+        value: Any = cfg
+        for key in info.path.split("."):
+            value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
+        if dataclasses.is_dataclass(info.default) and isinstance(value, Mapping):
+            value = {**plain_values(info.default), **value}
+        if value is not MISSING:
+            given[info.name] = value
+    return made_from(kind, given, owner=owner, path_of=paths.__getitem__)
 
 
 def setting_entries(kind: type[PolicySettings]) -> dict[str, Any]:
@@ -105,19 +145,7 @@ def settings_from(core: type[Policy], cfg: Mapping[str, Any]) -> PolicySettings:
     Raises:
         ConfigError: for a value out of range, and for values that exclude each other.
     """
-    kind = core.settings_class()
-    own: dict[str, Any] = {}
-    for info in describe(kind):
-        value: Any = cfg
-        for key in info.path.split("."):
-            value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
-        if value is not MISSING:
-            _set(own, info.path, value)
-    try:
-        return from_nested(kind, own)
-    except ConfigError as error:
-        message = str(error).replace(f"{kind.__name__}: ", f"{core.__name__}: ", 1)
-        raise ConfigError(message) from None
+    return from_nested(core.settings_class(), cfg, owner=core.__name__)
 
 
 def with_names_of_spaces(cfg: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from dmiddleware.classic.config_keys import (
     split_classic,
     take_sections,
 )
+from dmiddleware.classic.model_options import in_own_names
 from dmiddleware.classic.modes import (
     CONFIG_ATTRIBUTES,
     CollectMode,
@@ -85,7 +86,11 @@ class StockPolicy:
         self.policy: CorePolicy | None = None
         modes: Any = [field for field in _FIELDS[:3] if field in self._enabled]
         if modes:
-            self.policy = self.core(settings_from(self.core, self.cfg), model, modes)
+            settings = settings_from(self.core, self.cfg)
+            if model is None:
+                own = in_own_names(settings.model, self.core.model_type)
+                settings = dataclasses.replace(settings, model=own)
+            self.policy = self.core(settings, model, modes)
         self._attributes: dict[str, Any] = {
             "enable_field": [f for f in _FIELDS if f in self._enabled]
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -91,10 +90,7 @@ class OfflineDataset:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._crc32, self.metadata = _check_file(self.path)
-        with self.path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._columns: dict[str, Array] = _columns_of(self._map)
+        self._crc32, self.metadata, self._columns = _opened(self.path)
         self._n_rows = _count_rows(self.path, self._columns)
         self._closed = False
 
@@ -173,7 +169,6 @@ class OfflineDataset:
         """Unmap the file; may be called twice."""
         self._closed = True
         self._columns.clear()
-        self._map.close()
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +187,9 @@ class Minibatches(Iterator[Batch]):
 
     The order of an epoch depends only on the seed and the epoch, so the state is small, and a
     resumed run continues with the same minibatches.
+
+    Attributes:
+        epoch: the number of epochs completed.
     """
 
     def __init__(
@@ -220,21 +218,16 @@ class Minibatches(Iterator[Batch]):
         self._shuffle = shuffle
         self._end = len(dataset) // batch_size * batch_size if drop_last else len(dataset)
         self._seed = seed
-        self._epoch = 0
+        self.epoch = 0
         self._position = 0
         self._order: Ints | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The number of epochs completed."""
-        return self._epoch
 
     def __len__(self) -> int:
         """Return the number of minibatches in an epoch."""
         return -(-self._end // self._batch_size)
 
     def __next__(self) -> Batch:
-        if self._epochs is not None and self._epoch >= self._epochs:
+        if self._epochs is not None and self.epoch >= self._epochs:
             raise StopIteration
         if self._order is None:
             self._order = self._new_order()
@@ -242,23 +235,23 @@ class Minibatches(Iterator[Batch]):
         batch = self._dataset.rows(self._order[self._position : stop])
         self._position = stop
         if stop == self._end:
-            self._epoch, self._position, self._order = self._epoch + 1, 0, None
+            self.epoch, self._position, self._order = self.epoch + 1, 0, None
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position reached."""
-        return {"seed": self._seed, "epoch": self._epoch, "position": self._position}
+        return {"seed": self._seed, "epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the position that :meth:`state_dict` returned."""
-        self._seed, self._epoch = state["seed"], state["epoch"]
+        self._seed, self.epoch = state["seed"], state["epoch"]
         self._position, self._order = state["position"], None
 
     def _new_order(self) -> Ints:
         n = len(self._dataset)
         if not self._shuffle:
             return np.arange(n)
-        return np.random.default_rng([self._seed, self._epoch]).permutation(n)
+        return np.random.default_rng([self._seed, self.epoch]).permutation(n)
 
 
 def _by_env(rows: dict[str, Array], lead: tuple[int, ...]) -> dict[str, Array]:
@@ -283,54 +276,22 @@ def _order_by_episode(parts: Sequence[Mapping[str, Array]]) -> Ints | None:
     return None if (begin[1:] >= begin[:-1]).all() else begin.argsort(kind="stable")
 
 
-def _check_file(path: Path) -> tuple[str, dict[str, str]]:
-    """Return checksum and metadata of a file, after checking that it is a dataset."""
+def _opened(path: Path) -> tuple[str, dict[str, str], dict[str, Array]]:
+    """Return the checksum, the metadata and the columns of a file, which are mapped."""
     if not path.is_file():
         raise DatasetError(f"{path} does not exist; write a dataset with save_dataset")
     try:
-        with safe_open(str(path), framework="np") as file:
-            metadata = file.metadata() or {}
+        with safe_open(str(path), framework="pt") as file:
+            notes = file.metadata() or {}
+            if notes.get("format") != _FORMAT or notes.get("version") != _VERSION:
+                raise DatasetError(
+                    f"{path} is not a dataset of format version {_VERSION}: its metadata has "
+                    f"format={notes.get('format')!r}, version={notes.get('version')!r}"
+                )
+            columns = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise DatasetError(f"{path} is not a complete dataset ({error}); write it again") from error
-    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
-        raise DatasetError(
-            f"{path} is not a dataset of format version {_VERSION}: its metadata has "
-            f"format={metadata.get('format')!r}, version={metadata.get('version')!r}"
-        )
-    return metadata["crc32"], json.loads(metadata["notes"])
-
-
-_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "C64": "<c8",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "u1",
-    "BOOL": "?",
-}
-
-
-def _columns_of(mapped: mmap.mmap) -> dict[str, Array]:
-    """Return arrays over the mapped file, whose header the library has checked."""
-    header_size = int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8 : 8 + header_size])
-    header.pop("__metadata__", None)
-    return {
-        name: np.ndarray(
-            tuple(entry["shape"]),
-            _DTYPES[entry["dtype"]],
-            buffer=mapped,
-            offset=8 + header_size + entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-    }
+    return notes["crc32"], json.loads(notes["notes"]), columns
 
 
 def _count_rows(path: Path, columns: Mapping[str, Array]) -> int:

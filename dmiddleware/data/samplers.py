@@ -163,8 +163,23 @@ class UniformSampler:
             NotEnoughData: if, without replacement, there are fewer than ``n``.
         """
         if rows.accept is not None:
-            return _draw_accepted(self._draw, n, rows, generator, retry=self.replace), None
-        return self._draw(n, rows, generator), None
+            return _draw_accepted(self.draw, n, rows, generator, retry=self.replace), None
+        index: Ints
+        if self.replace:
+            # Twice as fast as generator.integers; probabilities are exact to 2**-53.
+            index = (generator.random(n) * rows.count).astype(np.int64)
+        elif n <= rows.count:
+            index = generator.choice(rows.count, n, replace=False)
+        else:
+            raise NotEnoughData(
+                f"asked for {n} different rows, but only {rows.count} can be drawn; sample fewer, "
+                "push more, or use UniformSampler(replace=True)"
+            )
+        if rows.index is not None:
+            return rows.index.take(index), None
+        if rows.first:
+            index += rows.first
+        return index, None
 
     def pushed(self, first: int, n: int) -> None:
         """Do nothing."""
@@ -192,24 +207,6 @@ class UniformSampler:
 
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Do nothing."""
-
-    def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
-        index: Ints
-        if self.replace:
-            # Twice as fast as generator.integers; probabilities are exact to 2**-53.
-            index = (generator.random(n) * rows.count).astype(np.int64)
-        elif n <= rows.count:
-            index = generator.choice(rows.count, n, replace=False)
-        else:
-            raise NotEnoughData(
-                f"asked for {n} different rows, but only {rows.count} can be drawn; sample fewer, "
-                "push more, or use UniformSampler(replace=True)"
-            )
-        if rows.index is not None:
-            return rows.index.take(index)
-        if rows.first:
-            index += rows.first
-        return index
 
 
 class PrioritySamplerSettings(Settings):
@@ -240,6 +237,8 @@ class PrioritySampler:
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
 
     Attributes:
+        highest: the highest priority so far, at least 1, which new rows get.
+        lacks_priorities: whether no priority was ever set, so that draws are uniform.
         progress: the part of the run that is done, from 0 to 1, for a ``beta`` by progress;
             middleware that draw set it. None: not known.
 
@@ -257,8 +256,8 @@ class PrioritySampler:
         self.progress: float | None = None
         # The count from which the schedule runs; not 0 after beta was set.
         self._beta_origin: float = 0
-        self._highest = 1.0
-        self._lacks_priorities = True
+        self.highest = 1.0
+        self.lacks_priorities = True
         self._n_draws = 0
         self._total = 0
         self._numbers = np.empty(0)
@@ -293,16 +292,6 @@ class PrioritySampler:
     def _beta_count(self) -> float:
         counters = Counters(env_step=self._total, update=self._n_draws, progress=self.progress)
         return self._beta.count(counters)
-
-    @property
-    def highest(self) -> float:
-        """The highest priority so far, at least 1, which new rows get."""
-        return self._highest
-
-    @property
-    def lacks_priorities(self) -> bool:
-        """Whether no priority was ever set, so that draws are uniform."""
-        return self._lacks_priorities
 
     def attach(self, size: int) -> None:
         """Prepare for a buffer of ``size`` rows.
@@ -339,7 +328,7 @@ class PrioritySampler:
     def pushed(self, first: int, n: int) -> None:
         """Give new rows the highest priority so far."""
         tree = self._tree
-        mass = self._mass(self._highest)
+        mass = self._mass(self.highest)
         self._total = first + n
         start = first % tree.size
         until_end = min(n, tree.size - start)
@@ -380,16 +369,16 @@ class PrioritySampler:
                 )
             priority = np.abs(priority)  # it has a negative zero
             highest = np.maximum.reduce(priority.view(np.uint64))
-        self._highest = max(self._highest, float(highest.view(np.float64)))
+        self.highest = max(self.highest, float(highest.view(np.float64)))
         slots = index if self._total <= self._tree.size else index % self._tree.size
         self._tree.set(slots, self._mass(priority))
-        self._lacks_priorities = False
+        self.lacks_priorities = False
 
     def state_dict(self, index: Ints) -> dict[str, Any]:
         """Return the rows' masses, the highest priority and the number of draws."""
         return {
             "mass": self._tree.values.take(index % self._tree.size),
-            "highest": self._highest,
+            "highest": self.highest,
             "n_draws": self._n_draws,
             "first_beta": self._beta.start,
             "beta_origin": self._beta_origin,
@@ -399,14 +388,13 @@ class PrioritySampler:
     def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
         """Restore what :meth:`state_dict` returned for the rows of ``index``."""
         self.cleared()
-        self._lacks_priorities = False
+        self.lacks_priorities = False
         self._tree.set(index % self._tree.size, state["mass"])
-        self._highest = state["highest"]
+        self.highest = state["highest"]
         self._n_draws = state["n_draws"]
-        # Both are later than the other keys.
-        if (first_beta := state.get("first_beta", self._beta.start)) != self._beta.start:
-            self._set_first_beta(first_beta)
-        self._beta_origin = state.get("beta_origin", 0)
+        if state["first_beta"] != self._beta.start:
+            self._set_first_beta(state["first_beta"])
+        self._beta_origin = state["beta_origin"]
         self._total = state["total"]
 
     @property
@@ -418,14 +406,14 @@ class PrioritySampler:
     def _mass(self, priority: Any) -> Any:
         return (priority + self.eps) ** self.alpha
 
-    def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> Ints:
+    def _draw(self, n: int, rows: Eligible, generator: np.random.Generator) -> tuple[Ints, None]:
+        """Draw rows whether or not they are accepted."""
         if rows.is_all:
-            return rows.index_of(self._tree.find(self._strata(n, generator), parts=n)[0])
+            return rows.index_of(self._tree.find(self._strata(n, generator), parts=n)[0]), None
         index = rows.every_index()
         ends = self._tree.values.take(index % rows.size).cumsum()
         position = ends.searchsorted(self._strata(n, generator) * (ends[-1] / n), side="right")
-        drawn: Ints = index.take(np.minimum(position, len(index) - 1))
-        return drawn
+        return index.take(np.minimum(position, len(index) - 1)), None
 
     def _strata(self, n: int, generator: np.random.Generator) -> Floats:
         """Draw a point of each of [0, 1), [1, 2), … [n - 1, n): float64 ``[n]``."""
@@ -437,7 +425,7 @@ class PrioritySampler:
 
 
 def _draw_accepted(
-    draw: Callable[[int, Eligible, np.random.Generator], Ints],
+    draw: Callable[[int, Eligible, np.random.Generator], tuple[Ints, Any]],
     n: int,
     rows: Eligible,
     generator: np.random.Generator,
@@ -446,14 +434,14 @@ def _draw_accepted(
 ) -> Ints:
     """Draw rows until all are accepted; as a last resort, look at every row."""
     if not retry or rows.accept is None:
-        return draw(n, rows.only_accepted(), generator)
-    index = draw(n, rows, generator)
-    for _ in range(_ROUNDS):
+        return draw(n, rows.only_accepted(), generator)[0]
+    rest = replace(rows, accept=None)
+    index, _ = draw(n, rest, generator)
+    for attempt in range(_ROUNDS + 1):
         refused = np.flatnonzero(~rows.accept(index))
         if not len(refused):
-            return index
-        index[refused] = draw(len(refused), rows, generator)
-    refused = np.flatnonzero(~rows.accept(index))
-    if len(refused):
-        index[refused] = draw(len(refused), rows.only_accepted(), generator)
+            break
+        if attempt == _ROUNDS:
+            rest = rows.only_accepted()
+        index[refused], _ = draw(len(refused), rest, generator)
     return index

@@ -89,63 +89,50 @@ class Schema:
         left_out = self.below(root)
         return Schema([leaf for leaf in self.leaves.values() if leaf not in left_out])
 
-    def arrays(
-        self, batch: Batch, lead: tuple[int, ...], *, partly: bool = False
-    ) -> dict[str, Array]:
+    def arrays(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array]:
         """Return the leaves of a batch as arrays of rows ``[N, …]``, checked against the schema.
 
         Args:
             batch: a batch of this structure.
             lead: its leading dimensions; ``N`` is their product.
-            partly: whether leaves may be missing.
 
         Raises:
             StructureError: if a leaf is missing, unexpected, or has a different shape or dtype.
         """
-        if self._is_flat and not partly:
-            quickly = self._arrays_of_flat(batch, lead)
-            if quickly is not None:
-                return quickly
+        storage = Batch._detach(batch)
+        if not self._is_flat or storage.size() != len(self.leaves):
+            return self._checked_arrays(batch, lead)
+        if lead != self._plan_lead:
+            self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
+            self._plan_lead = lead
+        # The usual case, flat batches of CPU tensors: faster than to look for each difference.
         found: dict[str, Array] = {}
-        for path, leaf in self._fetch(batch, partly):
+        try:
+            for path, shape, dtype in self._plan:
+                found[path] = array = storage.get(path).numpy()
+                if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
+                    return self._checked_arrays(batch, lead)
+        except (KeyError, AttributeError, RuntimeError, TypeError):
+            return self._checked_arrays(batch, lead)
+        if len(lead) == 1:
+            return found
+        if lead[0] == 1:  # one step of all envs: indexing is the faster reshape
+            return {path: array[0] for path, array in found.items()}
+        return {path: array.reshape(-1, *array.shape[2:]) for path, array in found.items()}
+
+    def _checked_arrays(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array]:
+        """Do the same for every batch, and name the first difference."""
+        by_path = dict(leaves(batch))
+        if by_path.keys() != self.leaves.keys():
+            raise StructureError(_key_difference(set(by_path), set(self.leaves)))
+        found: dict[str, Array] = {}
+        for path, leaf in by_path.items():
             expected = self.leaves[path]
             array = to_array(leaf)
             if array.dtype != expected.dtype or array.shape != lead + expected.shape:
                 raise StructureError(_difference(expected, array, lead))
             found[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
         return found
-
-    def _arrays_of_flat(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array] | None:
-        """Do the same faster for flat batches of CPU tensors; return None for all others."""
-        if lead != self._plan_lead:
-            self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
-            self._plan_lead = lead
-        storage = Batch._detach(batch)
-        if storage.size() != len(self._plan):
-            return None
-        found: dict[str, Array] = {}
-        get = storage.get
-        try:
-            for path, shape, dtype in self._plan:
-                array = get(path).numpy()
-                if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
-                    return None
-                found[path] = array
-        except (KeyError, AttributeError, RuntimeError, TypeError):
-            return None
-        if len(lead) == 1:
-            return found
-        n_lead = len(lead)
-        if n_lead == 2 and lead[0] == 1:  # one step of all envs: indexing is the faster reshape
-            return {path: array[0] for path, array in found.items()}
-        return {path: array.reshape(-1, *array.shape[n_lead:]) for path, array in found.items()}
-
-    def _fetch(self, batch: Batch, partly: bool) -> list[tuple[str, Any]]:
-        found = dict(leaves(as_batch(batch)))
-        expected = self.leaves.keys() & found.keys() if partly else self.leaves.keys()
-        if found.keys() != expected:
-            raise StructureError(_key_difference(set(found), set(expected)))
-        return list(found.items())
 
 
 def same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:

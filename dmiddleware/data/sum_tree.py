@@ -123,9 +123,9 @@ class SumTree:
         lowest = np.minimum.reduce(value)
         if not lowest > 0.0:
             # Differently rounded sums led to a neighbor of the value.
-            astray = np.flatnonzero(value <= 0.0)
-            found[astray] = self._find_by_adding_all(mass[astray])
-            value[astray] = self._levels[0].take(found[astray])
+            wrong = np.flatnonzero(value <= 0.0)
+            found[wrong] = self._find_by_adding_all(mass[wrong])
+            value[wrong] = self._levels[0].take(found[wrong])
             lowest = np.minimum.reduce(value)
         return found, value, float(lowest)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -173,59 +172,56 @@ class TensorBuffer:
 
     Methods hold a lock, so several threads may share a buffer.
 
+    Attributes:
+        size: capacity in rows.
+        generator: the buffer's random generator.
+        sampler: draws the rows of a sample.
+        n_step: the number of steps that a sampled ``reward`` sums over; 1 for plain transitions.
+        discount: γ of the n-step sum; None until :meth:`bind` sets it.
+        burn_in: the number of rows at the beginning of a sequence that losses leave out.
+        unroll_len: the number of rows of a sequence after its burn-in; None for single rows.
+
     Raises:
         ConfigError: if an option is not valid.
     """
 
     @takes_settings(TensorBufferSettings)
     def __init__(self, settings: TensorBufferSettings) -> None:
-        self._size = settings.size
+        self.size = settings.size
         self._settings = settings
         self._lock = threading.RLock()
-        self._generator = np.random.default_rng(settings.seed)
-        self._n_step = n_step = settings.n_step
-        self._discount = settings.discount
-        self._unroll_len = unroll_len = settings.unroll_len
-        self._burn_in = settings.burn_in
-        self._follow_episodes = follow_episodes = settings.follow_episodes
-        self._store_next_obs = store_next_obs = settings.store_next_obs
-        self._unroll_pad = settings.unroll_pad
-        self._start_columns = settings.start_columns
+        self.generator = np.random.default_rng(settings.seed)
+        self.n_step = settings.n_step
+        self.discount = settings.discount
+        self.unroll_len = unroll_len = settings.unroll_len
+        self.burn_in = settings.burn_in
         # The number of rows that a sequence must have to be drawn.
-        self._shortest = self._burn_in + (unroll_len if unroll_len and not self._unroll_pad else 1)
-        self._sampler: Sampler = settings.sampler or UniformSampler()
-        self._storage = storage = settings.storage
+        self._shortest = self.burn_in + (
+            unroll_len if unroll_len and not settings.unroll_pad else 1
+        )
+        self.sampler: Sampler = settings.sampler or UniformSampler()
+        self._knows_steps = settings.follow_episodes or unroll_len is not None
         self._rows = RowRing(
-            self._size,
-            in_memory if storage is None else mapped_to(storage),
-            linked=n_step > 1 or unroll_len is not None or follow_episodes or not store_next_obs,
-            store_next_obs=store_next_obs,
-            stride=settings.stride if follow_episodes or unroll_len is not None else None,
-            start_columns=self._start_columns,
+            self.size,
+            in_memory if settings.storage is None else mapped_to(settings.storage),
+            linked=self.n_step > 1 or self._knows_steps or not settings.store_next_obs,
+            store_next_obs=settings.store_next_obs,
+            stride=settings.stride if self._knows_steps else None,
+            start_columns=settings.start_columns,
             frame_stacks=settings.frame_stacks,
-            needed=("reward",) if n_step > 1 else (),
+            needed=("reward",) if self.n_step > 1 else (),
             reserved=(
                 "index",
-                *self._sampler.adds,
-                *(("discount",) if n_step > 1 else ()),
+                *self.sampler.adds,
+                *(("discount",) if self.n_step > 1 else ()),
                 *(("mask",) if unroll_len is not None else ()),
             ),
         )
-        self._sampler.attach(self._size)
+        self.sampler.attach(self.size)
         self._closed = False
-        self._transform = transform = settings.transform
-        if transform is not None:
-            transform.attach(self)
-
-    @property
-    def size(self) -> int:
-        """Capacity in rows."""
-        return self._size
-
-    @property
-    def generator(self) -> np.random.Generator:
-        """The buffer's random generator."""
-        return self._generator
+        self._transform = settings.transform
+        if self._transform is not None:
+            self._transform.attach(self)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -233,44 +229,19 @@ class TensorBuffer:
         return {
             "type": type(self).__name__,
             **plain_values(self._settings),
-            "sampler": _settings_of(self._sampler),
+            "sampler": _settings_of(self.sampler),
             "transform": None if self._transform is None else _settings_of(self._transform),
         }
 
     @property
-    def sampler(self) -> Sampler:
-        """The sampler."""
-        return self._sampler
-
-    @property
     def lacks_priorities(self) -> bool:
         """Whether rows are drawn by priority, but no priority was ever set."""
-        return isinstance(self._sampler, PrioritySampler) and self._sampler.lacks_priorities
-
-    @property
-    def n_step(self) -> int:
-        """The number of steps that a sampled ``reward`` sums over; 1 for plain transitions."""
-        return self._n_step
-
-    @property
-    def discount(self) -> float | None:
-        """γ of the n-step sum; None until :meth:`bind` sets it."""
-        return self._discount
-
-    @property
-    def burn_in(self) -> int:
-        """The number of rows at the beginning of a sequence that losses leave out."""
-        return self._burn_in
-
-    @property
-    def unroll_len(self) -> int | None:
-        """The number of rows of a sequence after its burn-in; None for single rows."""
-        return self._unroll_len
+        return isinstance(self.sampler, PrioritySampler) and self.sampler.lacks_priorities
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The settings of the sampler that are schedules, by name."""
-        return self._sampler.schedules if isinstance(self._sampler, PrioritySampler) else {}
+        return self.sampler.schedules if isinstance(self.sampler, PrioritySampler) else {}
 
     def bind(
         self, *, n_step: int, discount: float | None = None, burn_in: int | None = None
@@ -289,16 +260,16 @@ class TensorBuffer:
         Raises:
             ConfigError: if the buffer has a different ``n_step``, ``discount`` or ``burn_in``.
         """
-        if burn_in not in (None, self._burn_in):
+        if burn_in not in (None, self.burn_in):
             raise ConfigError(
-                f"the buffer has burn_in={self._burn_in}, but the policy has burn_in={burn_in}; "
+                f"the buffer has burn_in={self.burn_in}, but the policy has burn_in={burn_in}; "
                 "build it with TensorBuffer(size, burn_in=policy.burn_in, ...)"
             )
         if discount is None:
             return
         for name, own, wanted in (
-            ("n_step", self._n_step, checked("n_step", n_step, Count)),
-            ("discount", self._discount, checked("discount", discount, Fraction)),
+            ("n_step", self.n_step, checked("n_step", n_step, Count)),
+            ("discount", self.discount, checked("discount", discount, Fraction)),
         ):
             # A buffer of single steps may hold rows whose n steps were summed before.
             if own not in (None, wanted) and (name, own) != ("n_step", 1):
@@ -306,7 +277,7 @@ class TensorBuffer:
                     f"the buffer has {name}={own}, but the policy has {name}={wanted}; set it in "
                     "the policy's config, and build the buffer with the policy's value"
                 )
-        self._discount = float(discount)
+        self.discount = float(discount)
 
     @property
     def nbytes(self) -> int:
@@ -344,10 +315,10 @@ class TensorBuffer:
         with self._lock:
             self._check_open()
             first, n = self._rows.push(batch)
-            self._sampler.pushed(first, n)
+            self.sampler.pushed(first, n)
             if self._rows.starts is not None and n:
                 index = np.arange(first, first + n)
-                self._sampler.exclude(index[~self._rows.is_start(index)])
+                self.sampler.exclude(index[~self._rows.is_start(index)])
             return range(first, first + n)
 
     def sample(self, n: int) -> Batch:
@@ -370,7 +341,7 @@ class TensorBuffer:
         with self._lock:
             self._check_open()
             eligible = self._eligible(n)
-            index, weight = self._sampler.draw(n, eligible, self._generator)
+            index, weight = self.sampler.draw(n, eligible, self.generator)
             taken = self._gather(index)
             taken["index"] = index
             if weight is not None:
@@ -398,14 +369,14 @@ class TensorBuffer:
         Raises:
             NotEnoughData: if fewer than ``n`` rows can be drawn.
         """
-        sampler = self._sampler
+        sampler = self.sampler
         if counters is not None and isinstance(sampler, PrioritySampler):
             sampler.progress = counters.progress
         is_independent = isinstance(sampler, UniformSampler) or (
             isinstance(sampler, PrioritySampler) and sampler.alpha == 0.0
         )
         if is_independent and self._transform is None and n > 0:
-            length = 1 if self._unroll_len is None else self._burn_in + self._unroll_len
+            length = 1 if self.unroll_len is None else self.burn_in + self.unroll_len
             n_fit = _BYTES_AHEAD // max(1, n * length * self._rows.row_nbytes)
             if min(n_fit, at_most) > 1:
                 return self._sample_several(n, min(n_fit, at_most))
@@ -495,7 +466,7 @@ class TensorBuffer:
         with self._lock:
             rows = self._rows_of_episodes(index)
             n_later = self._rows.steps_left(rows) + 1
-            n_steps = (self._generator.random(len(rows)) * n_later).astype(np.int64)
+            n_steps = (self.generator.random(len(rows)) * n_later).astype(np.int64)
             return torch.from_numpy(self._rows.ahead(rows, n_steps))
 
     def update_priority(self, index: Any, priority: Any) -> int:
@@ -527,13 +498,13 @@ class TensorBuffer:
             if self._rows.starts is not None:
                 starts = self._rows.is_start(rows)
                 rows, values = rows[starts], values[starts]
-            self._sampler.update_priority(rows, values)
+            self.sampler.update_priority(rows, values)
             return len(rows)
 
     def clear(self) -> None:
         """Remove all rows; structure and memory stay, and indices continue to count."""
         with self._lock:
-            self._sampler.cleared()
+            self.sampler.cleared()
             self._rows.clear()
 
     def close(self) -> None:
@@ -544,9 +515,9 @@ class TensorBuffer:
         with self._lock:
             self._closed = True
             self._rows.close()
-            if self._storage is not None:
+            if self._settings.storage is not None:
                 with suppress(OSError):  # it has other files, or is gone already
-                    self._storage.rmdir()
+                    self._settings.storage.rmdir()
 
     def __enter__(self) -> Self:
         return self
@@ -558,26 +529,6 @@ class TensorBuffer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the buffer with everything it holds, its sampler and its generator.
-
-        Raises:
-            TypeError: if its rows are in files.
-        """
-        if self._storage is not None:
-            raise TypeError(
-                "only a buffer in memory can be copied; build another one and load this one's "
-                "state_dict() into it"
-            )
-        with self._lock:
-            copied = type(self).__new__(type(self))
-            memo[id(self)] = copied
-            memo[id(self._lock)] = threading.RLock()
-            vars(copied).update(
-                {name: copy.deepcopy(value, memo) for name, value in vars(self).items()}
-            )
-        return copied
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later samples depend on: rows, links, priorities, generator.
@@ -603,9 +554,9 @@ class TensorBuffer:
         self._check_open()
         return {
             "rows": self._rows.state_dict(live=live),
-            "sampler": self._sampler.state_dict(np.arange(self._rows.first, self._rows.total)),
-            "sampler_type": type(self._sampler).__name__,
-            "generator": generator_to_text(self._generator),
+            "sampler": self.sampler.state_dict(np.arange(self._rows.first, self._rows.total)),
+            "sampler_type": type(self.sampler).__name__,
+            "generator": generator_to_text(self.generator),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -619,7 +570,7 @@ class TensorBuffer:
         with self._lock:
             self._check_open()
             check_state("TensorBuffer", state, ("rows", "sampler", "sampler_type", "generator"))
-            own = type(self._sampler).__name__
+            own = type(self.sampler).__name__
             if state["sampler_type"] != own:
                 raise CheckpointMismatch(
                     f"the state comes from a buffer with a {state['sampler_type']}, but this one "
@@ -627,14 +578,14 @@ class TensorBuffer:
                 )
             self._rows.load_state_dict(state["rows"])
             held = np.arange(self._rows.first, self._rows.total)
-            self._sampler.load_state_dict(state["sampler"], held)
-            self._generator = generator_from_text(state["generator"])
+            self.sampler.load_state_dict(state["sampler"], held)
+            self.generator = generator_from_text(state["generator"])
 
     def _sample_several(self, n: int, n_batches: int) -> list[Batch]:
         with self._lock:
             self._check_open()
             eligible = self._eligible(n)
-            drawn = [self._sampler.draw(n, eligible, self._generator) for _ in range(n_batches)]
+            drawn = [self.sampler.draw(n, eligible, self.generator) for _ in range(n_batches)]
             index = np.stack([rows for rows, _ in drawn])
             taken = self._gather(index)
             taken["index"] = index
@@ -654,26 +605,26 @@ class TensorBuffer:
         if n > count or n < 1:
             raise _not_enough(n, count, len(self))
         accept = self._begins_sequence if self._shortest > 1 else None
-        return Eligible(rows.first, count, rows.total, self._size, index=rows.starts, accept=accept)
+        return Eligible(rows.first, count, rows.total, self.size, index=rows.starts, accept=accept)
 
     def _gather(self, index: Ints) -> dict[str, Array]:
         extra: dict[str, Array] = {}
-        if self._unroll_len is not None:
+        if self.unroll_len is not None:
             extra |= self._rows.take_at_starts(index)
             index, extra["mask"] = self._sequences(index)
-        if self._n_step == 1:
+        if self.n_step == 1:
             return self._rows.take(index) | extra
-        if self._discount is None:
+        if self.discount is None:
             raise ConfigError(
-                f"this buffer sums rewards over n_step={self._n_step} steps, but has no discount; "
+                f"this buffer sums rewards over n_step={self.n_step} steps, but has no discount; "
                 "build it with discount=policy.discount, or call buffer.bind(...) first"
             )
         window = n_step_returns(
             index,
             self._rows.successor,
             lambda rows: self._rows.take(rows, ("reward",))["reward"],
-            n_step=self._n_step,
-            discount=self._discount,
+            n_step=self.n_step,
+            discount=self.discount,
         )
         extra["reward"], extra["discount"] = window.ret, window.discount
         ends = {p for p in self._rows.paths if p.partition(".")[0] in _OF_THE_LAST_ROW}
@@ -689,14 +640,14 @@ class TensorBuffer:
 
         Both are ``[…, L, n]``; after the last known row of an episode, it is repeated.
         """
-        assert self._unroll_len is not None
-        length = self._burn_in + self._unroll_len
+        assert self.unroll_len is not None
+        length = self.burn_in + self.unroll_len
         n_steps = np.arange(length)[:, None]
         left = self._rows.steps_left(start)[..., None, :]
         return self._rows.ahead(start[..., None, :], np.minimum(n_steps, left)), n_steps <= left
 
     def _rows_of_episodes(self, index: Any) -> Ints:
-        if self._unroll_len is None and not self._follow_episodes:
+        if not self._knows_steps:
             raise TypeError(
                 "this buffer does not know the steps of its episodes; build it with "
                 "follow_episodes=True"

@@ -3,7 +3,6 @@
 from dmiddleware.distributed.agent_store import next_shared_name
 from dmiddleware.distributed.ranks import (
     GradientReducer,
-    all_agree,
     broadcast_model,
     collective,
     collective_device,
@@ -17,7 +16,6 @@ from dmiddleware.distributed.ranks import (
 
 __all__ = [
     "GradientReducer",
-    "all_agree",
     "broadcast_model",
     "collective",
     "collective_device",

@@ -30,7 +30,6 @@ from dmiddleware.errors import ConfigError, RankLost
 
 __all__ = [
     "GradientReducer",
-    "all_agree",
     "broadcast_model",
     "collective",
     "collective_device",
@@ -43,7 +42,7 @@ __all__ = [
 ]
 
 BEAT_S: Final = 0.5
-"""Seconds between the signs of life of a rank."""
+"""Seconds between the heartbeats of a rank."""
 STORE_VARIABLE: Final = "DITASK_RANK_STORE"
 """The variable with the folder in which the ranks of one host meet."""
 
@@ -115,12 +114,12 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
             f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
         ) from error
     # Another thread may wait in the first connection.
-    life = (
-        _FolderOfLife(Path(folder))
+    heartbeats = (
+        _HeartbeatFolder(Path(folder))
         if folder
-        else _StoreOfLife(PrefixStore(start, connect(timeout)))
+        else _HeartbeatStore(PrefixStore(start, connect(timeout)))
     )
-    membership = _Membership.join(life, rank, size)
+    membership = _Membership(heartbeats, rank, size)
     try:
         with named_run(store) if uses_agent else nullcontext():
             yield rank
@@ -133,31 +132,28 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
 
 
 class _Membership:
-    """Signs of life of all ranks, to name the one that is missing when a collective fails.
+    """Heartbeats of all ranks, to name the one that is missing when a collective fails.
 
     Like torch's default group, a process has at most one.
 
     Args:
-        life: where the signs are.
+        heartbeats: where they are stored.
         rank: this process's rank.
         size: number of ranks.
     """
 
     current: _Membership | None = None
 
-    def __init__(self, life: _FolderOfLife | _StoreOfLife, rank: int, size: int) -> None:
-        self._life = life
+    def __init__(
+        self, heartbeats: _HeartbeatFolder | _HeartbeatStore, rank: int, size: int
+    ) -> None:
+        self._heartbeats = heartbeats
         self._rank = rank
         self._size = size
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
-
-    @classmethod
-    def join(cls, life: _FolderOfLife | _StoreOfLife, rank: int, size: int) -> _Membership:
-        """Start to give signs of life."""
-        cls.current = one = cls(life, rank, size)
-        one._thread.start()
-        return one
+        self._thread.start()
+        _Membership.current = self
 
     def leave(self, how: str) -> None:
         """Tell the other ranks how this one has ended; only the first call counts."""
@@ -167,7 +163,7 @@ class _Membership:
         self._thread.join(_STORE_S)
         _Membership.current = None
         with suppress(RuntimeError, OSError):
-            self._life.write(f"end-{self._rank}", _one_line(how))
+            self._heartbeats.write(f"end-{self._rank}", _one_line(how))
 
     def describe_missing(self) -> str:
         """Return which ranks are missing, and why; it takes a few beats to find out."""
@@ -176,7 +172,7 @@ class _Membership:
             self._left.wait(3 * BEAT_S)
             after = self._beats()
             others = [rank for rank in range(self._size) if rank != self._rank]
-            ended = {rank: how for rank in others if (how := self._life.read(f"end-{rank}"))}
+            ended = {rank: how for rank in others if (how := self._heartbeats.read(f"end-{rank}"))}
         except (RuntimeError, OSError):
             return (
                 "rank 0, which stores the group's state, cannot be reached: it was probably killed"
@@ -193,17 +189,17 @@ class _Membership:
         number = 0
         with suppress(RuntimeError, OSError):  # rank 0 has ended, and with it the store
             while True:
-                self._life.write(f"beat-{self._rank}", str(number))
+                self._heartbeats.write(f"beat-{self._rank}", str(number))
                 number += 1
                 if self._left.wait(BEAT_S):
                     return
 
     def _beats(self) -> list[str]:
-        return [self._life.read(f"beat-{rank}") for rank in range(self._size)]
+        return [self._heartbeats.read(f"beat-{rank}") for rank in range(self._size)]
 
 
-class _FolderOfLife:
-    """Signs of life in files of a folder that only this user can enter."""
+class _HeartbeatFolder:
+    """Heartbeats in files of a folder that only this user can enter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -224,8 +220,8 @@ class _FolderOfLife:
             return ""
 
 
-class _StoreOfLife:
-    """Signs of life in the group's store, to which strangers may write too.
+class _HeartbeatStore:
+    """Heartbeats in the group's store, to which strangers may write too.
 
     They can claim that a rank has ended. So no text of theirs reaches an error, unless only this
     host can connect.
@@ -300,14 +296,6 @@ def broadcast_model(model: nn.Module) -> None:
                 dist.broadcast(tensor, src=0)
 
 
-def all_agree(flag: bool, device: torch.device | str) -> bool:
-    """Return whether the flag is true on every rank; every rank must call it."""
-    vote = torch.tensor(float(flag), device=device)
-    with collective():
-        dist.all_reduce(vote, op=dist.ReduceOp.MIN)
-    return bool(vote.item())
-
-
 def sum_over_ranks(values: Sequence[float]) -> list[float]:
     """Return each value summed over all ranks; every rank must pass equally many values."""
     if rank_and_world_size()[1] == 1:
@@ -376,6 +364,7 @@ class GradientReducer:
     def __init__(
         self, model: nn.Module, *, overlap: bool = False, share: float | None = None
     ) -> None:
+        self._model = model
         # Backward reaches the last layers first.
         self._parameters = [p for p in model.parameters() if p.requires_grad][::-1]
         self._share = 1.0 / dist.get_world_size() if share is None else share
@@ -416,8 +405,15 @@ class GradientReducer:
             self._rows = None
         return self._share
 
-    def reduce(self) -> None:
-        """Average the gradients over the ranks; call it after backward and before the step."""
+    def reduce(self, model: nn.Module | None = None) -> None:
+        """Average the gradients over the ranks; call it after backward and before the step.
+
+        Args:
+            model: None: the reducer's own. With ``overlap``, only its reductions start earlier.
+        """
+        if model is not None and model is not self._model:
+            GradientReducer(model, share=self.share()).reduce()
+            return
         if not self._hooks:
             self._reduce_in_buckets()
             return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,9 +90,9 @@ class AsyncEnvManager(BaseEnvManager):
             self._set_spaces(*self._pool.spaces)
             self._write_action = make_write(self._pool.spaces[1])
             self._open = True
-            self._install_first_obs(range(self._env_num), infos)
+            self._install_first_obs(range(self.env_num), infos)
             if self._fixes_seeds:
-                self._send_seeds([None] * self._env_num)
+                self._send_seeds([None] * self.env_num)
 
     def close(self) -> None:
         """Close the envs and end their processes; a second call does nothing."""
@@ -111,14 +110,15 @@ class AsyncEnvManager(BaseEnvManager):
             # Envs that shared the process of one that failed have lost their episodes too.
             lost = _envs_of(failures).difference(ids)
             self._cut |= lost
-            self._dropped_steps += sum(map(self._totals.length_of, lost))
+            self.dropped_steps += sum(map(self._totals.length_of, lost))
             infos |= self._restart(failures)
             self._install_first_obs(sorted(lost.union(ids)), infos)
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
         self._require_open("step")
-        ids, rows = self._assign(actions)
+        ids, batch = self._assign(actions)
+        rows = self._split(batch)
         with self._closing_on_error():
             for row, action in enumerate(rows):
                 env_id = row if ids is None else ids[row]
@@ -128,7 +128,7 @@ class AsyncEnvManager(BaseEnvManager):
             if failures:
                 self._reject_bad_actions(failures, ids, rows)
                 lost = _envs_of(failures)
-                self._dropped_steps += sum(map(self._totals.length_of, lost))
+                self.dropped_steps += sum(map(self._totals.length_of, lost))
                 infos.first |= self._restart(failures)
                 if ids is not None:
                     ids += sorted(lost.difference(ids))
@@ -217,7 +217,7 @@ class AsyncEnvManager(BaseEnvManager):
             begun, failures = self._running.restart(failures, self._take_seeds())
             infos |= begun
             if self._fixes_seeds:
-                self._send_seeds([None] * self._env_num)
+                self._send_seeds([None] * self.env_num)
         return infos
 
     def _reject_bad_actions(
@@ -237,15 +237,6 @@ class AsyncEnvManager(BaseEnvManager):
     def _take_seeds(self) -> dict[int, int]:
         seeds, self._pending_seeds = self._pending_seeds, {}
         return seeds
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        # An interrupted exchange, also by Ctrl-C, leaves answers in the pipes that nobody reads.
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     # Processes
 
@@ -270,18 +261,18 @@ class AsyncEnvManager(BaseEnvManager):
 
     def _send_seeds(self, seeds: Sequence[int | None]) -> None:
         """Send the seeds of the next resets, and those of all later ones."""
-        fixed = self._seeds if self._fixes_seeds and self._seeds else [None] * self._env_num
+        fixed = self._seeds if self._fixes_seeds and self._seeds else [None] * self.env_num
         self._ask(b"d", dict(enumerate(zip(seeds, fixed, strict=True))), "seed")
 
     def _env_states(self) -> list[dict[str, Any] | None]:
-        states = self._ask(b"g", dict.fromkeys(range(self._env_num)), "get_state")
-        return [states[env_id] for env_id in range(self._env_num)]
+        states = self._ask(b"g", dict.fromkeys(range(self.env_num)), "get_state")
+        return [states[env_id] for env_id in range(self.env_num)]
 
     def _set_env_states(self, states: Sequence[Any]) -> None:
         for error in self._ask(b"l", dict(enumerate(states)), "set_state").values():
             if error is not None:
                 raise error
-        self._send_seeds([None] * self._env_num)
+        self._send_seeds([None] * self.env_num)
 
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         return probe_spaces(self._env_fns[0])

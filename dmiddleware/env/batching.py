@@ -235,43 +235,29 @@ def make_split(space: spaces.Space[Any]) -> Split:
         space: as in :func:`make_check`; so are the errors.
 
     Returns:
-        A function from arrays ``[E, …]``, nested like the space, to a list of ``E`` actions in the
-        form of ``space.sample()``: numpy integers for Discrete (which Gymnasium checks faster than
-        Python's), arrays for the others.
+        A function from arrays ``[E, …]`` that :func:`make_check` has converted to a list of ``E``
+        actions in the form of ``space.sample()``: numpy integers for Discrete (which Gymnasium
+        checks faster than Python's), arrays for the others.
     """
     if isinstance(space, spaces.Dict):
         parts = {key: make_split(sub) for key, sub in space.spaces.items()}
-
-        def split_dict(actions: Any) -> list[Any]:
-            keys = _checked_keys(actions, parts, space)
-            columns = [parts[key](actions[key]) for key in keys]
-            return [dict(zip(keys, row, strict=True)) for row in _rows(columns, space)]
-
-        return split_dict
+        return lambda actions: [
+            dict(zip(parts, row, strict=True))
+            for row in zip(*(parts[key](actions[key]) for key in parts), strict=True)
+        ]
     if isinstance(space, spaces.Tuple):
         items = tuple(make_split(sub) for sub in space.spaces)
-
-        def split_tuple(actions: Any) -> list[Any]:
-            columns = zip(items, _checked_tuple(actions, items, space), strict=True)
-            return _rows([split(part) for split, part in columns], space)
-
-        return split_tuple
-    check = make_check(space)
+        return lambda actions: list(
+            zip(*(split(part) for split, part in zip(items, actions, strict=True)), strict=True)
+        )
+    shape, _ = _shape_and_dtype(space)
     if isinstance(space, spaces.Discrete):
-        dtype = np.dtype(space.dtype)
-
-        def split_integers(actions: Any) -> list[Any]:
-            # The most common case skips the checks that it cannot fail.
-            if type(actions) is np.ndarray and actions.dtype == dtype and actions.ndim == 1:
-                return list(actions)
-            return list(check(actions))
-
-        return split_integers
-    if space.shape == ():
+        return list
+    if shape == ():
         # Iterating would yield numpy scalars, which such a space does not contain.
-        return lambda actions: [np.array(action) for action in check(actions)]
+        return lambda actions: [np.array(action) for action in actions]
     # Copies, because an env may write to its action, which is still to be stored.
-    return lambda actions: list(check(actions).copy())
+    return lambda actions: list(actions.copy())
 
 
 def _checked_keys(actions: Any, parts: Mapping[Any, Any], space: spaces.Space[Any]) -> list[Any]:
@@ -289,13 +275,6 @@ def _checked_tuple(actions: Any, items: tuple[Any, ...], space: spaces.Space[Any
             f"a batch of {space} must be a tuple of {len(items)}, got {actions!r:.120}"
         )
     return actions
-
-
-def _rows(columns: list[list[Any]], space: spaces.Space[Any]) -> list[tuple[Any, ...]]:
-    lengths = sorted({len(column) for column in columns})
-    if len(lengths) > 1:
-        raise StructureError(f"the parts of a batch of {space} differ in length: {lengths}")
-    return list(zip(*columns, strict=True))
 
 
 def _misfit(

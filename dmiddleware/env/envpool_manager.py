@@ -45,8 +45,8 @@ class EnvPoolManager(BaseEnvManager):
     :meth:`seed`, the next :meth:`reset` of all envs makes them again. The state of the envs cannot
     be saved.
 
-    EnvPool reports an episode that reaches a terminal state in its very last allowed step as
-    truncated.
+    EnvPool cannot restart an env that fails. It reports an episode that reaches a terminal state in
+    its very last allowed step as truncated.
 
     Args:
         env_id: the id in EnvPool.
@@ -87,7 +87,7 @@ class EnvPoolManager(BaseEnvManager):
         # Before launch, for its spaces, and to find errors in the options.
         try:
             with _quiet_spaces():
-                spec = self._envpool.make_spec(env_id, num_envs=self._env_num, **self._kwargs)
+                spec = self._envpool.make_spec(env_id, num_envs=self.env_num, **self._kwargs)
                 self._found = (
                     _with_true_bounds(spec.gymnasium_observation_space),
                     spec.gymnasium_action_space,
@@ -95,23 +95,14 @@ class EnvPoolManager(BaseEnvManager):
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"EnvPool refuses the options of {env_id}: {error}") from error
 
-    @property
-    def restarts(self) -> int:
-        """Always 0: EnvPool cannot restart an env that fails."""
-        return 0
-
     def launch(self) -> None:
         """Make the envs and reset them, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
         self._set_spaces(*self._found)
-        try:
-            with self._failing_for_good():
-                self._make()
-                self._reset_all()
-        except BaseException:
-            self.close()
-            raise
+        with self._failing_for_good():
+            self._make()
+            self._reset_all()
         self._open = True
 
     def close(self) -> None:
@@ -135,13 +126,13 @@ class EnvPoolManager(BaseEnvManager):
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
         with self._failing_for_good():
-            if len(ids) == self._env_num:
+            if len(ids) == self.env_num:
                 if self._pending_seeds:
                     self._make()
                 self._reset_all()
             elif ids:
                 obs, infos = self._pool.reset(np.array(ids, np.int32))
-                self._revision += 1
+                self.revision += 1
                 self._totals.clear(ids)
                 self._ready_obs = replace_rows(self._ready_obs, ids, obs)
                 self._ready_infos = self._merged(self.ready_info, ids, _without_rows(infos))
@@ -150,14 +141,7 @@ class EnvPoolManager(BaseEnvManager):
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
         if not self._open:
             self._require_open("step")
-        ids: list[int] | None = None
-        if type(actions) is not np.ndarray and self._is_per_env(actions):
-            ids = self._checked_ids(actions)
-            if not ids:
-                raise StructureError("step was given no action; give one for at least one env")
-            batch = self._batch_of(list(actions.values()))
-        else:
-            batch = self._checked_batch(actions)
+        ids, batch = self._assign(actions)
         self._check_range(batch)
         env_id = self._id_array(ids)
         with self._failing_for_good():
@@ -207,13 +191,13 @@ class EnvPoolManager(BaseEnvManager):
             close_quietly(pool)
         seeds = [
             self._pending_seeds.pop(env_id, secrets.randbits(31)) % 2**31
-            for env_id in range(self._env_num)
+            for env_id in range(self.env_num)
         ]
         with _quiet_spaces():
             self._pool = self._envpool.make(
                 self._id,
                 env_type="gymnasium",
-                num_envs=self._env_num,
+                num_envs=self.env_num,
                 seed=seeds,
                 **self._kwargs,
             )
@@ -223,34 +207,29 @@ class EnvPoolManager(BaseEnvManager):
     def _reset_all(self) -> None:
         obs, infos = self._pool.reset()
         self._check_obs(obs, None)
-        self._revision += 1
-        self._totals.clear(range(self._env_num))
+        self.revision += 1
+        self._totals.clear(range(self.env_num))
         self._ready_obs = obs
-        self._ready_infos = StepInfo.from_columns(_without_rows(infos), self._env_num)
+        self._ready_infos = StepInfo.from_columns(_without_rows(infos), self.env_num)
 
     def _merged(
         self, info: StepInfo, env_ids: Sequence[int] | IdArray, columns: Mapping[str, Any]
     ) -> StepInfo:
         """Return an info of all envs in which the rows of some are those of ``columns``."""
         merged = {key: replace_rows(info[key], env_ids, new) for key, new in columns.items()}
-        return StepInfo.from_columns(merged, self._env_num)
+        return StepInfo.from_columns(merged, self.env_num)
 
     @contextlib.contextmanager
     def _failing_for_good(self) -> Iterator[None]:
-        try:
-            yield
-        except EnvProtocolError:
-            self.close()
-            raise
-        except Exception as error:
-            self.close()
-            raise EnvCrashed(
-                f"EnvPool's {self._id} raised {type(error).__name__}: {error}"
-            ) from error
-        except BaseException:
-            # Also on Ctrl-C: some envs may have stepped.
-            self.close()
-            raise
+        with self._closing_on_error():
+            try:
+                yield
+            except EnvProtocolError:
+                raise
+            except Exception as error:
+                raise EnvCrashed(
+                    f"EnvPool's {self._id} raised {type(error).__name__}: {error}"
+                ) from error
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         return [None]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeGuard
 
@@ -28,6 +29,12 @@ from dmiddleware.env.batching import (
     map_arrays,
     replace_rows,
 )
+from dmiddleware.env.contract import (
+    ValueCheck,
+    describe_unusable,
+    is_finite,
+    make_value_check,
+)
 from dmiddleware.env.env_state import (
     MissingObjectError,
     decode_infos,
@@ -37,18 +44,12 @@ from dmiddleware.env.env_state import (
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.restart_limit import FailureBudget, other_seeds
-from dmiddleware.env.team import n_agent_of, reward_shape_of
+from dmiddleware.env.team import reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
     BoolArray,
     IdArray,
     StepInfo,
-)
-from dmiddleware.env.usable_values import (
-    ValueCheck,
-    describe_unusable,
-    is_finite,
-    make_value_check,
 )
 from dmiddleware.errors import (
     CheckpointMismatch,
@@ -84,6 +85,14 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     After each :meth:`step`, the envs whose episode ended have already been reset: ``ready_obs``
     holds the observations to act on next, for the envs ``ready_obs_id``.
 
+    Attributes:
+        env_num: the number of envs, ``E``.
+        dropped_steps: the env steps since launch that belonged to episodes that a failure cut off.
+        in_lockstep: whether the envs can only be stepped all together.
+        revision: a number that grows whenever the envs are launched, reset, stepped or restored. A
+            collector compares it with the value after its own last step, to notice that something
+            else has used the envs in between.
+
     Args:
         env_num: the number of envs, ``E``.
         seed: as in :meth:`seed`; None leaves the envs unseeded.
@@ -93,6 +102,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ConfigError: if ``env_num`` is not a positive integer, ``seed`` not integers, or
             ``max_retry`` not an integer of at least 0.
     """
+
+    in_lockstep = False
 
     settings: Settings | None = None
     """The options with which ``make_env_manager`` made it; None: it was made in another way."""
@@ -106,20 +117,20 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def __init__(
         self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
     ) -> None:
-        self._env_num: int = checked("env_num", env_num, Count)
+        self.env_num: int = checked("env_num", env_num, Count)
         self._open = False
-        self._revision = 0
-        self._all_ids: IdArray = np.arange(self._env_num)
-        self._all_valid: BoolArray = np.ones(self._env_num, np.bool_)
-        self._none_abnormal: BoolArray = np.zeros(self._env_num, np.bool_)
+        self.revision = 0
+        self._all_ids: IdArray = np.arange(self.env_num)
+        self._all_valid: BoolArray = np.ones(self.env_num, np.bool_)
+        self._none_abnormal: BoolArray = np.zeros(self.env_num, np.bool_)
         self._observation_space: spaces.Space[Any] | None = None
         self._action_space: spaces.Space[Any] | None = None
         self._seeds: list[int] | None = None
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
-        self._failures = FailureBudget(self._env_num, max_retry=max_retry)
+        self._failures = FailureBudget(self.env_num, max_retry=max_retry)
         self._n_start_overs = 0
-        self._dropped_steps = 0
+        self.dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
         if seed is not None:
@@ -128,28 +139,14 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     # Life
 
     @property
-    def env_num(self) -> int:
-        """The number of envs, ``E``."""
-        return self._env_num
-
-    @property
     def closed(self) -> bool:
         """Whether the envs are closed: before :meth:`launch` and after :meth:`close`."""
         return not self._open
 
     @property
-    def revision(self) -> int:
-        """A number that grows whenever the envs are launched, reset, stepped or restored.
-
-        A collector compares it with the value after its own last step, to notice that something
-        else has used the envs in between.
-        """
-        return self._revision
-
-    @property
     def episode_lengths(self) -> list[int]:
         """The steps that each env's current episode has had so far, one number per env."""
-        return [self._totals.length_of(env_id) for env_id in range(self._env_num)]
+        return [self._totals.length_of(env_id) for env_id in range(self.env_num)]
 
     @property
     def episode_counts(self) -> list[int]:
@@ -199,11 +196,6 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         assert self._action_space is not None
         return self._action_space
 
-    @property
-    def n_agent(self) -> int | None:
-        """The number of agents in each env, ``A``; None: a single one, with scalar rewards."""
-        return n_agent_of(self.observation_space)
-
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs and the action spaces.
 
@@ -221,7 +213,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             ConfigError: if this is neither an integer nor ``E`` integers, or the envs reset
                 themselves and ``dynamic_seed`` is False.
         """
-        seeds = env_seeds(seed, self._env_num)
+        seeds = env_seeds(seed, self.env_num)
         self._seeds, self._fixes_seeds = seeds, not dynamic_seed
         self._seed_envs(seeds)
         if self._action_space is not None:
@@ -260,7 +252,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         if isinstance(infos, StepInfo):
             return infos
         if isinstance(infos, Mapping):
-            return StepInfo.from_columns(infos, self._env_num)
+            return StepInfo.from_columns(infos, self.env_num)
         return StepInfo(infos)
 
     @abstractmethod
@@ -310,16 +302,6 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """How often an env failed and was restarted since launch."""
         return self._failures.restarts
 
-    @property
-    def dropped_steps(self) -> int:
-        """The env steps since launch that belonged to episodes that a failure cut off."""
-        return self._dropped_steps
-
-    @property
-    def in_lockstep(self) -> bool:
-        """Whether the envs can only be stepped all together."""
-        return False
-
     # State
 
     @property
@@ -335,7 +317,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """
         self._require_open("state_dict")
         return {
-            "env_num": self._env_num,
+            "env_num": self.env_num,
             "envs": self._env_states(),
             "ready_obs": map_arrays(_host_copy, self._ready_obs),
             "ready_infos": encode_infos(self.ready_info.rows()),
@@ -345,7 +327,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             "samplers": [
                 get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
-            "dropped_steps": self._dropped_steps,
+            "dropped_steps": self.dropped_steps,
             "failures": self._failures.state_dict(),
             "n_start_overs": self._n_start_overs,
         }
@@ -362,10 +344,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             CheckpointMismatch: if the state belongs to other envs, or to another number of envs.
         """
         self._require_open("load_state_dict")
-        if state["env_num"] != self._env_num:
+        if state["env_num"] != self.env_num:
             raise CheckpointMismatch(
-                f"the state belongs to {state['env_num']} envs, but this manager has "
-                f"{self._env_num}"
+                f"the state belongs to {state['env_num']} envs, but this manager has {self.env_num}"
             )
         self._seeds = None if state["seeds"] is None else list(state["seeds"])
         self._fixes_seeds = state["fixes_seeds"]
@@ -373,10 +354,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             (self.action_space, self._batched_action_space), state["samplers"], strict=True
         ):
             set_space_state(space, sampler)
-        self._dropped_steps = state["dropped_steps"]
-        if "failures" in state:  # not in older states
-            self._failures.load_state_dict(state["failures"])
-        self._n_start_overs = state.get("n_start_overs", 0)
+        self.dropped_steps = state["dropped_steps"]
+        self._failures.load_state_dict(state["failures"])
+        self._n_start_overs = state["n_start_overs"]
         if any(one is None for one in state["envs"]):
             logger.warning("the state of the envs could not be saved; they start new episodes")
             self._start_over()
@@ -388,7 +368,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             self._start_over()
             return False
         self._pending_seeds = {}
-        self._revision += 1
+        self.revision += 1
         self._totals.load_state_dict(state["totals"])
         self._ready_obs = map_arrays(self._restored, state["ready_obs"])
         self._ready_infos = decode_infos(state["ready_infos"])
@@ -401,7 +381,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _start_over(self) -> None:
         # Saved with the state, so that no resume repeats the episodes of another one.
         self._n_start_overs += 1
-        ids = range(self._env_num)
+        ids = range(self.env_num)
         if seeds := other_seeds(self._seeds, ids, "resume", self._n_start_overs):
             self._seed_envs(list(seeds.values()))
         self.reset()
@@ -443,6 +423,15 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _probe_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """Return the observation and the action space of a single env, before launch."""
 
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Close the envs if the block raises, also on Ctrl-C: some may be in another state."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _require_open(self, doing: str) -> None:
         if not self._open:
             raise EnvStateError(
@@ -463,12 +452,12 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._collate_actions = make_collate(action)
         self._check_actions = make_check(action)
         self._check_values = make_value_check(observation)
-        self._plain_action = action.dtype, (self._env_num, *(action.shape or ()))
+        self._plain_action = action.dtype, (self.env_num, *(action.shape or ()))
         self._observation_space, self._action_space = observation, action
         if self._reward_shape != (shape := reward_shape_of(observation)):
             self._reward_shape = shape
-            self._totals = EpisodeTotals(self._env_num, shape)
-        self._batched_action_space = batch_space(action, self._env_num)
+            self._totals = EpisodeTotals(self.env_num, shape)
+        self._batched_action_space = batch_space(action, self.env_num)
         if self._seeds is not None:
             self._seed_action_spaces()
 
@@ -481,69 +470,56 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
     def _begin(self) -> None:
         """Reset counters and episodes, and seed every env at its next reset."""
-        self._revision += 1
+        self.revision += 1
         self._failures.clear()
         self._n_start_overs = 0
-        self._dropped_steps = 0
+        self.dropped_steps = 0
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()
 
     def _clear_episodes(self) -> None:
         self._ready_obs = None
         self._ready_infos = ()
-        self._totals = EpisodeTotals(self._env_num, self._reward_shape)
+        self._totals = EpisodeTotals(self.env_num, self._reward_shape)
 
     def _checked_ids(self, env_ids: Iterable[int] | None) -> list[int]:
         if env_ids is None:
-            return list(range(self._env_num))
+            return list(range(self.env_num))
         ids = [int(env_id) for env_id in env_ids]
         for env_id in ids:
-            if not 0 <= env_id < self._env_num:
+            if not 0 <= env_id < self.env_num:
                 raise StructureError(
-                    f"unknown env id {env_id}; the ids are 0 to {self._env_num - 1}"
+                    f"unknown env id {env_id}; the ids are 0 to {self.env_num - 1}"
                 )
         if len(set(ids)) != len(ids):
             raise StructureError(f"an env id occurs twice in {ids}")
         return ids
 
-    def _assign(self, actions: Any) -> tuple[list[int] | None, list[Any]]:
-        """Return the envs to step (None means all) and the action of each."""
-        if type(actions) is not np.ndarray and self._is_per_env(actions):
+    def _assign(self, actions: Any) -> tuple[list[int] | None, NestedArrays]:
+        """Return the envs to step (None means all), and their actions as the action space says."""
+        if type(actions) is np.ndarray and (actions.dtype, actions.shape) == self._plain_action:
+            return None, actions  # the most common case skips the checks that it cannot fail
+        if self._is_per_env(actions):
             ids = self._checked_ids(actions)
             if not ids:
                 raise StructureError(
                     "step was given an empty dictionary; give an action for at least one env"
                 )
-            return ids, self._split(self._batch_of(list(actions.values())))
-        rows = self._split(actions)
-        if len(rows) != self._env_num:
-            raise StructureError(
-                f"step was given {len(rows)} actions for {self._env_num} ready envs; give one row "
-                "per env of ready_obs_id, or a dictionary from env ids to actions"
-            )
-        return None, rows
-
-    def _batch_of(self, actions: list[Any]) -> NestedArrays:
-        try:
-            return self._collate_actions(actions)
-        except (TypeError, ValueError, KeyError) as error:
-            raise StructureError(
-                f"the actions do not fit the action space {self._action_space}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-    def _checked_batch(self, actions: NestedArrays) -> NestedArrays:
-        """Return a batch of actions for all envs, in the dtypes of the action space."""
-        if type(actions) is np.ndarray and (actions.dtype, actions.shape) == self._plain_action:
-            return actions  # the most common case skips the checks that it cannot fail
+            try:
+                return ids, self._check_actions(self._collate_actions(list(actions.values())))
+            except (TypeError, ValueError, KeyError) as error:
+                raise StructureError(
+                    f"the actions do not fit the action space {self._action_space}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         batch = self._check_actions(actions)
         map_arrays(self._check_n_rows, batch)
-        return batch
+        return None, batch
 
     def _check_n_rows(self, array: npt.NDArray[Any]) -> None:
-        if len(array) != self._env_num:
+        if len(array) != self.env_num:
             raise StructureError(
-                f"step was given {len(array)} actions for {self._env_num} ready envs; give one row "
+                f"step was given {len(array)} actions for {self.env_num} ready envs; give one row "
                 "per env of ready_obs_id, or a dictionary from env ids to actions"
             )
 
@@ -561,9 +537,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     ) -> None:
         """Store the first observations of new episodes in some envs."""
         self._check_obs(obs, ids)
-        self._revision += 1
+        self.revision += 1
         self._totals.clear(ids)
-        if len(ids) == self._env_num:
+        if len(ids) == self.env_num:
             order = np.argsort(ids)
             self._ready_obs = map_arrays(lambda array: array[order], obs)
             self._ready_infos = [infos[index] for index in order]
@@ -617,7 +593,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         if self._check_values is None or self._check_values(obs):
             return
         assert self._observation_space is not None
-        for row, env_id in enumerate(range(self._env_num) if ids is None else ids):
+        for row, env_id in enumerate(range(self.env_num) if ids is None else ids):
             found = describe_unusable(self._observation_space, index_rows(obs, row))
             if found:
                 step = self._totals.length_of(env_id) + 1
@@ -646,9 +622,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """
         if obs is not next_obs:
             self._check_obs(obs, ids)  # the first ones of new episodes
-        self._revision += 1
+        self.revision += 1
         abnormal, valid = self._none_abnormal, self._all_valid
-        if len(reward) != self._env_num:
+        if len(reward) != self.env_num:
             abnormal, valid = abnormal[: len(reward)], valid[: len(reward)]
         if failed is not None:
             abnormal = abnormal.copy()
@@ -800,13 +776,14 @@ class EpisodeTotals:
         own = self._returns[env_id]
         totals: dict[str, np.float32 | int] = {
             "eval_episode_return": np.float32(own if own.ndim == 0 else own.mean()),
-            "eval_episode_length": self.length_of(env_id),
+            "eval_episode_length": self._n_steps - int(self._begun[env_id]),
         }
         if own.ndim:
             each = enumerate(own.astype(np.float32))
             totals |= {f"eval_episode_return_{agent}": value for agent, value in each}
         self._n_ended[env_id] += 1
-        self.clear((env_id,))
+        self._returns[env_id] = 0.0
+        self._begun[env_id] = self._n_steps
         return totals
 
     def end_some(
@@ -859,6 +836,5 @@ class EpisodeTotals:
         self._returns = np.array(state["returns"], dtype=np.float64)
         self._n_steps = int(state["n_steps"])
         self._begun = np.array(state["begun"], dtype=np.int64)
-        n_ended = state.get("n_ended", (0,) * len(self._begun))
-        self._n_ended = np.array(n_ended, dtype=np.int64)
+        self._n_ended = np.array(state["n_ended"], dtype=np.int64)
         self._uncounted.clear()

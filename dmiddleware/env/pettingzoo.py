@@ -67,7 +67,7 @@ class PettingZooAdapter(BattleEnv):
             self._observe(self._agents)
             self._infos = [dict(self._env.infos[agent]) for agent in self._agents]
         else:
-            self._adopt(*result)
+            self._take(*result)
         return list(self._obs)
 
     def step(
@@ -128,14 +128,14 @@ class PettingZooAdapter(BattleEnv):
     ) -> tuple[dict[Any, float], dict[Any, bool], dict[Any, bool]]:
         moves = {agent: actions[self._agents.index(agent)] for agent in self._env.agents}
         obs, rewards, terminated, truncated, infos = self._env.step(moves)
-        self._adopt(obs, infos)
+        self._take(obs, infos)
         return rewards, terminated, truncated
 
     def _observe(self, agents: list[Any]) -> None:
         for agent in agents:
             self._obs[self._agents.index(agent)] = self._plain(self._env.observe(agent))
 
-    def _adopt(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
+    def _take(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
         for player, agent in enumerate(self._agents):
             if agent in obs:
                 self._obs[player] = self._plain(obs[agent])
@@ -223,7 +223,7 @@ class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
         super().reset(seed=seed)
         obs, infos = self._env.reset(seed=seed, options=options)
         present = {agent: agent in obs for agent in self._agents}
-        return self._joined(obs, infos, present), _told(infos)
+        return self._joined(obs, infos, present), _infos_by_name(infos)
 
     def step(
         self, action: Any
@@ -239,7 +239,7 @@ class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
         present = {agent: agent in alive for agent in self._agents}
         reward = np.array([float(rewards.get(agent, 0.0)) for agent in self._agents])
         joined = self._joined(obs, infos, present)
-        return joined, reward, done and not cut, done and bool(cut), _told(infos)
+        return joined, reward, done and not cut, done and bool(cut), _infos_by_name(infos)
 
     def render(self) -> Any:
         """Return an image of the env, if its render mode gives one."""
@@ -330,13 +330,13 @@ def _zeros(space: gym.Space[Any]) -> Any:
     return np.zeros(space.shape or (), space.dtype)
 
 
-def _told(infos: Mapping[Any, Any]) -> dict[str, Any]:
+def _infos_by_name(infos: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the agents' infos by name, without action masks, which are in the observation."""
-    told = {
+    by_name = {
         str(agent): {key: value for key, value in info.items() if key != _ACTION_MASK}
         for agent, info in infos.items()
     }
-    return {agent: info for agent, info in told.items() if info}
+    return {agent: info for agent, info in by_name.items() if info}
 
 
 def _flat_space(space: gym.Space[Any]) -> gym.Space[Any]:

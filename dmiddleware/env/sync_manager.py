@@ -20,7 +20,6 @@ from dmiddleware.env.contract import (
     bad_obs,
     check_env,
     check_first,
-    check_flag,
     check_info,
     check_result,
     check_same_spaces,
@@ -30,7 +29,7 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
-from dmiddleware.env.timestep import BatchedTimestep, StepInfo
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 
 __all__ = ["SyncEnvManager", "EnvFn"]
@@ -84,7 +83,7 @@ class SyncEnvManager(BaseEnvManager):
         """Make the envs and reset them, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
         self._begin()
-        try:
+        with self._closing_on_error():
             for index, env_fn in enumerate(self._env_fns):
                 env = _first(index, "made", env_fn)
                 check_env(env, index)
@@ -95,17 +94,14 @@ class SyncEnvManager(BaseEnvManager):
             )
             self._set_spaces(self._envs[0].observation_space, self._envs[0].action_space)
             self._steps = [env.step for env in self._envs]
-            self._unchecked = set(range(self._env_num))
+            self._unchecked = set(range(self.env_num))
             firsts = [
                 _first(index, "reset", functools.partial(self._reset_once, index))
-                for index in range(self._env_num)
+                for index in range(self.env_num)
             ]
             self._open = True
-            ids = range(self._env_num)
+            ids = range(self.env_num)
             self._install_reset(ids, *self._batch_resets(ids, firsts))
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the envs; a second call does nothing."""
@@ -119,18 +115,16 @@ class SyncEnvManager(BaseEnvManager):
         """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`."""
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
-        try:
+        with self._closing_on_error():
             firsts = [self._reset(env_id) for env_id in ids]
             self._install_reset(ids, *self._batch_resets(ids, firsts))
-        except BaseException:
-            self.close()
-            raise
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
         """Step the envs, and reset those whose episode ended, see :meth:`BaseEnvManager.step`."""
         if not self._open:
             self._require_open("step")
-        ids, rows = self._assign(actions)
+        ids, batch = self._assign(actions)
+        rows = self._split(batch)
         steps = self._steps if ids is None else [self._steps[index] for index in ids]
         results: list[Any] = []
         append = results.append
@@ -162,14 +156,20 @@ class SyncEnvManager(BaseEnvManager):
     def _assemble(
         self, ids: list[int] | None, results: list[Any], failed: list[int] | None
     ) -> BatchedTimestep:
-        n_rows = len(results)
         try:
             if self._unchecked:
                 self._check_results(ids, results)
             obs_rows, rewards, terminated_rows, truncated_rows, infos = zip(*results, strict=True)
             next_obs = self._collate(obs_rows)
-            reward = _as_rewards(rewards, self._reward_shape)
+            reward = _as_array(rewards, np.float64, self._reward_shape)
             some_ended = any(terminated_rows) or any(truncated_rows)
+            if some_ended:
+                terminated = _as_array(terminated_rows, np.bool_)
+                truncated = _as_array(truncated_rows, np.bool_)
+                done = terminated | truncated
+            else:
+                terminated = np.zeros(len(results), np.bool_)
+                truncated, done = terminated.copy(), terminated.copy()
             if set(map(type, infos)) != _PLAIN_INFO:
                 self._check_infos(ids, infos)
         except MISFITS as error:
@@ -179,47 +179,34 @@ class SyncEnvManager(BaseEnvManager):
             ) from error
         self._count_step(ids, next_obs, reward)
         # Before the resets, in which envs may fill them again.
-        infos = tuple([own_copy(info) if info else {} for info in infos])
+        last_infos: list[Mapping[str, Any]] = [own_copy(info) if info else {} for info in infos]
         if ids is None:
-            self._ready_infos = infos
+            self._ready_infos = last_infos
         else:
-            self._replace_infos(ids, infos)
-        done = np.zeros(n_rows, np.bool_)
-        terminated = np.zeros(n_rows, np.bool_)
-        truncated = np.zeros(n_rows, np.bool_)
+            self._replace_infos(ids, last_infos)
         obs = next_obs
         if some_ended:
-            ended = [row for row in range(n_rows) if terminated_rows[row] or truncated_rows[row]]
-            for row in ended:
-                env_id = row if ids is None else ids[row]
-                check_flag(terminated_rows[row], "terminated", env_id)
-                check_flag(truncated_rows[row], "truncated", env_id)
-                done[row] = True
-                terminated[row] = bool(terminated_rows[row])
-                truncated[row] = bool(truncated_rows[row])
-            infos, obs = self._reset_ended(ids, ended, infos, next_obs)
-        return self._finish(
-            ids, obs, next_obs, reward, done, terminated, truncated, StepInfo(infos), failed
-        )
+            obs, last_infos = self._reset_ended(ids, done, next_obs, last_infos)
+        info = StepInfo(last_infos)
+        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, failed)
 
     def _reset_ended(
         self,
         ids: list[int] | None,
-        ended: list[int],
-        infos: Sequence[Mapping[str, Any]],
+        done: BoolArray,
         next_obs: NestedArrays,
-    ) -> tuple[Any, NestedArrays]:
-        """Reset the envs whose episode ended; return the last infos and the next observations."""
-        last_infos, ready_infos = list(infos), self._ready_rows()
-        obs = copy_arrays(next_obs)
-        for row in ended:
+        infos: list[Mapping[str, Any]],
+    ) -> tuple[NestedArrays, list[Mapping[str, Any]]]:
+        """Reset the envs whose episode ended; return the next observations and the last infos."""
+        obs, last_infos, ready_infos = copy_arrays(next_obs), [*infos], [*self._ready_infos]
+        for row in done.nonzero()[0].tolist():
             env_id = row if ids is None else ids[row]
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             self._failures.record_episode(env_id)
             first, ready_infos[env_id] = self._reset(env_id)
             self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos
-        return last_infos, obs
+        return obs, last_infos
 
     def _finish_after_failure(
         self, ids: list[int] | None, rows: list[Any], results: list[Any], error: Exception
@@ -238,7 +225,7 @@ class SyncEnvManager(BaseEnvManager):
                 failure = another
             assert failure is not None
             self._reject_bad_action(env_id, rows[row], failure)
-            self._dropped_steps += self._totals.length_of(env_id)
+            self.dropped_steps += self._totals.length_of(env_id)
             obs, info = self._restart(env_id, "step", failure)
             reward = np.zeros(self._reward_shape)
             results.append((obs, reward, False, False, {**info, "abnormal": True}))
@@ -347,16 +334,18 @@ def probe_spaces(env_fn: EnvFn) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         close_quietly(env)
 
 
-def _as_rewards(values: Sequence[Any], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    # With a dtype given, numpy would be slower and accept None.
-    rewards = np.array(values)
-    if rewards.dtype != np.float64:
-        if rewards.dtype.kind not in "iufb":
+def _as_array(
+    values: Sequence[Any], dtype: type[np.generic], shape: tuple[int, ...] = ()
+) -> npt.NDArray[Any]:
+    """Return what the envs returned, numbers ``[E', *shape]``, as an array of its own."""
+    array = np.array(values)  # with a dtype given, numpy would be slower and accept None
+    if array.dtype != dtype:
+        if array.dtype.kind not in "iufb":
             raise TypeError
-        rewards = rewards.astype(np.float64)
-    if rewards.shape[1:] != shape:
+        array = array.astype(dtype)
+    if array.shape[1:] != shape:
         raise ValueError
-    return rewards
+    return array
 
 
 def _first(index: int, what: str, function: Callable[[], Any]) -> Any:

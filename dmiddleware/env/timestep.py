@@ -28,17 +28,20 @@ class StepInfo(Mapping[str, Any]):
     Numbers become a column of their type, arrays a stacked column, dictionaries a nested mapping of
     columns, everything else a column of objects; an env without the key has zeros or ``None``.
 
+    Attributes:
+        n_rows: the number of envs.
+
     Args:
         rows: one info dictionary per env; they are not copied.
     """
 
-    __slots__ = ("_columns", "_n_rows", "_partial", "_rows")
+    __slots__ = ("_columns", "_partial", "_rows", "n_rows")
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows: Sequence[Mapping[str, Any]] | None = rows
         self._columns: dict[str, Any] | None = None
         self._partial: PartialColumns | None = None
-        self._n_rows = len(rows)
+        self.n_rows = len(rows)
 
     @classmethod
     def from_columns(
@@ -56,13 +59,8 @@ class StepInfo(Mapping[str, Any]):
         info._rows = None
         info._columns = dict(columns)
         info._partial = partial
-        info._n_rows = n_rows
+        info.n_rows = n_rows
         return info
-
-    @property
-    def n_rows(self) -> int:
-        """The number of envs."""
-        return self._n_rows
 
     def row(self, index: int) -> dict[str, Any]:
         """Return the info of one env as that env returned it, in a new dictionary."""
@@ -72,7 +70,7 @@ class StepInfo(Mapping[str, Any]):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the infos of all envs, each as in :meth:`row`."""
-        return [self.row(index) for index in range(self._n_rows)]
+        return [self.row(index) for index in range(self.n_rows)]
 
     def column(self, key: str) -> tuple[Any, BoolArray] | None:
         """Return one column, and which envs returned it; None if none did.
@@ -84,8 +82,8 @@ class StepInfo(Mapping[str, Any]):
             if key not in columns:
                 return None
             given = columns.get(f"_{key}")
-            return columns[key], np.ones(self._n_rows, np.bool_) if given is None else given
-        given = np.fromiter((key in row for row in self._rows), np.bool_, self._n_rows)
+            return columns[key], np.ones(self.n_rows, np.bool_) if given is None else given
+        given = np.fromiter((key in row for row in self._rows), np.bool_, self.n_rows)
         if not given.any():
             return None
         return _column([row.get(key) for row in self._rows], given), given
@@ -126,7 +124,7 @@ class StepInfo(Mapping[str, Any]):
             self._columns = _columns_of(self._rows)
         if self._partial is not None:
             (rows, columns), self._partial = self._partial, None
-            mask = np.zeros(self._n_rows, np.bool_)
+            mask = np.zeros(self.n_rows, np.bool_)
             mask[rows] = True
             for key in columns.keys() - self._columns.keys():
                 self._columns[key], self._columns[f"_{key}"] = _filled(columns[key](), mask), mask

@@ -91,6 +91,8 @@ class VectorEnvManager(BaseEnvManager):
         ConfigError: if an argument has the wrong type.
     """
 
+    in_lockstep = True
+
     # Indices of the envs that the next step resets (NEXT_STEP), and a mask of the envs whose
     # episodes were given up.
     _ended: IdArray
@@ -120,16 +122,6 @@ class VectorEnvManager(BaseEnvManager):
         self._finite_obs: Any = None
         self._clear_marks()
 
-    @property
-    def in_lockstep(self) -> bool:
-        """True: the envs can only be stepped all together."""
-        return True
-
-    @property
-    def restarts(self) -> int:
-        """How often the vector env failed and was restarted since launch."""
-        return self._failures.restarts
-
     def launch(self) -> None:
         """Make the vector env and reset it, see :meth:`BaseEnvManager.launch`."""
         self._require_closed()
@@ -137,7 +129,7 @@ class VectorEnvManager(BaseEnvManager):
         with self._failing_for_good():
             vector = self._make()
             self._set_spaces(vector.single_observation_space, vector.single_action_space)
-            self._install_reset(range(self._env_num), *self._reset_all())
+            self._install_reset(range(self.env_num), *self._reset_all())
         self._open = True
 
     def close(self) -> None:
@@ -158,16 +150,14 @@ class VectorEnvManager(BaseEnvManager):
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
         with self._failing_for_good():
-            if len(ids) == self._env_num:
-                self._install_reset(range(self._env_num), *self._reset_all())
+            if len(ids) == self.env_num:
+                self._install_reset(range(self.env_num), *self._reset_all())
             elif self._can_mask():
                 self._install_reset(ids, *self._reset_some(ids))
             else:
-                self._revision += 1
+                self.revision += 1
                 abandoned = (
-                    np.zeros(self._env_num, np.bool_)
-                    if self._abandoned is None
-                    else self._abandoned
+                    np.zeros(self.env_num, np.bool_) if self._abandoned is None else self._abandoned
                 )
                 abandoned[ids] = True
                 self._abandoned = abandoned
@@ -197,8 +187,8 @@ class VectorEnvManager(BaseEnvManager):
         self._require_open("render")
         mode = self._env.render_mode
         frames: Any = self._env.render()
-        if frames is None or len(frames) != self._env_num:
-            frames = [None] * self._env_num
+        if frames is None or len(frames) != self.env_num:
+            frames = [None] * self.env_num
         return [as_frame(frames[env_id], mode) for env_id in self._checked_ids(env_ids)]
 
     # A step
@@ -230,7 +220,7 @@ class VectorEnvManager(BaseEnvManager):
             self._failures.record_episode(0)
             totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
-        info = StepInfo.from_columns(columns, self._env_num, partial=totals)
+        info = StepInfo.from_columns(columns, self.env_num, partial=totals)
         step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)
         if len(left_out):
             step.valid = self._all_valid.copy()
@@ -247,7 +237,7 @@ class VectorEnvManager(BaseEnvManager):
             abandoned: the envs whose episodes were given up and have not ended yet.
             done: the envs whose episode ended, according to the vector env.
         """
-        is_reset = np.zeros(self._env_num, np.bool_)
+        is_reset = np.zeros(self.env_num, np.bool_)
         is_reset[self._ended] = True
         ended = done & ~is_reset
         # An episode that was given up is followed by the next one in this step, or after it.
@@ -266,14 +256,14 @@ class VectorEnvManager(BaseEnvManager):
         obs, scalars = self._own(result[0]), result[1:4]
         if self._device is not None:
             # Whether observations are finite is found on their device, in the same transfer.
-            *scalars, is_finite = _to_host(*scalars, _finite_rows(obs, self._env_num))
+            *scalars, is_finite = _to_host(*scalars, _finite_rows(obs, self.env_num))
             self._finite_obs = obs if is_finite.all() else None
         reward = _own_array(scalars[0], _FLOAT32, np.float64)
         terminated = _own_array(scalars[1], _BOOL, np.bool_)
         truncated = _own_array(scalars[2], _BOOL, np.bool_)
-        if not reward.shape == terminated.shape == truncated.shape == (self._env_num,):
+        if not reward.shape == terminated.shape == truncated.shape == (self.env_num,):
             raise EnvProtocolError(
-                f"the vector env has {self._env_num} envs, but returned rewards of shape "
+                f"the vector env has {self.env_num} envs, but returned rewards of shape "
                 f"{reward.shape} and flags of shape {terminated.shape} and {truncated.shape}"
             )
         infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
@@ -305,14 +295,14 @@ class VectorEnvManager(BaseEnvManager):
         return copy_arrays(arrays)
 
     def _own_tensor(self, shape: npt.NDArray[np.int64], tensor: Any) -> Any:
-        expected = (self._env_num, *shape.tolist())
+        expected = (self.env_num, *shape.tolist())
         if not is_tensor(tensor) or tuple(tensor.shape) != expected:
             raise StructureError(f"expected a tensor of shape {expected}, got {tensor!r:.100}")
         return tensor.detach().clone()
 
     def _check_n_obs(self, array: npt.NDArray[Any]) -> None:
-        if len(array) != self._env_num:
-            raise StructureError(f"it has {len(array)} rows for {self._env_num} envs")
+        if len(array) != self.env_num:
+            raise StructureError(f"it has {len(array)} rows for {self.env_num} envs")
 
     def _final(
         self, obs: NestedArrays, infos: dict[str, Any], ended: list[int]
@@ -331,8 +321,8 @@ class VectorEnvManager(BaseEnvManager):
         first_infos = {key: value for key, value in infos.items() if key not in _FINAL_KEYS}
         last_infos = first_infos
         if infos.get("final_info"):
-            rows = StepInfo.from_columns(first_infos, self._env_num).rows()
-            final_info = StepInfo.from_columns(infos["final_info"], self._env_num)
+            rows = StepInfo.from_columns(first_infos, self.env_num).rows()
+            final_info = StepInfo.from_columns(infos["final_info"], self.env_num)
             for env_id in ended:
                 rows[env_id] = final_info.row(env_id)
             last_infos = dict(StepInfo(rows))
@@ -343,15 +333,15 @@ class VectorEnvManager(BaseEnvManager):
     ) -> tuple[NestedArrays, dict[str, Any]]:
         """Reset envs by mask; return the next observations and their infos (DISABLED)."""
         first_obs, first_infos = self._reset_some(ended)
-        rows = StepInfo.from_columns(infos, self._env_num).rows()
+        rows = StepInfo.from_columns(infos, self.env_num).rows()
         for env_id, info in zip(ended, first_infos, strict=True):
             rows[env_id] = info
         return replace_rows(obs, ended, first_obs), dict(StepInfo(rows))
 
     def _recover(self, error: Exception) -> BatchedTimestep:
         """Make the vector env again; all episodes are lost."""
-        n_envs = self._env_num
-        self._dropped_steps += sum(map(self._totals.length_of, range(n_envs)))
+        n_envs = self.env_num
+        self.dropped_steps += sum(map(self._totals.length_of, range(n_envs)))
         obs, infos = self._failures.restart(0, "step", error, self._renew)
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
@@ -365,7 +355,7 @@ class VectorEnvManager(BaseEnvManager):
             close_quietly(self._vector)
             self._claims.release()
             self._vector = None
-        self._reseed(range(self._env_num), self._failures.restarts)
+        self._reseed(range(self.env_num), self._failures.restarts)
         vector = self._make()
         known = self.observation_space, self.action_space
         check_same_spaces([known, (vector.single_observation_space, vector.single_action_space)])
@@ -374,15 +364,14 @@ class VectorEnvManager(BaseEnvManager):
     # Actions
 
     def _batch(self, actions: NestedArrays | Mapping[int, Any]) -> NestedArrays:
-        if type(actions) is not np.ndarray and self._is_per_env(actions):
-            ids = self._checked_ids(actions)
-            if len(ids) != self._env_num:
+        ids, batch = self._assign(actions)
+        if ids is not None:
+            if len(ids) != self.env_num:
                 raise StructureError(
-                    f"a vector env steps all of its {self._env_num} envs together, but step was "
+                    f"a vector env steps all of its {self.env_num} envs together, but step was "
                     f"given actions only for {sorted(ids)}"
                 )
-            actions = self._batch_of([actions[env_id] for env_id in range(self._env_num)])
-        batch = self._checked_batch(actions)
+            batch = index_rows(batch, np.argsort(ids))
         # A copy, because the env may write to its actions, which are still to be stored.
         return copy_arrays(batch) if self._device is None else self._to_device(batch)
 
@@ -417,7 +406,7 @@ class VectorEnvManager(BaseEnvManager):
 
     def _make(self) -> gym.vector.VectorEnv[Any, Any, Any]:
         vector = self._vector_fn()
-        self._mode = _autoreset_mode(vector, self._env_num)
+        self._mode = _autoreset_mode(vector, self.env_num)
         _claim(self._claims, vector)
         self._vector = vector
         self._resets_later = self._mode is AutoresetMode.NEXT_STEP
@@ -429,13 +418,13 @@ class VectorEnvManager(BaseEnvManager):
         self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None
         if isinstance(observation, spaces.Box):
-            self._plain_kind = observation.dtype, (self._env_num, *observation.shape)
+            self._plain_kind = observation.dtype, (self.env_num, *observation.shape)
 
     def seed(self, seed: int | Sequence[int], dynamic_seed: bool = True) -> None:
         """Seed the envs; see :meth:`BaseEnvManager.seed`."""
         if not dynamic_seed:
             with self._some_vector() as vector:
-                mode = _autoreset_mode(vector, self._env_num)
+                mode = _autoreset_mode(vector, self.env_num)
                 can_fix = _takes_seeds(vector) and mode is AutoresetMode.DISABLED
             if not can_fix:
                 raise ConfigError(
@@ -454,47 +443,44 @@ class VectorEnvManager(BaseEnvManager):
     def _reset_all(self) -> tuple[NestedArrays, list[dict[str, Any]]]:
         seed: Any = None
         if self._pending_seeds or self._fixes_seeds:
-            seeds = [self._next_seed(env_id) for env_id in range(self._env_num)]
+            seeds = [self._next_seed(env_id) for env_id in range(self.env_num)]
             seed = seeds if self._takes_seeds() else seeds[0]
         obs, infos = _checked_first(self._env.reset(seed=seed))
         self._device = _device_of(obs)
         self._clear_marks()
-        return self._own(obs), StepInfo.from_columns(infos, self._env_num).rows()
+        return self._own(obs), StepInfo.from_columns(infos, self.env_num).rows()
 
     def _reset_some(self, ids: list[int]) -> tuple[NestedArrays, list[dict[str, Any]]]:
-        mask = np.zeros(self._env_num, np.bool_)
+        mask = np.zeros(self.env_num, np.bool_)
         mask[ids] = True
         seeds: Any = None
         if (self._pending_seeds or self._fixes_seeds) and self._takes_seeds():
             seeds = [
-                self._next_seed(env_id) if mask[env_id] else None for env_id in range(self._env_num)
+                self._next_seed(env_id) if mask[env_id] else None for env_id in range(self.env_num)
             ]
         obs, infos = _checked_first(self._env.reset(seed=seeds, options={"reset_mask": mask}))
         self._ended = np.setdiff1d(self._ended, ids)
         if self._abandoned is not None:
             self._abandoned[ids] = False
-        info = StepInfo.from_columns(infos, self._env_num)
+        info = StepInfo.from_columns(infos, self.env_num)
         return index_rows(self._own(obs), ids), [info.row(env_id) for env_id in ids]
 
     @contextlib.contextmanager
     def _failing_for_good(self) -> Iterator[None]:
-        try:
-            yield
-        except DMiddlewareError:
-            self.close()
-            raise
-        except Exception as error:
-            is_made = self._vector is not None
-            self.close()
-            broken = contract_break("the vector env", "reset", error) if is_made else None
-            if broken is not None:
-                raise broken from error
-            raise EnvCrashed(
-                f"the vector env raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-            ) from None  # its traceback is in the message
-        except BaseException:
-            self.close()
-            raise
+        with self._closing_on_error():
+            try:
+                yield
+            except DMiddlewareError:
+                raise
+            except Exception as error:
+                is_made = self._vector is not None
+                broken = contract_break("the vector env", "reset", error) if is_made else None
+                if broken is not None:
+                    raise broken from error
+                raise EnvCrashed(
+                    f"the vector env raised {type(error).__name__}: {error}\n"
+                    f"{traceback.format_exc()}"
+                ) from None  # its traceback is in the message
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         state = get_state(self._env)
@@ -526,7 +512,7 @@ class VectorEnvManager(BaseEnvManager):
         claims = EnvClaims()
         with self._failing_for_good():
             vector = self._vector_fn()
-            _autoreset_mode(vector, self._env_num)
+            _autoreset_mode(vector, self.env_num)
             _claim(claims, vector)  # a vector env in use must not be closed here
         try:
             yield vector

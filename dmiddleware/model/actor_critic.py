@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import nn
 
@@ -17,10 +16,7 @@ from dmiddleware.model.spaces import (
     ActionKind,
     ActionShape,
     ObsShape,
-    action_kind_of,
-    action_shape_of,
     is_image,
-    obs_shape_of,
     shape_leaves,
 )
 from dmiddleware.torch_private import call
@@ -50,18 +46,13 @@ class Actor(Network):
             ``"multi_binary"``, ``"continuous"``, or a mapping of names to kinds.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 64, 64 for vectors,
             512 for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         head_hidden_sizes: width of each layer between encoder and output.
         activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
             observation has an image, else tanh.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` (the last layer with gain 0.01) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(
@@ -119,27 +110,6 @@ class Actor(Network):
             orthogonal_init(last, gain)
         return head
 
-    @classmethod
-    def from_spaces(
-        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any], **options: Any
-    ) -> Self:
-        """Build the network for an environment's spaces.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment.
-            **options: keyword arguments of the class.
-
-        Raises:
-            SpaceError: if a space is not supported.
-        """
-        return cls(
-            obs_shape_of(observation_space),
-            action_shape_of(action_space),
-            action_space=action_kind_of(action_space),
-            **options,
-        )
-
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return the distribution's ``logit``, ``mu`` and ``sigma``, as far as it has them.
 
@@ -169,27 +139,12 @@ class ActorCritic(Actor):
     """An :class:`Actor` with a state value, for PPO and similar algorithms.
 
     Args:
-        obs_shape: see :mod:`dmiddleware.model.spaces`.
-        action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
-            discrete.
-        action_space: the kind of actions: ``"discrete"``, ``"multi_discrete"``,
-            ``"multi_binary"``, ``"continuous"``, or a mapping of names to kinds.
+        obs_shape: as in :class:`Actor`.
+        action_shape: as in :class:`Actor`.
         share_encoder: actor and critic read the same features; None: where the observation has an
             image, as PPO is published (Schulman et al., 2017, section 6).
-        encoder_hidden_sizes: width of each linear layer of the encoders; None: 64, 64 for vectors,
-            512 for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
-        head_hidden_sizes: width of each layer between encoder and output.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`; None: ReLU where the
-            observation has an image, else tanh.
-        norm: ``"layer"`` or None.
-        init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
-        log_std_init: logarithm of the first standard deviation of continuous actions.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
+        **options: the other options of :class:`Actor`, which are also those of the critic; its last
+            layer has the gain 1.
     """
 
     def __init__(
@@ -197,28 +152,10 @@ class ActorCritic(Actor):
         obs_shape: ObsShape,
         action_shape: ActionShape,
         *,
-        action_space: ActionKind = "discrete",
         share_encoder: bool | None = None,
-        encoder_hidden_sizes: Sequence[int] | None = None,
-        conv_layers: ConvLayers | None = None,
-        head_hidden_sizes: Sequence[int] = (),
-        activation: str | None = None,
-        norm: Norm = None,
-        init: Init = "orthogonal",
-        log_std_init: float = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            obs_shape,
-            action_shape,
-            action_space=action_space,
-            encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=conv_layers,
-            head_hidden_sizes=head_hidden_sizes,
-            activation=activation,
-            norm=norm,
-            init=init,
-            log_std_init=log_std_init,
-        )
+        super().__init__(obs_shape, action_shape, **options)
         shared = self._has_image if share_encoder is None else share_encoder
         self.critic_encoder = None if shared else make_encoder(obs_shape, **self._encoder_options)
         self.value_head = self._make_head(1, _VALUE_GAIN)

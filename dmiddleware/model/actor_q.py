@@ -56,8 +56,7 @@ class QEnsemble(nn.Module):
             through one encoder, which all estimates share.
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of estimates.
         n_quantiles: how many quantiles of the return each estimate has, at the middles of as many
             equal intervals of [0, 1]; None: each estimate is one value.
@@ -124,11 +123,8 @@ class GaussianActor(nn.Module):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         n_actions: length of the action vector.
         hidden_sizes: width of each hidden layer.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalizes before each activation; None does not.
         deterministic: leave out the standard deviation.
+        **options: of the encoder; see :func:`make_encoder`.
     """
 
     def __init__(
@@ -137,15 +133,11 @@ class GaussianActor(nn.Module):
         n_actions: int,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
-        conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
         deterministic: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(
-            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
-        )
+        self.encoder = make_encoder(obs_shape, hidden_sizes, **options)
         self.head = nn.Linear(
             self.encoder.out_features, n_actions if deterministic else 2 * n_actions
         )
@@ -174,8 +166,7 @@ class ActorQ(Network):
         action_space: ``"continuous"``.
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         n_quantiles: how many quantiles of the return each critic has; None: only its mean.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
@@ -185,10 +176,6 @@ class ActorQ(Network):
     Attributes:
         actor: a :class:`GaussianActor`.
         critic: a :class:`QEnsemble`.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(

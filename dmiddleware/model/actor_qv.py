@@ -51,25 +51,14 @@ class StateValue(nn.Module):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each hidden layer.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` normalizes before each activation; None does not.
+        **options: of the encoder; see :func:`make_encoder`.
     """
 
     def __init__(
-        self,
-        obs_shape: ObsShape,
-        *,
-        hidden_sizes: Sequence[int] = (256, 256),
-        conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
+        self, obs_shape: ObsShape, *, hidden_sizes: Sequence[int] = (256, 256), **options: Any
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(
-            obs_shape, hidden_sizes, conv_layers=conv_layers, activation=activation, norm=norm
-        )
+        self.encoder = make_encoder(obs_shape, hidden_sizes, **options)
         self.head = nn.Linear(self.encoder.out_features, 1)
 
     def forward(self, obs: Nested) -> torch.Tensor:
@@ -88,8 +77,7 @@ class ActorQV(ActorQ):
         action_space: ``"continuous"``.
         actor_hidden_sizes: width of each hidden layer of the actor.
         critic_hidden_sizes: width of each hidden layer of the critics and the state value.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
@@ -98,10 +86,6 @@ class ActorQV(ActorQ):
         actor: a :class:`BoundedGaussianActor`.
         critic: a :class:`QEnsemble`.
         value: a :class:`StateValue`.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(

@@ -38,8 +38,7 @@ class DecisionTransformer(Network):
         n_heads: attention heads per layer, a divisor of ``embed_size``.
         dropout: share of the activations that are dropped while learning.
         max_timestep: steps of an episode that it distinguishes; later ones look like the last.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
 
     Attributes:
         context_length: as given.

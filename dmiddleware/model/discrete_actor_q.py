@@ -40,8 +40,7 @@ class DiscreteActorQ(Network):
         action_shape: number of actions.
         actor_hidden_sizes: width of each linear layer of the actor.
         critic_hidden_sizes: width of each linear layer of the critics.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         n_critics: the number of critics.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
@@ -50,10 +49,6 @@ class DiscreteActorQ(Network):
         actor: an :class:`Actor`.
         critic: called with observations ``[…, *obs_shape]``, returns values
             ``[n_critics, …, A]``.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(
@@ -84,15 +79,7 @@ class DiscreteActorQ(Network):
         )
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Reject an environment whose spaces this network was not built for.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment.
-
-        Raises:
-            SpaceError: saying what to use instead.
-        """
+        """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
         require_discrete(action_space, users="Discrete SAC and its DiscreteActorQ")
         super().check_spaces(observation_space, action_space)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.layers import MLP, Init, Norm, as_float, orthogonal_init
+from dmiddleware.model.layers import MLP, Init, as_float, orthogonal_init
 from dmiddleware.model.spaces import (
     ObsShape,
     array_shape,
@@ -53,31 +53,25 @@ class VectorEncoder(MLP):
     Args:
         obs_shape: shape of one observation, such as ``(4,)``.
         hidden_sizes: width of each layer.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
-        init: ``"orthogonal"`` or None.
+        **options: ``activation``, ``norm`` and ``init`` of :class:`MLP`.
     """
 
     def __init__(
         self,
         obs_shape: Sequence[int],
         hidden_sizes: Sequence[int] = VECTOR_HIDDEN_SIZES,
-        *,
-        activation: str = "relu",
-        norm: Norm = None,
-        init: Init = None,
+        **options: Any,
     ) -> None:
         leaf = as_obs_shape(obs_shape)
         shape = array_shape(leaf)
-        super().__init__(
-            math.prod(shape), hidden_sizes, activation=activation, norm=norm, init=init
-        )
+        super().__init__(math.prod(shape), hidden_sizes, **options)
         self._n_dims = len(shape)
         self._pixels = is_pixels(leaf)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return features ``[…, out_features]`` of ``obs [… , *obs_shape]``."""
-        return super().forward(_flat(as_float(obs, pixels=self._pixels), self._n_dims))
+        x = as_float(obs, pixels=self._pixels)
+        return super().forward(x if self._n_dims == 1 else _flat(x, self._n_dims))
 
 
 class OneHotEncoder(MLP):
@@ -86,21 +80,16 @@ class OneHotEncoder(MLP):
     Args:
         sizes: how many values each integer can take.
         hidden_sizes: width of each layer.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
-        init: ``"orthogonal"`` or None.
+        **options: ``activation``, ``norm`` and ``init`` of :class:`MLP`.
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
         hidden_sizes: Sequence[int] = VECTOR_HIDDEN_SIZES,
-        *,
-        activation: str = "relu",
-        norm: Norm = None,
-        init: Init = None,
+        **options: Any,
     ) -> None:
-        super().__init__(sum(sizes), hidden_sizes, activation=activation, norm=norm, init=init)
+        super().__init__(sum(sizes), hidden_sizes, **options)
         self._sizes = tuple(sizes)
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -129,9 +118,8 @@ class ImageEncoder(nn.Module):
         conv_layers: channels, kernel size and stride of each convolution; None: those of Mnih et
             al., "Human-level control through deep RL" (Nature, 2015), for images of at least 36 by
             36.
-        activation: of the linear layers.
-        norm: ``"layer"`` or None, in the linear layers.
         init: ``"orthogonal"`` or None.
+        **options: ``activation`` and ``norm`` of :class:`MLP`, in the linear layers.
 
     Attributes:
         out_features: length of the output's last dimension.
@@ -147,9 +135,8 @@ class ImageEncoder(nn.Module):
         hidden_sizes: Sequence[int] = IMAGE_HIDDEN_SIZES,
         *,
         conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
         init: Init = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         leaf = as_obs_shape(obs_shape)
@@ -169,7 +156,7 @@ class ImageEncoder(nn.Module):
         if init == "orthogonal":
             orthogonal_init(self.convolutions, math.sqrt(2.0))
         flat = channels * math.prod(sides)
-        self.linear = MLP(flat, hidden_sizes, activation=activation, norm=norm, init=init)
+        self.linear = MLP(flat, hidden_sizes, init=init, **options)
         self.out_features = self.linear.out_features
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
@@ -193,9 +180,7 @@ class NestedEncoder(nn.Module):
         hidden_sizes: width of each layer in every encoder, the last one also that of the layer that
             joins them; None: each encoder's own default, joined in 128.
         conv_layers: as in :class:`ImageEncoder`, for all images.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
-        init: ``"orthogonal"`` or None.
+        **options: ``activation``, ``norm`` and ``init`` of :class:`MLP`, for all layers.
 
     Attributes:
         out_features: length of the output's last dimension.
@@ -207,12 +192,9 @@ class NestedEncoder(nn.Module):
         hidden_sizes: Sequence[int] | None = None,
         *,
         conv_layers: ConvLayers | None = None,
-        activation: str = "relu",
-        norm: Norm = None,
-        init: Init = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         named = dict(shape_leaves(obs_shape))
         others = {path: one for path, one in named.items() if is_image(one) or is_one_hot(one)}
         vectors = {path: one for path, one in named.items() if path not in others}
@@ -267,9 +249,7 @@ def make_encoder(
     hidden_sizes: Sequence[int] | None = None,
     *,
     conv_layers: ConvLayers | None = None,
-    activation: str = "relu",
-    norm: Norm = None,
-    init: Init = None,
+    **options: Any,
 ) -> Any:
     """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
@@ -278,9 +258,7 @@ def make_encoder(
             ``("one_hot", n)`` for integers, a mapping for nested observations.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
         conv_layers: of images, as in :class:`ImageEncoder`; not allowed without one.
-        activation: see :func:`~dmiddleware.model.layers.activation_of`.
-        norm: ``"layer"`` or None.
-        init: ``"orthogonal"`` or None.
+        **options: ``activation``, ``norm`` and ``init`` of :class:`MLP`.
 
     Returns:
         A module with the attribute ``out_features``.
@@ -290,7 +268,6 @@ def make_encoder(
         ValueError: if another option is invalid.
     """
     shape = as_obs_shape(obs_shape)
-    options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
     if hidden_sizes is not None and not hidden_sizes:
         raise ValueError(
             "hidden_sizes needs at least one layer, got none; leave it out or give one"

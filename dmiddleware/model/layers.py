@@ -177,8 +177,8 @@ class MLP(nn.Sequential):
     ) -> None:
         in_features = checked("in_features", in_features, Count)
         hidden_sizes = checked("hidden_sizes", hidden_sizes, Counts)
-        check_choice("norm", norm, ("layer", None))
-        check_choice("init", init, ("orthogonal", None))
+        checked("norm", norm, Norm)
+        checked("init", init, Init)
         layers: list[nn.Module] = []
         width = in_features
         for size in hidden_sizes:
@@ -250,13 +250,3 @@ def as_float(x: torch.Tensor, *, pixels: bool = False) -> torch.Tensor:
     if pixels and x.dtype is torch.uint8:
         return x.to(torch.float32).mul_(1.0 / 255.0)
     return x.to(torch.float32)
-
-
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Reject a value that is not one of the choices.
-
-    Raises:
-        ValueError: naming the option, its value and the choices.
-    """
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -10,10 +10,9 @@ from torch import nn
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_name
-from dmiddleware.model.classic_options import in_own_names, parameters_of
 from dmiddleware.registry import Registry, import_modules
 
-__all__ = ["MODEL_REGISTRY", "create_model"]
+__all__ = ["MODEL_REGISTRY", "create_model", "parameters_of"]
 
 MODEL_REGISTRY: Registry[type[nn.Module]] = Registry("model")
 """Registered networks; ``@MODEL_REGISTRY.register("mine")`` adds one."""
@@ -28,7 +27,7 @@ def create_model(cfg: Mapping[str, Any]) -> nn.Module:
 
     Raises:
         ConfigError: if ``type`` is missing, or an option is unknown (the nearest known one is
-            named) or missing. Names of DI-engine's networks are accepted too.
+            named) or missing.
         RegistryError: if the name is not registered.
     """
     options = {str(key): value for key, value in cfg.items()}
@@ -37,12 +36,34 @@ def create_model(cfg: Mapping[str, Any]) -> nn.Module:
     if name is None:
         raise ConfigError(f"a model config needs the key type, one of: {', '.join(MODEL_REGISTRY)}")
     build = MODEL_REGISTRY.get(name)
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(build).parameters
-    if build.__module__.startswith("dmiddleware."):  # not for what a program has registered
-        parameters = parameters_of(build)
-        options = in_own_names(options, parameters)
-    _check_options(f"model {name!r}", parameters, options)
+    _check_options(f"model {name!r}", parameters_of(build), options)
     return build(**options)
+
+
+def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a network, with those that ``**options`` go to.
+
+    They go to the base class, or to the part of the network that ``options_of`` names. A network
+    that a program has registered may use them in another way.
+    """
+    if not build.__module__.startswith("dmiddleware."):
+        return dict(inspect.signature(build).parameters)
+    found: dict[str, inspect.Parameter] = {}
+    for cls in build.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        own = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        for one in own:
+            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
+                found.setdefault(one.name, one)
+        rest = [one for one in own if one.kind is one.VAR_KEYWORD]
+        if not rest:
+            return found
+        if "options_of" in vars(cls):
+            return {**parameters_of(vars(cls)["options_of"]), **found}
+        if cls.__mro__[1] is nn.Module:
+            return {**found, rest[0].name: rest[0]}
+    return found
 
 
 def _check_options(

@@ -40,6 +40,7 @@ class Network(nn.Module):
 
     Raises:
         SpaceError: if a shape is invalid.
+        ValueError: if another option of a subclass is.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from dmiddleware.model.layers import (
 )
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
-from dmiddleware.model.spaces import ObsShape, action_kind_of, action_shape_of, obs_shape_of
+from dmiddleware.model.spaces import ObsShape, action_kind_of
 from dmiddleware.rl.distributional import interval_middles
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
@@ -45,8 +45,7 @@ class QNetwork(Network):
         action_shape: number of actions.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 128, 128, 64 for
             vectors, 512 for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         dueling: separate streams for the state's value and the actions' advantages, joined by
             equation 9 of Wang et al., "Dueling Network Architectures" (2016).
         head_hidden_sizes: width of each layer between encoder and output, in both streams if
@@ -55,14 +54,11 @@ class QNetwork(Network):
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
         noisy: the layers after the encoder are noisy (:class:`NoisyLinear`).
-        outputs_per_action: how many numbers each action gets; subclasses make its value of them.
+        outputs_per_action: how many numbers each action gets, of which subclasses make its value;
+            None: its value.
 
     Attributes:
         n_noise: how many numbers one draw of the noise has; 0: the network is not noisy.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(
@@ -78,16 +74,16 @@ class QNetwork(Network):
         norm: Norm = None,
         init: Init = None,
         noisy: bool = False,
-        outputs_per_action: int = 1,
+        outputs_per_action: int | None = None,
     ) -> None:
         super().__init__(obs_shape, action_shape)
-        outputs_per_action = checked("outputs_per_action", outputs_per_action, Count)
+        self._n_outputs = checked("outputs_per_action", outputs_per_action, Count | None)
         options: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
         self.encoder = make_encoder(
             obs_shape, encoder_hidden_sizes, conv_layers=conv_layers, **options
         )
         width = self.encoder.out_features
-        n = outputs_per_action
+        n = self._n_outputs or 1
         make = NoisyMLP if noisy else MLP
         self.head = make(width, head_hidden_sizes, out_features=action_shape * n, **options)
         self.value_head = (
@@ -96,35 +92,9 @@ class QNetwork(Network):
         self.n_noise = sum(
             head.n_noise for head in (self.head, self.value_head) if head is not None
         )
-        self._n_outputs = n
-
-    @classmethod
-    def from_spaces(
-        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any], **options: Any
-    ) -> QNetwork:
-        """Build the network for an environment's spaces.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment, Discrete.
-            **options: keyword arguments of the class.
-
-        Raises:
-            SpaceError: if a space is not supported.
-        """
-        require_discrete(action_space, users="DQN and its QNetwork")
-        return cls(obs_shape_of(observation_space), action_shape_of(action_space), **options)
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Reject an environment whose spaces this network was not built for.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment.
-
-        Raises:
-            SpaceError: saying what to use instead.
-        """
+        """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
         require_discrete(action_space, users="DQN and its QNetwork")
         super().check_spaces(observation_space, action_space)
 
@@ -136,32 +106,22 @@ class QNetwork(Network):
             noise: of a noisy network: standard normal numbers, ``[n_noise]`` or, for a draw per
                 row, ``[…, n_noise]``; None: without noise.
         """
-        return {"logit": self._values(call(self.encoder, obs), noise)}
+        return {"logit": self._outputs(call(self.encoder, obs), noise)}
 
-    def _values(self, features: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """Return ``[…, A]`` of features ``[…, F]``."""
-        advantage, value = self._streams(features, noise)
-        return advantage if value is None else value + advantage - advantage.mean(-1, keepdim=True)
-
-    def _outputs(self, obs: Nested, noise: torch.Tensor | None) -> torch.Tensor:
-        """Return ``[…, A, outputs_per_action]``."""
-        advantage, value = self._streams(call(self.encoder, obs), noise)
-        outputs = advantage.reshape(*advantage.shape[:-1], -1, self._n_outputs)
-        if value is not None:
-            outputs = value.unsqueeze(-2) + outputs - outputs.mean(-2, keepdim=True)
-        return outputs
-
-    def _streams(
-        self, features: torch.Tensor, noise: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the outputs of the head and, if dueling, of the value's head."""
-        if noise is None:
-            value = None if self.value_head is None else call(self.value_head, features)
-            return call(self.head, features), value
-        advantage = call(self.head, features, noise[..., : self.head.n_noise])
+    def _outputs(self, features: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """Return ``[…, A]`` of features ``[…, F]``, or ``[…, A, outputs_per_action]``."""
+        split = self.head.n_noise
+        of_head = () if noise is None else (noise[..., :split],)
+        of_value = () if noise is None else (noise[..., split:],)
+        outputs: torch.Tensor = call(self.head, features, *of_head)
+        if self._n_outputs is not None:
+            outputs = outputs.reshape(*outputs.shape[:-1], -1, self._n_outputs)
         if self.value_head is None:
-            return advantage, None
-        return advantage, call(self.value_head, features, noise[..., self.head.n_noise :])
+            return outputs
+        value: torch.Tensor = call(self.value_head, features, *of_value)
+        if self._n_outputs is None:
+            return value + outputs - outputs.mean(-1, keepdim=True)
+        return value.unsqueeze(-2) + outputs - outputs.mean(-2, keepdim=True)
 
 
 @MODEL_REGISTRY.register("categorical_q_network")
@@ -180,10 +140,6 @@ class CategoricalQNetwork(QNetwork):
 
     Attributes:
         support: ``[n_atoms]``, the returns.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     support: torch.Tensor
@@ -216,7 +172,7 @@ class CategoricalQNetwork(QNetwork):
         Returns:
             ``logit`` ``[…, A]``, the expected returns, and ``log_prob`` ``[…, A, n_atoms]``.
         """
-        log_prob = self._outputs(obs, noise).log_softmax(-1)
+        log_prob = self._outputs(call(self.encoder, obs), noise).log_softmax(-1)
         return {"logit": (log_prob.exp() * self.support).sum(-1), "log_prob": log_prob}
 
 
@@ -231,10 +187,6 @@ class QuantileQNetwork(QNetwork):
         action_shape: number of actions.
         n_quantiles: the number of quantiles, at the middles of as many equal intervals of [0, 1].
         **options: the other options of :class:`QNetwork`.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     def __init__(
@@ -252,7 +204,7 @@ class QuantileQNetwork(QNetwork):
         Returns:
             ``logit`` ``[…, A]``, the mean returns, and ``quantiles`` ``[…, A, n_quantiles]``.
         """
-        quantiles = self._outputs(obs, noise)
+        quantiles = self._outputs(call(self.encoder, obs), noise)
         return {"logit": quantiles.mean(-1), "quantiles": quantiles}
 
 
@@ -274,10 +226,6 @@ class ImplicitQuantileQNetwork(QNetwork):
 
     Attributes:
         n_quantiles: as given.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     frequencies: torch.Tensor
@@ -292,7 +240,7 @@ class ImplicitQuantileQNetwork(QNetwork):
         n_quantiles: int = 32,
         **options: Any,
     ) -> None:
-        super().__init__(obs_shape, action_shape, outputs_per_action=1, **options)
+        super().__init__(obs_shape, action_shape, **options)
         n_cosines = checked("n_cosines", n_cosines, Count)
         n_quantiles = checked("n_quantiles", n_quantiles, Count)
         self.n_quantiles = n_quantiles
@@ -324,7 +272,7 @@ class ImplicitQuantileQNetwork(QNetwork):
             fractions = fractions.reshape(-1, *[1] * (features.dim() - 1))
         cosines = (fractions.unsqueeze(-1) * self.frequencies).cos()
         embedded = call(self.embedding, cosines).relu()
-        quantiles = self._values(features * embedded, noise).movedim(0, -1)
+        quantiles = self._outputs(features * embedded, noise).movedim(0, -1)
         return {"logit": quantiles.mean(-1), "quantiles": quantiles, "tau": tau}
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from dmiddleware.model.actor_critic import ActorCritic
 from dmiddleware.model.encoders import ConvLayers, make_encoder
-from dmiddleware.model.layers import Init, Norm, check_choice
+from dmiddleware.model.layers import Init, Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
@@ -62,8 +62,8 @@ class RecurrentCore(nn.Module):
     ) -> None:
         super().__init__()
         hidden_size = checked("hidden_size", hidden_size, Count)
-        check_choice("core", core, tuple(_CORES))
-        check_choice("init", init, ("orthogonal", None))
+        checked("core", core, CoreKind)
+        checked("init", init, Init)
         self.layer = _CORES[core](in_features, hidden_size)
         layer: Any = self.layer
         # For the cells: the compiler does not even look at an LSTM's or a GRU's attributes.
@@ -150,8 +150,7 @@ class RecurrentNetwork(Network):
         hidden_size: width of the core.
         encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
             for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         prev_action: whether the core sees the previous action (zeros in an episode's first step).
         prev_reward: whether the core sees the previous reward (0 in an episode's first step).
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
@@ -161,10 +160,6 @@ class RecurrentNetwork(Network):
     Attributes:
         act_inputs: the keyword arguments of :meth:`forward` that the network needs.
         head: the network that maps the core's features to outputs.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     head: Network
@@ -267,24 +262,12 @@ class RecurrentActorCritic(RecurrentNetwork):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: see :mod:`dmiddleware.model.spaces`; the number of actions if these are
             discrete.
-        action_space: the kind of actions.
-        core: ``"lstm"`` or ``"gru"``.
-        hidden_size: width of the core.
-        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
-            for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
         head_hidden_sizes: width of each linear layer after the core, for actor and critic each.
-        prev_action: whether the core sees the previous action.
-        prev_reward: whether the core sees the previous reward.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
+        **options: the other options of :class:`RecurrentNetwork`.
 
     Example:
         >>> network = RecurrentActorCritic(4, 2, prev_reward=False)
@@ -299,42 +282,22 @@ class RecurrentActorCritic(RecurrentNetwork):
         obs_shape: ObsShape,
         action_shape: ActionShape,
         *,
-        action_space: ActionKind = "discrete",
-        core: CoreKind = "lstm",
-        hidden_size: int = 128,
-        encoder_hidden_sizes: Sequence[int] | None = None,
-        conv_layers: ConvLayers | None = None,
         head_hidden_sizes: Sequence[int] = (64,),
-        prev_action: bool = True,
-        prev_reward: bool = True,
         activation: str = "tanh",
         norm: Norm = None,
         init: Init = "orthogonal",
         log_std_init: float = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            obs_shape,
-            action_shape,
-            action_space=action_space,
-            core=core,
-            hidden_size=hidden_size,
-            encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=conv_layers,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
-            activation=activation,
-            norm=norm,
-            init=init,
-        )
+        shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        super().__init__(obs_shape, action_shape, **shared, **options)
         self.head = ActorCritic(
-            hidden_size,
+            self.core.out_features,
             action_shape,
-            action_space=action_space,
+            action_space=self.action_space,
             encoder_hidden_sizes=head_hidden_sizes,
-            activation=activation,
-            norm=norm,
-            init=init,
             log_std_init=log_std_init,
+            **shared,
         )
 
 
@@ -348,23 +311,12 @@ class RecurrentQNetwork(RecurrentNetwork):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of actions.
-        core: ``"lstm"`` or ``"gru"``.
-        hidden_size: width of the core.
-        encoder_hidden_sizes: width of each linear layer before the core; None: 64 for vectors, 512
-            for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
         head_hidden_sizes: width of each linear layer after the core.
         dueling: separate streams for the state's value and the actions' advantages.
-        prev_action: whether the core sees the previous action.
-        prev_reward: whether the core sees the previous reward.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` or None (torch's own).
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
+        **options: the other options of :class:`RecurrentNetwork`; actions are discrete.
     """
 
     def __init__(
@@ -372,37 +324,19 @@ class RecurrentQNetwork(RecurrentNetwork):
         obs_shape: ObsShape,
         action_shape: int,
         *,
-        core: CoreKind = "lstm",
-        hidden_size: int = 128,
-        encoder_hidden_sizes: Sequence[int] | None = None,
-        conv_layers: ConvLayers | None = None,
         head_hidden_sizes: Sequence[int] = (64,),
         dueling: bool = True,
-        prev_action: bool = True,
-        prev_reward: bool = True,
         activation: str = "relu",
         norm: Norm = None,
         init: Init = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            obs_shape,
-            action_shape,
-            core=core,
-            hidden_size=hidden_size,
-            encoder_hidden_sizes=encoder_hidden_sizes,
-            conv_layers=conv_layers,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
-            activation=activation,
-            norm=norm,
-            init=init,
-        )
+        shared: dict[str, Any] = {"activation": activation, "norm": norm, "init": init}
+        super().__init__(obs_shape, action_shape, action_space="discrete", **shared, **options)
         self.head = QNetwork(
-            hidden_size,
+            self.core.out_features,
             action_shape,
             encoder_hidden_sizes=head_hidden_sizes,
             dueling=dueling,
-            activation=activation,
-            norm=norm,
-            init=init,
+            **shared,
         )

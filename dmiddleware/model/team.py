@@ -114,15 +114,7 @@ class TeamNetwork(Network):
         self.n_agent: int = checked("n_agent", n_agent, Count)
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Reject an environment whose spaces this network was not built for.
-
-        Args:
-            observation_space: that of one environment.
-            action_space: that of one environment.
-
-        Raises:
-            SpaceError: naming what the environment has and what the network was built for.
-        """
+        """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
         found = team_shapes(observation_space, action_space)
         found["obs_shape"] = as_obs_shape(found["obs_shape"])
         own = {name: getattr(self, name) for name in found}
@@ -199,10 +191,6 @@ class VDNNetwork(TeamNetwork):
         n_agent: number of agents, ``A``.
         **options: the options of :class:`QNetwork`, which gives the values of one agent's actions;
             its layers have no noise.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     options_of: ClassVar[type[nn.Module]] = QNetwork
@@ -305,16 +293,11 @@ class AgentActorCritic(TeamNetwork):
         n_agent: number of agents, ``A``.
         action_space: the kind of one agent's actions, ``"discrete"`` or ``"continuous"``.
         encoder_hidden_sizes: width of each linear layer of both encoders.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as
-            :class:`ImageEncoder`.
+        conv_layers: see :class:`ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
         norm: ``"layer"`` or None.
         init: ``"orthogonal"`` (the last layers with gains 0.01 and 1) or None (torch's own).
         log_std_init: logarithm of the first standard deviation of continuous actions.
-
-    Raises:
-        SpaceError: if a shape is invalid.
-        ValueError: if another option is.
     """
 
     sees_state: ClassVar[bool] = False

@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from dmiddleware.errors import LaunchError, TaskStateError
 from dmiddleware.pipeline.clock import Clock, SystemClock
-from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.event_bus import EventRouter
 from dmiddleware.pipeline.lifecycle import StopRequest
+
+if TYPE_CHECKING:
+    from dmiddleware.pipeline.task import Task
 
 __all__ = [
     "NODE_VARIABLE",
@@ -34,32 +36,6 @@ __all__ = [
 
 NODE_VARIABLE: Final = "DITASK_NODE"
 """Environment variable of a node's process and its children: its process id and its node id."""
-
-
-class _StoppableTask(Protocol):
-    name: str
-
-    @property
-    def ctx(self) -> Context: ...
-
-    def stop(
-        self, reason: str, *, ok: bool = True, only_local: bool = False, final: bool = True
-    ) -> None: ...
-
-    @property
-    def stop_reason(self) -> str | None: ...
-
-    @property
-    def stopped_ok(self) -> bool: ...
-
-    @property
-    def ends_run(self) -> bool: ...
-
-    @property
-    def decided_end(self) -> bool: ...
-
-    @property
-    def closed(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +70,9 @@ class CurrentNode:
         on_failure: called with the error of a task when it leaves :meth:`Task.run`, before the
             task is closed.
         on_end: called when a task ends the whole run, before the peers know.
+
+    Attributes:
+        interrupted: whether this process was interrupted, so that another one may replace it.
     """
 
     def __init__(
@@ -108,11 +87,11 @@ class CurrentNode:
         may_grow: bool = False,
         role_index: int | None = None,
         n_ranks: int = 1,
-        on_failure: Callable[[BaseException], None] | None = None,
-        on_end: Callable[[], None] | None = None,
+        on_failure: Callable[[BaseException], object] = lambda error: None,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
-        self._on_failure = on_failure
-        self._on_end = on_end
+        self.on_failure = on_failure
+        self.on_end = on_end
         self.router = router
         self.roles = roles
         self.labels = labels
@@ -128,29 +107,24 @@ class CurrentNode:
         self._waits, self._waited_at = False, 0.0
         # A signal handler may stop the node while this same thread registers a task.
         self._lock = threading.RLock()
-        self._tasks: list[_StoppableTask] = []
+        self._tasks: list[Task[Any]] = []
         self._n_tasks = 0
-        self._running: _StoppableTask | None = None
+        self._running: Task[Any] | None = None
         self._changed = threading.Condition(self._lock)
         self._past_ok = True
         self._stop = StopRequest()
-        self._interrupted = False
+        self.interrupted = False
 
-    def check_process(self) -> None:
-        """Refuse a process that was forked from the node.
+    def check_task(self, *, rank: int | None) -> None:
+        """Refuse a task that would run alone, although the node belongs to a run.
 
         Raises:
-            TaskStateError: in a fork.
+            TaskStateError: in a process that was forked from the node.
+            LaunchError: if the task has no rank, and the launcher has started several processes to
+                run it as one.
         """
         if os.getpid() != self._pid:
             raise _child_error(str(self.node_id))
-
-    def check_rank(self, rank: int | None) -> None:
-        """Refuse a task without a rank in a process that is to run it as one with others.
-
-        Raises:
-            LaunchError: if the launcher has started such processes.
-        """
         if rank is None and self.n_ranks > 1:
             role = "+".join(self.roles)
             raise LaunchError(
@@ -198,16 +172,6 @@ class CurrentNode:
         """Return the seconds since the last such block, on the machine's clock; 0 within one."""
         return 0.0 if self._waits else time.monotonic() - self._waited_at
 
-    def note_failure(self, error: BaseException) -> None:
-        """Report the error that ends a task, which may still take long to close."""
-        if self._on_failure is not None:
-            self._on_failure(error)
-
-    def note_end(self) -> None:
-        """Report that a task ends the whole run."""
-        if self._on_end is not None:
-            self._on_end()
-
     def next_task_number(self) -> int:
         """Return the number of a new task among those of this process, from 1.
 
@@ -221,7 +185,7 @@ class CurrentNode:
                 return self._n_tasks
         raise self._two_at_once(running)
 
-    def register(self, task: _StoppableTask) -> None:
+    def register(self, task: Task[Any]) -> None:
         """Add a task of this process; if the process was already asked to stop, stop the task.
 
         Earlier tasks that are closed are forgotten.
@@ -237,7 +201,7 @@ class CurrentNode:
             task.stop(stop.reason, ok=stop.ok, only_local=stop.only_local, final=False)
 
     @contextlib.contextmanager
-    def running(self, task: _StoppableTask) -> Iterator[None]:
+    def running(self, task: Task[Any]) -> Iterator[None]:
         """Mark a block in which a task runs.
 
         Raises:
@@ -257,7 +221,7 @@ class CurrentNode:
                 self._running = None if self._running is task else self._running
                 self._changed.notify_all()
 
-    def _two_at_once(self, other: _StoppableTask) -> TaskStateError:
+    def _two_at_once(self, other: Task[Any]) -> TaskStateError:
         """Stop the other task too, which may wait for peers forever, and return the error."""
         reason = (
             f"node {self.node_id} has the task {other.name!r}, and its peers talk to one task of a "
@@ -288,7 +252,7 @@ class CurrentNode:
             only_local: True if the peers continue without this process.
             interrupted: True if another process may replace this one.
         """
-        self._interrupted |= interrupted
+        self.interrupted |= interrupted
         with self._lock:
             self._stop.make(reason, ok=ok, only_local=only_local)
             tasks = list(self._tasks)
@@ -299,11 +263,6 @@ class CurrentNode:
     def stop_reason(self) -> str | None:
         """Why the newest task stopped, or None."""
         return self._tasks[-1].stop_reason if self._tasks else None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether this process was interrupted, so that another one may replace it."""
-        return self._interrupted
 
     @property
     def stopped_ok(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from dmiddleware.pipeline.chain import PlanItem
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["ChainTable", "ChainRow", "describe_chain"]
+__all__ = ["ChainTable", "ChainRow", "aligned", "describe_chain"]
 
 _HEADINGS = ("#", "middleware", "roles", "reads", "writes", "here", "defined in")
 
@@ -70,12 +70,7 @@ class ChainTable:
 
     def __str__(self) -> str:
         lines = [_HEADINGS, *(row.cells() for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.title, *table])
+        return "\n".join([self.title, *aligned(lines, str.ljust)])
 
     def __rich__(self) -> Table:
         # rich takes longer to import than the whole pipeline, and few runs print this table.
@@ -88,6 +83,14 @@ class ChainTable:
             cells = (cell.replace(", ", "\n") for cell in row.cells())
             table.add_row(*cells, style=None if row.active else "dim")
         return table
+
+
+def aligned(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> Iterator[str]:
+    """Yield lines of text with their cells in columns; ``justify`` pads all but the first cell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = (justify(cell, width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
 def describe_chain(title: str, items: Iterable[PlanItem]) -> ChainTable:

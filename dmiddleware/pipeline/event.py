@@ -125,20 +125,19 @@ class EventCounters:
     waiting: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Handler:
     """One registration of a function for an event.
 
-    Args:
+    Attributes:
         function: called with the emission's arguments.
         once: whether it is for one emission only.
+        active: False: it was removed, also for emissions in the queue.
     """
 
-    __slots__ = ("active", "function", "once")
-
-    def __init__(self, function: Callable[..., object], *, once: bool) -> None:
-        self.function = function
-        self.once = once
-        self.active = True
+    function: Callable[..., object]
+    once: bool
+    active: bool = True
 
 
 @dataclass(slots=True)

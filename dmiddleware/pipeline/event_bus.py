@@ -376,7 +376,9 @@ class EventBus:
             return
         self._refuse_in_handler("sync()")
         with self._changed:
-            if not self._clock.wait_for(self._changed, self._is_idle, timeout_s):
+            if not self._clock.wait_for(
+                self._changed, lambda: not self._queue and self._running is None, timeout_s
+            ):
                 raise WaitTimeout(f"after {timeout_s:g} s, {self._unfinished()}")
 
     def take_errors(self) -> list[BaseException]:
@@ -553,7 +555,7 @@ class EventBus:
             if not self._queue.offer(item, reserve=in_handler):
                 self._wait_for_room(item, in_handler=in_handler, waits=waits)
             if self._thread is None:
-                self._start()
+                self._thread = self._clock.spawn(self._work, name=self._name)
             self._changed.notify_all()
         return True
 
@@ -570,9 +572,6 @@ class EventBus:
             raise _closed(event)
         if not accepted:
             raise EventQueueFull(self._full(event, in_handler=in_handler))
-
-    def _start(self) -> None:
-        self._thread = self._clock.spawn(self._work, name=self._name)
 
     def _work(self) -> None:
         while (item := self._next()) is not None:
@@ -623,9 +622,6 @@ class EventBus:
                 f"{what} within an event handler would wait for the handler itself; call it in a "
                 "middleware, or register another handler"
             )
-
-    def _is_idle(self) -> bool:
-        return not self._queue and self._running is None
 
     def _is_running(self, handler: Handler) -> bool:
         return self._running is not None and handler in self._running.handlers

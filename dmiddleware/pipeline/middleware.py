@@ -37,7 +37,6 @@ Middleware: TypeAlias = Callable[[C], Iterator[None] | None]
 Wrapper: TypeAlias = Callable[[Middleware[C]], Middleware[C]]
 """Takes a middleware and returns one that does the same, with something added around it."""
 
-_FACTORY = "__middleware_factory__"
 _MISSING: Any = object()
 
 
@@ -62,7 +61,6 @@ def middleware(
     draws_from: Iterable[object] = (),
     last_step: bool = False,
     setup: Callable[[Task[Any]], object] | None = None,
-    factory: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
 
@@ -82,8 +80,6 @@ def middleware(
             a stop, in which an exchange delivers what peers had sent before.
         setup: called with the task before its first step; for functions, since an object has a
             ``setup`` method instead.
-        factory: True if the decorated function returns the middleware; each one that it returns
-            gets the declarations.
 
     Example:
         >>> @middleware(roles=("cook",), reads=("ingredients",), writes=("meal",))
@@ -104,15 +100,17 @@ def middleware(
         values["setup"] = setup
 
     def decorate(subject: F) -> F:
-        if not factory:
-            return _declare(subject, values)
-
-        @functools.wraps(subject)
-        def build(*args: Any, **kwargs: Any) -> Any:
-            return _declare(subject(*args, **kwargs), values)
-
-        setattr(build, _FACTORY, True)
-        return build  # type: ignore[return-value]
+        if not inspect.isclass(subject):
+            # Other arguments of a function that takes ctx are bound later, by functools.partial.
+            problem = _problem(subject, any_signature=_is_method(subject) or _takes_ctx(subject))
+            if problem:
+                raise MiddlewareError(
+                    f"cannot declare {subject!r} as a middleware: {problem}; or, if it is a "
+                    "function that returns the middleware, decorate the one that it returns"
+                )
+        for attribute, value in values.items():
+            setattr(subject, attribute, value)
+        return subject
 
     return decorate
 
@@ -195,37 +193,40 @@ def check_middleware(candidate: object) -> None:
 
 def middleware_name(subject: object) -> str:
     """Return the name of a middleware for messages and tables."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    name = getattr(subject, "__name__", None)
-    return name if isinstance(name, str) else type(subject).__name__
+    function = _function_of(subject)
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
 
 
 def middleware_location(subject: object) -> str:
     """Return where a middleware is defined, as ``file:line``, or an empty string."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    function = (
-        inspect.unwrap(subject)
-        if inspect.isroutine(subject)
-        else inspect.getattr_static(type(subject), "__call__", None)
-    )
-    code = getattr(function, "__code__", None)
+    function = _function_of(subject)
+    called = inspect.unwrap(function) if inspect.isroutine(function) else _call_of(function)
+    code = getattr(called, "__code__", None)
     return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
 def is_generator_middleware(subject: object) -> bool:
     """Return whether a middleware is known to have a way back."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    return inspect.isgeneratorfunction(subject) or inspect.isgeneratorfunction(
-        inspect.getattr_static(type(subject), "__call__", None)
-    )
+    function = _function_of(subject)
+    return any(map(inspect.isgeneratorfunction, (function, _call_of(function))))
 
 
 def string_tuple(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names as a tuple; a single string is one name, not an iterable of characters."""
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _function_of(subject: Any) -> Any:
+    """Return what a ``functools.partial`` calls in the end; anything else as it is."""
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+    return subject
+
+
+def _call_of(subject: object) -> Any:
+    """Return the ``__call__`` of an object's class, or None."""
+    return inspect.getattr_static(type(subject), "__call__", None)
 
 
 def _parts(subject: object) -> Iterator[object]:
@@ -236,20 +237,6 @@ def _parts(subject: object) -> Iterator[object]:
         yield subject
     if inspect.ismethod(subject) and not inspect.isclass(subject.__self__):
         yield subject.__self__
-
-
-def _declare(subject: F, values: dict[str, object]) -> F:
-    if not inspect.isclass(subject):
-        # Other arguments of a function that takes ctx are bound later, by functools.partial.
-        problem = _problem(subject, any_signature=_is_method(subject) or _takes_ctx(subject))
-        if problem:
-            raise MiddlewareError(
-                f"cannot declare {subject!r} as a middleware: {problem}; or decorate it with "
-                "@middleware(..., factory=True) if it is a function that returns the middleware"
-            )
-    for attribute, value in values.items():
-        setattr(subject, attribute, value)
-    return subject
 
 
 def _is_method(subject: object) -> bool:
@@ -278,8 +265,7 @@ def _problem(candidate: object, *, any_signature: bool = False) -> str | None:
     if not callable(candidate):
         kind = type(candidate).__name__
         return f"a {kind} is not callable; a middleware is a callable that takes the context"
-    is_factory = any(hasattr(part, _FACTORY) for part in _parts(candidate))
-    if is_factory or _returns_middleware(candidate):
+    if _returns_middleware(candidate):
         return f"it is a function that returns a middleware; call it: use({name}(...))"
     if _is_async(candidate):
         return "it is asynchronous; use a plain function or a generator function"
@@ -293,11 +279,10 @@ def _returns_middleware(candidate: object) -> bool:
 
 
 def _is_async(candidate: object) -> bool:
-    while isinstance(candidate, functools.partial):
-        candidate = candidate.func
+    function = _function_of(candidate)
     return any(
-        inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
-        for f in (candidate, inspect.getattr_static(type(candidate), "__call__", None))
+        inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)
+        for one in (function, _call_of(function))
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Collection, Iterable, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -21,10 +22,10 @@ from dmiddleware.pipeline.middleware import (
 from dmiddleware.registry import nearest
 
 __all__ = [
+    "ChainCheck",
     "ChainView",
     "asks_for_roles",
     "chain_error",
-    "check_chain",
     "idle_part",
     "parts_without_process",
 ]
@@ -35,15 +36,11 @@ class ChainView:
 
     Args:
         items: the plan of the chain, and of what middleware call by hand.
-        roles: the task's roles; none means all.
         context: the context of the first step.
     """
 
-    def __init__(
-        self, items: Iterable[PlanItem], *, roles: frozenset[str], context: Context
-    ) -> None:
+    def __init__(self, items: Iterable[PlanItem], *, context: Context) -> None:
         self._items = tuple(leaves(items))
-        self.roles = roles
         self.context = context
 
     @property
@@ -69,51 +66,10 @@ class ChainView:
         """Return whether any middleware, in any role, declares that it fills the store."""
         return any(_is_in(store, item.declares.fills) for item in self._items)
 
-    def draws_from(self, store: object) -> bool:
-        """Return whether any middleware, in any role, declares that it draws from the store."""
-        return any(_is_in(store, item.declares.draws_from) for item in self._items)
-
 
 @runtime_checkable
 class _TakesPartInCheck(Protocol):
     def preflight(self, chain: ChainView) -> Iterable[str]: ...
-
-
-def check_chain(
-    items: Sequence[PlanItem],
-    ctx: Context,
-    roles: frozenset[str],
-    *,
-    by_hand: Sequence[PlanItem] = (),
-    has_peers: bool = False,
-    run_roles: Collection[str] | None = None,
-) -> None:
-    """Refuse a chain that cannot run.
-
-    Args:
-        items: the plan.
-        ctx: the context of the first step.
-        roles: the task's.
-        by_hand: the plan of the middleware that others call with ``task.wrap``, at unknown times.
-        has_peers: whether there are other processes, from which fields may arrive.
-        run_roles: the roles that the processes of the run have; None: unknown.
-
-    Raises:
-        ChainError: with all problems and the remedy of each.
-        LaunchError: if a module runs the chain while it is imported by a node, or by a process of
-            envs.
-    """
-    refuse_at_import("runs a task")
-    problems = _Check(
-        items,
-        ctx,
-        roles,
-        by_hand=by_hand,
-        has_peers=has_peers,
-        run_roles=run_roles,
-    ).problems()
-    if problems:
-        raise chain_error(problems)
 
 
 def chain_error(problems: Collection[str]) -> ChainError:
@@ -180,47 +136,62 @@ def _launched(run_roles: Collection[str], role: str, lead: str | None) -> str:
     return ",".join(f"{name}=1" for name in names)
 
 
-class _Check:
-    def __init__(
-        self,
-        items: Sequence[PlanItem],
-        ctx: Context,
-        roles: frozenset[str],
-        *,
-        by_hand: Sequence[PlanItem],
-        has_peers: bool,
-        run_roles: Collection[str] | None,
-    ) -> None:
-        self._run_roles = run_roles
-        self._has_peers = has_peers
-        self._items = items
-        self._by_hand = by_hand
-        self._ctx = ctx
-        self._roles = roles
-        self._kinds = ctx.field_kinds()
-        self._words = ctx.vocabulary
-        self._all = list(leaves((*items, *by_hand)))
+@dataclass
+class ChainCheck:
+    """The check of a chain before its first step.
+
+    Attributes:
+        items: the plan.
+        ctx: the context of the first step.
+        roles: the task's.
+        by_hand: the plan of the middleware that others call with ``task.wrap``, at unknown times.
+        has_peers: whether there are other processes, from which fields may arrive.
+        run_roles: the roles that the processes of the run have; None: unknown.
+    """
+
+    items: Sequence[PlanItem]
+    ctx: Context
+    roles: frozenset[str]
+    by_hand: Sequence[PlanItem]
+    has_peers: bool
+    run_roles: Collection[str] | None
+
+    def __post_init__(self) -> None:
+        self._whole = (*self.items, *self.by_hand)
+        self._view = ChainView(self._whole, context=self.ctx)
+        self._kinds = self.ctx.field_kinds()
+        self._words = self.ctx.vocabulary
+        self._all = list(leaves(self._whole))
         self._active = [item for item in self._all if item.active]
         self._order = {id(item): index for index, item in enumerate(self._all)}
         self._problems: list[str] = []
 
-    def problems(self) -> list[str]:
-        if not self._items:
-            return ["it is empty; add middleware with task.use(...)"]
-        self._check_roles()
-        self._check_locks(self._items, held=())
-        self._check_fields(
-            self._items, {name for item in leaves(self._by_hand) for name in item.declares.writes}
-        )
-        self._check_owners()
-        self._check_stores()
-        self._ask_middleware()
-        return self._problems
+    def run(self) -> None:
+        """Refuse a chain that cannot run.
+
+        Raises:
+            ChainError: with all problems and the remedy of each.
+            LaunchError: if a module runs the chain while it is imported by a node, or by a process
+                of envs.
+        """
+        refuse_at_import("runs a task")
+        if self.items:
+            self._check_roles()
+            self._check_locks(self.items, held=())
+            by_hand = {name for item in leaves(self.by_hand) for name in item.declares.writes}
+            self._check_fields(self.items, by_hand)
+            self._check_owners()
+            self._check_stores()
+            self._ask_middleware()
+        else:
+            self._problems.append("it is empty; add middleware with task.use(...)")
+        if self._problems:
+            raise chain_error(self._problems)
 
     def _check_roles(self) -> None:
-        parts = set(_declared_roles((*self._items, *self._by_hand)))
-        unused = self._roles - parts
-        if not parts or (self._run_roles is not None and unused != self._roles):
+        parts = {role for item in _every(self._whole) for role in item.entry.roles}
+        unused = self.roles - parts
+        if not parts or (self.run_roles is not None and unused != self.roles):
             # A chain without roles runs as a whole in every process. A launched process has two
             # roles where there are more roles than processes.
             unused = frozenset()
@@ -231,10 +202,10 @@ class _Check:
                 "of this role, or start no process with it, as in ditask --roles "
                 + ",".join(f"{part}=1" for part in sorted(parts))
             )
-        if self._run_roles is not None:
-            self._check_run_roles({*map(str, self._run_roles), *map(str, self._roles)})
-        known = {*self._words.roles, *map(str, self._roles)}
-        for item in _every(self._items):
+        if self.run_roles is not None:
+            self._check_run_roles({*map(str, self.run_roles), *map(str, self.roles)})
+        known = {*self._words.roles, *map(str, self.roles)}
+        for item in _every(self.items):
             for role in item.entry.roles:
                 # A member of an Enum was defined somewhere: it is not a typo.
                 near = None if isinstance(role, enum.Enum) else misspelled_role(role, known)
@@ -251,14 +222,14 @@ class _Check:
         decides how the launcher connects the processes, so it must be in its plan.
         """
         lead = self._words.lead_role
-        for item in parts_without_process((*self._items, *self._by_hand), run_roles):
+        for item in parts_without_process(self._whole, run_roles):
             if lead is not None and lead in item.entry.roles:
                 self._problems.append(
                     f"{item.label} is for the {lead}, but the run has no {lead} (its roles: "
                     f"{', '.join(sorted(run_roles))}); start the run with a {lead}, as in "
                     f"--roles {_launched(run_roles, lead, lead)}"
                 )
-            elif not self._has_peers and asks_for_roles(self._roles, run_roles, lead=lead):
+            elif not self.has_peers and asks_for_roles(self.roles, run_roles, lead=lead):
                 self._problems.append(idle_part(item, run_roles, lead=lead))
 
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
@@ -290,14 +261,14 @@ class _Check:
                     if name not in written and not self._is_satisfied(item, name):
                         self._problems.append(self._unwritten(item, name))
                 written.update(item.declares.writes)
-                if self._has_peers:
+                if self.has_peers:
                     written.update(item.declares.receives)
 
     def _is_satisfied(self, item: PlanItem, name: str) -> bool:
         if self._kinds.get(name) in (FieldKind.KEPT, FieldKind.RENEWED):
             return True
-        is_kept = self._ctx.is_kept(name)
-        if is_kept and self._ctx.has_value(name):
+        is_kept = self.ctx.is_kept(name)
+        if is_kept and self.ctx.has_value(name):
             return True
         # A field that a later middleware writes is there by the next step, or on the way back.
         arrives = is_kept or is_generator_middleware(item.entry.middleware)
@@ -314,17 +285,17 @@ class _Check:
             other for other in self._all if name in other.declares.writes and not other.active
         ]
         if inactive:
-            roles = ", ".join(sorted(map(str, self._roles)))
+            roles = ", ".join(sorted(map(str, self.roles)))
             return (
                 f"{start} {inactive[0].label} writes, but that is inactive in the role {roles}; "
                 f"add {self._words.exchange} before it, to exchange the field between the roles"
             )
-        if self._ctx.has_value(name):
+        if self.ctx.has_value(name):
             return (
                 f"{start} is set now, but is reset after the first step; carry it over: "
                 f"ctx.keep({name!r})"
             )
-        if name in self._kinds or self._ctx.is_kept(name):
+        if name in self._kinds or self.ctx.is_kept(name):
             default = f"a middleware that declares writes=({name!r},)"
             writer = self._words.writers.get(name, default)
             return (
@@ -334,7 +305,7 @@ class _Check:
         near = nearest(name, [known for known in self._kinds if known != "task"])
         hint = f"did you mean {', '.join(near)}? " if near else ""
         return (
-            f"{start} is not a field of {type(self._ctx).__name__} and which no middleware writes; "
+            f"{start} is not a field of {type(self.ctx).__name__} and which no middleware writes; "
             f"{hint}To add a custom field, declare it in a subclass of the context, or declare "
             f"writes=({name!r},) with @middleware on a middleware before this one."
         )
@@ -383,11 +354,10 @@ class _Check:
                     )
 
     def _check_stores(self) -> None:
-        view = self._view()
         reported: list[object] = []
         for item in self._active:
             for store in item.declares.draws_from:
-                if view.fills(store) or _has_data(store) or _is_in(store, reported):
+                if self._view.fills(store) or _has_data(store) or _is_in(store, reported):
                     continue
                 reported.append(store)
                 self._problems.append(
@@ -397,26 +367,17 @@ class _Check:
                 )
 
     def _ask_middleware(self) -> None:
-        view = self._view()
         asked: list[object] = []
         for item in self._active:
             subject = middleware_object(item.entry.middleware)
             if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, asked):
                 asked.append(subject)
-                self._problems += [f"{item.label}: {one}" for one in subject.preflight(view)]
-
-    def _view(self) -> ChainView:
-        return ChainView((*self._items, *self._by_hand), roles=self._roles, context=self._ctx)
+                self._problems += [f"{item.label}: {one}" for one in subject.preflight(self._view)]
 
 
 def _declares_fields(declares: Declarations) -> bool:
     """Return whether a middleware declares fields, and therefore probably all that it writes."""
     return bool(declares.reads or declares.writes or declares.receives)
-
-
-def _declared_roles(items: Iterable[PlanItem]) -> Iterable[str]:
-    for item in _every(items):
-        yield from item.entry.roles
 
 
 def _every(items: Iterable[PlanItem]) -> Iterable[PlanItem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import threading
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, cast
 
 from dmiddleware.errors import DMiddlewareError, EventError, TaskStateError
 from dmiddleware.event_names import scoped_name
@@ -45,36 +46,36 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.preflight import (
+    ChainCheck,
     asks_for_roles,
     chain_error,
-    check_chain,
     idle_part,
     parts_without_process,
 )
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
 
-__all__ = ["Task"]
+__all__ = ["ENDED", "Task"]
 
-C = TypeVar("C", bound=Context)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    C = TypeVar("C", bound=Context, default=Any)
+else:
+    from typing import TypeVar
+
+    C = TypeVar("C", bound=Context)
 
 _logger = logging.getLogger(__name__)
 
 _STOPPED = Event("task.stopped")
-_ENDED = Event("task.ended", timeout_s=5.0)
+ENDED: Final = Event("task.ended", timeout_s=5.0)
+"""Sent by every task that is closed: its node and roles, its error if it has failed, and whether
+those that wait for it should stop too."""
 _HAS_ROLE = "task.role."
 """Never emitted. A peer that subscribes to it has the role whose name follows."""
 # How long the end of a run waits for the subscriptions of peers that have just connected.
 _ANNOUNCED_S = 1.0
-
-
-class _PeerStop(NamedTuple):
-    """A stop of the whole run, as the node that decided it gave it."""
-
-    node_id: int
-    reason: str
-    ok: bool
-    final: bool
 
 
 _NOT_GIVEN: Any = object()
@@ -103,6 +104,12 @@ class Task(Generic[C]):
         clock: measures deadlines; None: the clock of the current node, or of the machine.
         lock_timeout_s: the most seconds that a middleware waits for its lock.
 
+    Attributes:
+        labels: names by which this process can be selected.
+        rank: this process's number among those that run this task as one; 0 if it runs alone.
+        number: which task of the program this is, from 1: the n-th tasks of all processes are one.
+            It counts the tasks that were built in a node of a run; elsewhere it is 1.
+
     Example:
         >>> def count(ctx: Context) -> None:
         ...     ctx.log("steps", ctx.total_step)
@@ -112,36 +119,9 @@ class Task(Generic[C]):
         2
     """
 
-    @overload
-    def __init__(
-        self: Task[Any],
-        *,
-        router: EventRouter | None = None,
-        roles: Iterable[str] = (),
-        seed: int = 0,
-        labels: Iterable[str] = (),
-        rank: int | None = None,
-        name: str = "task",
-        clock: Clock | None = None,
-        lock_timeout_s: float = 600.0,
-    ) -> None: ...
-    @overload
     def __init__(
         self,
-        ctx: C,
-        router: EventRouter | None = None,
-        *,
-        roles: Iterable[str] = (),
-        seed: int = 0,
-        labels: Iterable[str] = (),
-        rank: int | None = None,
-        name: str = "task",
-        clock: Clock | None = None,
-        lock_timeout_s: float = 600.0,
-    ) -> None: ...
-    def __init__(
-        self,
-        ctx: Any = _NOT_GIVEN,
+        ctx: C = _NOT_GIVEN,
         router: EventRouter | None = None,
         *,
         roles: Iterable[str] = (),
@@ -155,8 +135,8 @@ class Task(Generic[C]):
         if rank is not None and rank < 0:
             raise ValueError(f"rank must not be negative, got {rank}")
         self._has_default_context = ctx is _NOT_GIVEN
-        if ctx is _NOT_GIVEN:
-            ctx = Context()
+        if self._has_default_context:
+            ctx = cast(C, Context())
         if not isinstance(ctx, Context):
             raise TypeError(
                 f"Task(ctx) takes a Context, got {ctx!r}; leave it out for the default one, or "
@@ -164,30 +144,28 @@ class Task(Generic[C]):
             )
         node = current_node() if router is None else None
         if node is not None:
-            node.check_process()
-            node.check_rank(rank)
+            node.check_task(rank=rank)
         elif router is None:
             refuse_to_run_alone()
         self._node = node
-        self._run_roles = None if node is None else node.run_roles
         if node is not None:
             router, roles, labels = node.router, roles or node.roles, (*node.labels, *labels)
             clock = clock if clock is not None else node.clock
-        self.ctx: C = cast(C, ctx)
+        self.ctx = ctx
         self.router = router
         self.seed = seed
         self.name = name
         self.clock: Clock = clock if clock is not None else SystemClock()
-        self._number = 1
+        self.number = 1
         if node is not None and router is not None:
-            self._number = node.next_task_number()
+            self.number = node.next_task_number()
         self.events = EventBus(
-            name=f"{name} events", clock=self.clock, router=router, task=self._number
+            name=f"{name} events", clock=self.clock, router=router, task=self.number
         )
-        self._rank = rank or 0
+        self.rank = rank or 0
         self._roles = frozenset(string_tuple(roles))
         place = ("standalone",) if router is None else ("distributed", *router.labels)
-        self._labels = frozenset((*place, *string_tuple(labels)))
+        self.labels = frozenset((*place, *string_tuple(labels)))
         self._lock = threading.RLock()
         self._lock_timeout_s = lock_timeout_s
         self._entries: list[Entry] = []
@@ -207,7 +185,7 @@ class Task(Generic[C]):
         self._failure = ""
         self._announced_roles: set[str] = set()
         self._ended_peers: dict[int, str] = {}
-        self._relayed_stop: _PeerStop | None = None
+        self._relayed_stop: StopRequest | None = None
         self._informed: set[int] = set()
         self._informing = threading.Lock()
         self._has_stopped_peers = False
@@ -219,7 +197,7 @@ class Task(Generic[C]):
         ctx.task = self
         if router is not None:
             self.on(_STOPPED, self._on_peer_stopped)
-            self.on(_ENDED, self._on_peer_ended)
+            self.on(ENDED, self._on_peer_ended)
             self.on("node.left", self._on_peer_left)
             self.on("node.rejoined", self._on_peer_rejoined)
         if node is not None:
@@ -247,24 +225,6 @@ class Task(Generic[C]):
         return self._roles
 
     @property
-    def labels(self) -> frozenset[str]:
-        """Names by which this process can be selected."""
-        return self._labels
-
-    @property
-    def rank(self) -> int:
-        """This process's number among those that run this task as one."""
-        return self._rank
-
-    @property
-    def number(self) -> int:
-        """Which task of the program this is, from 1: the n-th tasks of all processes are one.
-
-        It counts the tasks that were built in a node of a run; elsewhere it is 1.
-        """
-        return self._number
-
-    @property
     def running(self) -> bool:
         """Whether :meth:`run` is running."""
         return self._is_running
@@ -287,7 +247,7 @@ class Task(Generic[C]):
             node_id
             for node_id, peer in self._peer_tasks(roles).items()
             if node_id not in self._ended_peers
-            and (peer.number < self._number or (peer.takes_part and peer.number == self._number))
+            and (peer.number < self.number or (peer.takes_part and peer.number == self.number))
         ]
 
     @property
@@ -304,7 +264,7 @@ class Task(Generic[C]):
         return {
             node_id: peer.number
             for node_id, peer in self._peer_tasks(roles).items()
-            if peer.number > self._number
+            if peer.number > self.number
         }
 
     @property
@@ -359,7 +319,7 @@ class Task(Generic[C]):
     def match_labels(self, patterns: str | Iterable[str]) -> bool:
         """Return whether any label matches any of the glob patterns (``"node.*"``)."""
         wanted = string_tuple(patterns)
-        return any(fnmatchcase(label, pattern) for label in self._labels for pattern in wanted)
+        return any(fnmatchcase(label, pattern) for label in self.labels for pattern in wanted)
 
     def seed_for(self, *scope: str | int) -> int:
         """Derive the seed of one random generator from the run's seed.
@@ -377,8 +337,8 @@ class Task(Generic[C]):
         node: tuple[str | int, ...] = ()
         if self.router is not None:
             node = "node", self.router.node_id
-        elif self._rank:
-            node = "rank", self._rank
+        elif self.rank:
+            node = "rank", self.rank
         return derive_seed(self.seed, *node, *scope)
 
     def use(
@@ -560,19 +520,19 @@ class Task(Generic[C]):
         Raises:
             ChainError: with all problems at once, each with its remedy.
         """
-        check_chain(
-            self._plan(),
+        ChainCheck(
+            self._plan(self._entries),
             self.ctx,
             self._roles,
-            by_hand=self._plan_by_hand(),
+            by_hand=self._plan(self._by_hand, by_hand=True),
             has_peers=self.router is not None,
-            run_roles=self._run_roles,
-        )
+            run_roles=None if self._node is None else self._node.run_roles,
+        ).run()
 
     def describe(self) -> ChainTable:
         """Return the chain as a table, which rich prints in color and ``str()`` as plain text."""
         roles = ", ".join(sorted(map(str, self._roles))) or "all roles"
-        return describe_chain(f"{self.name}: {roles}", self._plan())
+        return describe_chain(f"{self.name}: {roles}", self._plan(self._entries))
 
     def run(self, max_step: int | None = None) -> None:
         """Run the chain until it is stopped with :meth:`stop`.
@@ -612,7 +572,7 @@ class Task(Generic[C]):
                 # Whether the peers continue without this one is for the launcher to decide.
                 self._note_failure(error)
                 if self._node is not None:
-                    self._node.note_failure(error)
+                    self._node.on_failure(error)
                 raise
             finally:
                 self._is_running = False
@@ -651,16 +611,7 @@ class Task(Generic[C]):
         stop = self._held_stop
         if stop is None or stop.reason is None or self.finish:
             return None
-        origin = stop.origin
-        if origin is None and self.router is not None:
-            origin = self.router.node_id
-        return {
-            "reason": stop.reason,
-            "ok": stop.ok,
-            "only_local": stop.only_local,
-            "final": stop.final,
-            "origin": origin,
-        }
+        return {**dataclasses.asdict(stop), "origin": self._origin_of(stop)}
 
     def decide_stop(self, stop: Mapping[str, Any]) -> None:
         """Stop the task at the end of this step, as :attr:`held_stop` of one of the processes says.
@@ -763,7 +714,7 @@ class Task(Generic[C]):
     def _peer_tasks(self, roles: Collection[str]) -> dict[int, PeerTask]:
         if self.router is None:
             return {}
-        found = self.router.peer_tasks(scoped_name(_STOPPED.name, self._number))
+        found = self.router.peer_tasks(scoped_name(_STOPPED.name, self.number))
         return {
             node_id: peer
             for node_id, peer in found.items()
@@ -775,16 +726,13 @@ class Task(Generic[C]):
         def stopped() -> bool:
             return self._request().reason is not None
 
-        if self._number == 1:
-            takes_part = router.wait_until_ready(stopped=stopped)
-        else:
-            takes_part = router.wait_until_ready(stopped=stopped, task=self._number)
-        if takes_part is False and not stopped():
-            later = min(self.later_tasks().values(), default=self._number + 1)
+        takes_part = router.wait_until_ready(stopped=stopped, task=self.number)
+        if not takes_part and not stopped():
+            later = min(self.later_tasks().values(), default=self.number + 1)
             _logger.warning(
                 "task %d of this run is over: the peers are in task %d, so node %d runs no step of "
                 "it; only a snapshot can restore what this task had done",
-                self._number,
+                self.number,
                 later,
                 router.node_id,
             )
@@ -809,18 +757,20 @@ class Task(Generic[C]):
         peers = router.peer_tasks(_STOPPED.name).values()
         if not all(peer.roles for peer in peers):
             return  # a peer without roles has them all
-        run_roles = {*map(str, self._roles), *map(str, self._run_roles or ())}
+        planned = None if self._node is None else self._node.run_roles
+        run_roles = {*map(str, self._roles), *map(str, planned or ())}
         run_roles.update(role for peer in peers for role in peer.roles)
+        plan = (*self._plan(self._entries), *self._plan(self._by_hand, by_hand=True))
         idle = [
             item
-            for item in parts_without_process((*self._plan(), *self._plan_by_hand()), run_roles)
+            for item in parts_without_process(plan, run_roles)
             if not any(self.events.subscribers(f"{_HAS_ROLE}{role}") for role in item.entry.roles)
         ]
         lead = self.ctx.vocabulary.lead_role
         if not idle or not asks_for_roles(self._roles, run_roles, lead=lead):
             return
         # Without a launcher's plan, nobody knows who may still come.
-        may_grow = self._run_roles is None or (self._node is not None and self._node.may_grow)
+        may_grow = planned is None or (self._node is not None and self._node.may_grow)
         problems = [idle_part(one, run_roles, lead=lead, may_grow=may_grow) for one in idle]
         if not may_grow:
             raise chain_error(problems)
@@ -844,11 +794,11 @@ class Task(Generic[C]):
             return
         how = self._failure or ("" if self._stop.ok else "it was stopped as failed")
         # After a stop, the peers know the reason already.
-        is_over = self._stop.reason is None and not how and self._rank == 0
+        is_over = self._stop.reason is None and not how and self.rank == 0
         try:
-            if peers := self.events.subscribers(_ENDED):
+            if peers := self.events.subscribers(ENDED):
                 roles = sorted(map(str, self._roles))
-                self.emit(_ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
+                self.emit(ENDED, router.node_id, roles, how, is_over, only_remote=True, to=peers)
         except DMiddlewareError as error:
             _logger.info("failed to notify the peers that the task has ended: %s", error)
 
@@ -858,32 +808,27 @@ class Task(Generic[C]):
 
     def _stop_peers(self) -> None:
         """Stop the tasks of the peers that do not know of the stop yet, such as late ones."""
-        stop = self._stop
-        if self.router is None or stop.only_local or stop.reason is None:
+        if self.router is None or not self.ends_run:
             return
         self._has_stopped_peers = True
         if self._node is not None:
-            self._node.note_end()
-        node_id = self.router.node_id if stop.origin is None else stop.origin
-        subscribers = self.events.subscribers(_STOPPED, timeout_s=_ANNOUNCED_S)
-        self._send_stop(_PeerStop(node_id, stop.reason, stop.ok, stop.final), subscribers)
+            self._node.on_end()
+        self._send_stop(self._stop, self.events.subscribers(_STOPPED, timeout_s=_ANNOUNCED_S))
 
-    def _send_stop(self, stop: _PeerStop, subscribers: Collection[int]) -> None:
+    def _send_stop(self, stop: StopRequest, subscribers: Collection[int]) -> None:
         assert self.router is not None
-        node_id, reason, ok, final = stop
-        sender = self.router.node_id
+        origin = self._origin_of(stop)
         with self._informing:
-            peers = {*subscribers} - {node_id, *self._informed}
+            peers = {*subscribers} - {origin, *self._informed}
             self._informed |= peers
         if not peers:
             return
+        sender = self.router.node_id
         try:
             self.emit(
                 _STOPPED,
-                node_id,
-                reason,
-                ok,
-                final=final,
+                *(origin, stop.reason, stop.ok),
+                final=stop.final,
                 sender=sender,
                 only_remote=True,
                 to=peers,
@@ -891,11 +836,17 @@ class Task(Generic[C]):
         except DMiddlewareError as error:
             _logger.warning("failed to stop the tasks of the peers: %s", error)
 
+    def _origin_of(self, stop: StopRequest) -> int | None:
+        """Return the node that decided a stop, this one included; None without a router."""
+        if stop.origin is None and self.router is not None:
+            return self.router.node_id
+        return stop.origin
+
     def _on_peer_stopped(
         self, node_id: int, reason: str, ok: bool, *, final: bool, sender: int
     ) -> None:
         assert self.router is not None
-        stop = _PeerStop(node_id, reason, ok, final)
+        stop = StopRequest(reason, ok=ok, final=final, origin=node_id)
         if sender != node_id and node_id in self.router.peer_ids():
             # Its own message arrives too, after everything else that it has sent, unless it leaves.
             self._relayed_stop = stop
@@ -904,7 +855,7 @@ class Task(Generic[C]):
 
     def _on_peer_left(self, node_id: int, reason: str) -> None:
         stop = self._relayed_stop
-        if stop is not None and stop.node_id == node_id:
+        if stop is not None and stop.origin == node_id:
             self._accept_stop(stop, node_id)
 
     def _on_peer_ended(self, node_id: int, roles: list[str], how: str, is_over: bool) -> None:
@@ -916,12 +867,11 @@ class Task(Generic[C]):
             with self._informing:
                 self._informed.discard(node_id)
 
-    def _accept_stop(self, stop: _PeerStop, sender: int) -> None:
+    def _accept_stop(self, stop: StopRequest, sender: int) -> None:
         """Stop because of a peer, and at once stop those that it may not reach."""
-        assert self.router is not None
         request = self._request()
         if request.reason is None:
-            request.make(stop.reason, ok=stop.ok, final=stop.final, origin=stop.node_id)
+            request.make(**dataclasses.asdict(stop))
             self._wake()
         with self._informing:
             self._informed.add(sender)
@@ -940,15 +890,12 @@ class Task(Generic[C]):
     ) -> Entry:
         entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
         if self._has_default_context:
-            self._take_context(Declarations.of(entry.middleware).default_context)
+            kind = Declarations.of(entry.middleware).default_context
+            if kind is not None:
+                plain, self.ctx = self.ctx, cast(C, kind())
+                self.ctx.__dict__.update(plain.__dict__)
+                self._has_default_context = False
         return entry
-
-    def _take_context(self, kind: type[Context] | None) -> None:
-        """Replace the default context by one of the kind that a middleware declares."""
-        if kind is not None:
-            plain, self.ctx = self.ctx, cast(C, kind())
-            self.ctx.__dict__.update(plain.__dict__)
-            self._has_default_context = False
 
     def _group(self, mws: Iterable[Any], *, parallel: bool) -> Group:
         self._refuse_closed("parallel" if parallel else "serial")
@@ -987,8 +934,7 @@ class Task(Generic[C]):
             self._layers.append(layer)
 
     def _compile(self, entries: Sequence[Entry], *, by_hand: bool = False) -> Chain:
-        plan = make_plan(entries, self._roles, rank=self._rank, by_hand=by_hand)
-        return self._compiler().compile(plan)
+        return self._compiler().compile(self._plan(entries, by_hand=by_hand))
 
     def _compiler(self) -> Compiler:
         return Compiler(
@@ -998,11 +944,8 @@ class Task(Generic[C]):
             on_failure=self.events.wake,
         )
 
-    def _plan(self) -> tuple[PlanItem, ...]:
-        return make_plan(self._entries, self._roles, rank=self._rank)
-
-    def _plan_by_hand(self) -> tuple[PlanItem, ...]:
-        return make_plan(self._by_hand, self._roles, rank=self._rank, by_hand=True)
+    def _plan(self, entries: Sequence[Entry], *, by_hand: bool = False) -> tuple[PlanItem, ...]:
+        return make_plan(entries, self._roles, rank=self.rank, by_hand=by_hand)
 
     def _prepare(self) -> Chain:
         """Check the chain, and compile and set up whatever is new."""
@@ -1022,7 +965,7 @@ class Task(Generic[C]):
 
     def _register(self, entries: Sequence[Entry]) -> None:
         """Add the members of the entries to the lifecycle, in the order of their set-up."""
-        for item in leaves(make_plan(entries, self._roles, rank=self._rank)):
+        for item in leaves(self._plan(entries)):
             subject = middleware_object(item.entry.middleware)
             is_method = subject is not item.entry.middleware
             name = middleware_name(subject) if is_method else item.name
@@ -1034,7 +977,7 @@ class Task(Generic[C]):
         if left == 0:
             return
         chain = self._compiler().compile(
-            item for item in leaves(self._plan()) if item.declares.last_step
+            item for item in leaves(self._plan(self._entries)) if item.declares.last_step
         )
         self._in_last_step = True
         try:
@@ -1051,7 +994,8 @@ class Task(Generic[C]):
             if self._layers:
                 self.backward()
         except BaseException as error:
-            leaving = self._unwind_step(error)
+            leaving = merge_errors(self._unwind_layers(error), self.events.take_errors())
+            leaving.add_note(f"in step {self.ctx.total_step} of the task {self.name!r}")
             if leaving is error:
                 raise
             raise leaving from leaving.__cause__
@@ -1059,11 +1003,6 @@ class Task(Generic[C]):
             self._step_done = True
         if self._at_step_end or self.events.has_errors:
             self._end_step()
-
-    def _unwind_step(self, error: BaseException) -> BaseException:
-        leaving = merge_errors(self._unwind_layers(error), self.events.take_errors())
-        leaving.add_note(f"in step {self.ctx.total_step} of the task {self.name!r}")
-        return leaving
 
     def _end_step(self) -> None:
         functions, self._at_step_end = self._at_step_end, []

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.closing import Closing
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
+from dmiddleware.pipeline.describe import aligned
 from dmiddleware.pipeline.middleware import Middleware, middleware_name
 from dmiddleware.pipeline.onion import around
 
@@ -113,15 +115,7 @@ class StepTimer:
             timing.calls, timing.forward_s, timing.back_s = 0, 0.0, 0.0
 
     def __str__(self) -> str:
-        lines = [_HEADINGS, *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if number else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
+        return "\n".join(aligned([_HEADINGS, *self._cells()], str.rjust))
 
     def __rich__(self) -> Table:
         # rich takes longer to import than the whole pipeline, and few runs print this table.
@@ -187,7 +181,7 @@ _END = b"\n]\n"
 _HEADINGS = ("middleware", "calls", "mean ms", "forward s", "back s", "share")
 
 
-class TraceFile:
+class TraceFile(Closing):
     """Writes a trace of when each middleware ran; a wrapper for ``task.use_wrapper``.
 
     The file is complete JSON after each flush, also when the run ends with an error. Open it at
@@ -231,12 +225,6 @@ class TraceFile:
         self._is_empty = True
         self._events.append(self._name_of("process_name", process_name, tid=0))
         self.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __call__(self, mw: Middleware[C]) -> Middleware[C]:
         """Return the middleware with its calls traced."""

@@ -45,7 +45,7 @@ class A2CPolicy(AdvantagePolicy):
     in the paper. :class:`AdvantagePolicy` describes what can be normalized; by default, nothing is.
 
     One learn forward is one update. Learns from the columns ``obs``, ``action`` (``raw_action``
-    where there is one), ``adv`` and ``ret``; the last two come from ``gae_estimator``. All kinds of
+    where there is one), ``adv`` and ``ret``; the last two come from ``GAEEstimator``. All kinds of
     actions are supported; see :class:`ActionCodec`.
     """
 

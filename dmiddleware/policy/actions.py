@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -104,8 +103,8 @@ class ActionCodec:
       the same action for every raw one. Actions are float32, also within float64 bounds.
     - Dict and Tuple: a batch of the actions of the parts, by name (a Tuple's are "0", "1", …).
 
-    Without a space, actions count from 0, and those of a Box are not bounded; :meth:`adopt` takes
-    these details from a space.
+    Without a space, actions count from 0, and those of a Box are not bounded; :meth:`set_space`
+    takes these details from a space.
 
     Args:
         parts: what the network gives, see :func:`~dmiddleware.model.action_parts`; empty: what the
@@ -180,7 +179,7 @@ class ActionCodec:
             ConfigError: as in the class.
         """
         codec = cls(bounding=bounding, low=low, high=high)
-        codec.adopt(space)
+        codec.set_space(space)
         return codec
 
     @classmethod
@@ -219,20 +218,21 @@ class ActionCodec:
             self._check_mask(mask)
         if self._only is not None:
             return self._only.distribution(outputs, mask)
+        n_means = [part.n_means for part in self._parts.values()]
         columns = {
-            name: self._split(outputs[name], "n_logits" if name == "logit" else "n_means")
+            name: torch.split(outputs[name], self._n_logits if name == "logit" else n_means, -1)
             for name in ("logit", "mu", "sigma")
             if name in outputs
         }
-        masks = None if mask is None else self._split(mask, "n_logits")
+        masks = [None] * len(n_means) if mask is None else torch.split(mask, self._n_logits, -1)
         parts = {}
         for place, (path, part) in enumerate(self._parts.items()):
             own = {name: pieces[place] for name, pieces in columns.items()}
-            parts[path] = part.distribution(own, None if masks is None else masks[place])
+            parts[path] = part.distribution(own, masks[place])
         return Hybrid(parts)
 
     def _check_mask(self, mask: torch.Tensor) -> None:
-        n_logits = sum(part.n_logits for part in self._parts.values())
+        n_logits = sum(self._n_logits)
         if n_logits == 0 or mask.shape[-1] != n_logits:
             raise StructureError(
                 f"the action mask has {mask.shape[-1]} entries, but the action has {n_logits} "
@@ -247,14 +247,14 @@ class ActionCodec:
         self._was_used = True
         if self._only is not None:
             return self._only.to_env(raw)
-        return self._mapped("to_env", raw)
+        return self._mapped(lambda part, leaf: part.to_env(leaf), raw)
 
     def to_raw(self, action: Any) -> Any:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True
         if self._only is not None:
             return self._only.to_raw(action)
-        return self._mapped("to_raw", action)
+        return self._mapped(lambda part, leaf: part.to_raw(leaf), action)
 
     def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:
         """Reject actions of the environment outside of its space, as in a data set of others.
@@ -266,10 +266,8 @@ class ActionCodec:
         Raises:
             StructureError: with the first such action and what is allowed.
         """
-        by_path = {"": action} if self._only is not None else dict(leaves(action))
+        by_path = dict(leaves(action))
         for path, part in self._parts.items():
-            if part.fits(by_path[path]):
-                continue
             outside = part.outside(by_path[path])
             if mask is not None:
                 outside = outside & mask
@@ -308,15 +306,15 @@ class ActionCodec:
             return allows_choice(mask, action)
         self._check_mask(mask)
         by_path = dict(leaves(action))
-        pieces = zip(self._parts.items(), self._split(mask, "n_logits"), strict=True)
+        masks = torch.split(mask, self._n_logits, -1)
         verdicts = [
             part.allows(own, part.to_raw(by_path[path]))
-            for (path, part), own in pieces
+            for (path, part), own in zip(self._parts.items(), masks, strict=True)
             if part.n_logits
         ]
         return torch.stack(verdicts).all(0)
 
-    def adopt(self, space: gym.Space[Any]) -> None:
+    def set_space(self, space: gym.Space[Any]) -> None:
         """Take ``start``, shapes and bounds of a space, or check that they are the same.
 
         Bounds are not taken if actions were mapped without bounds before.
@@ -334,10 +332,10 @@ class ActionCodec:
                 "policy with for_env(env)"
             )
         for part, leaf in zip(self._parts.values(), _leaf_spaces(space), strict=True):
-            part.adopt(leaf, was_used=self._was_used)
+            part.set_space(leaf, was_used=self._was_used)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was adopted, by part."""
+        """Return what is known of the space, by part."""
         return {
             "was_used": self._was_used,
             "parts": {
@@ -386,6 +384,7 @@ class ActionCodec:
             for part in parts
         }
         self._only = self._parts.get("")
+        self._n_logits = [part.n_logits for part in self._parts.values()]
         self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
         if self._given is None:
             return
@@ -396,15 +395,11 @@ class ActionCodec:
             )
         self._only.set_bounds(*self._given)
 
-    def _split(self, column: torch.Tensor, name: str) -> Sequence[torch.Tensor]:
-        sizes = [getattr(part, name) for part in self._parts.values()]
-        return torch.split(column, sizes, dim=-1)
-
-    def _mapped(self, method: str, action: Any) -> Any:
+    def _mapped(self, convert: Callable[[_Part, torch.Tensor], torch.Tensor], action: Any) -> Any:
         if not self._parts:
             return action
         by_path = dict(leaves(action))
-        mapped = {path: getattr(part, method)(by_path[path]) for path, part in self._parts.items()}
+        mapped = {path: convert(part, by_path[path]) for path, part in self._parts.items()}
         return nest(mapped) if isinstance(action, Batch) else mapped
 
 
@@ -468,6 +463,7 @@ class _Part(ABC):
         self.sizes = sizes
         self.n_logits, self.n_means = sum(sizes), 0
         self._shape: tuple[int, ...] = (len(sizes),)
+        self._start: Any = None  # of choices: an int, or one for each; None: not known, so 0
 
     @abstractmethod
     def distribution(
@@ -482,13 +478,6 @@ class _Part(ABC):
     @abstractmethod
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         """Return ``[…]`` bool, which of the environment's actions are not in its space."""
-
-    def fits(self, action: torch.Tensor) -> bool:
-        """Return whether all actions are known to be in the space, found at little cost.
-
-        It is called in every update from data without a collector's stamp.
-        """
-        return False
 
     @abstractmethod
     def describe(self) -> str:
@@ -510,25 +499,29 @@ class _Part(ABC):
         lead = action.shape[: action.dim() - rank]
         return action.reshape((*lead, math.prod(self._shape)))
 
-    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+    def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
         """Take the details of a space, or reject those that differ from the known ones."""
-        self._shape = tuple(space.shape or ())
+        start = _start_of(space)
+        if self._start not in (None, start):
+            raise SpaceError(
+                f"the policy's actions count from {self._start}, but the environment takes "
+                f"{space}; build another policy for it with for_env(env)"
+            )
+        self._start, self._shape = start, tuple(space.shape or ())
 
     def state(self) -> dict[str, Any]:
         """Return the details."""
-        return {"shape": list(self._shape)}
+        start = {} if self._start is None else {"start": self._start}
+        return {"shape": list(self._shape), **start}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the details."""
-        self._shape = tuple(state["shape"])
+        """Restore the details; those that the state lacks stay as they are."""
+        self._shape = tuple(state.get("shape", self._shape))
+        self._start = state.get("start", self._start)
 
 
 class _Discrete(_Part):
     kind = "discrete"
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__(sizes)
-        self._start: int | None = None  # None: not known, so 0
 
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
@@ -541,12 +534,6 @@ class _Discrete(_Part):
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         raw = self.to_raw(action)
         return (raw < 0) | (raw >= self.n_logits)
-
-    def fits(self, action: torch.Tensor) -> bool:
-        if action.device.type != "cpu" or action.numel() == 0 or action.is_floating_point():
-            return False
-        values, first = action.numpy(), self._start or 0
-        return bool(values.min() >= first and values.max() < first + self.n_logits)
 
     def describe(self) -> str:
         first = self._start or 0
@@ -562,25 +549,9 @@ class _Discrete(_Part):
         action = _as_integers(action)
         return action - self._start if self._start else action
 
-    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
-        assert isinstance(space, gym.spaces.Discrete)
-        if self._start not in (None, int(space.start)):
-            raise _differs(f"from {self._start}", space)
-        self._start = int(space.start)
-
-    def state(self) -> dict[str, Any]:
-        return {} if self._start is None else {"start": self._start}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._start = state.get("start", self._start)
-
 
 class _MultiDiscrete(_Part):
     kind = "multi_discrete"
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__(sizes)
-        self._start: list[int] | None = None  # None: not known, so 0
 
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
@@ -615,21 +586,6 @@ class _MultiDiscrete(_Part):
             return action
         return action + sign * torch.tensor(self._start, device=action.device)
 
-    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
-        assert isinstance(space, gym.spaces.MultiDiscrete)
-        start = [int(first) for first in space.start.flatten()]
-        if self._start not in (None, start):
-            raise _differs(f"from {self._start}", space)
-        self._start = start
-        super().adopt(space, was_used=was_used)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), **({} if self._start is None else {"start": self._start})}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self._start = list(state["start"]) if "start" in state else self._start
-
 
 class _MultiBinary(_Part):
     kind = "multi_binary"
@@ -663,7 +619,6 @@ class _Box(_Part):
         self._shape = sizes
         self._bounding = bounding
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._limits: tuple[npt.NDArray[Any], npt.NDArray[Any]]
         self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def distribution(
@@ -698,15 +653,6 @@ class _Box(_Part):
         low, high, _, half, _ = self._scale(action.device)
         margin = _ROUNDING * half
         return ((action < low - margin) | (action > high + margin)).any(-1)
-
-    def fits(self, action: torch.Tensor) -> bool:
-        if self._bounds is None:
-            return True
-        low, high = self._limits
-        if action.dtype != torch.float32 or action.shape[-1:] != low.shape or not action.is_cpu:
-            return False
-        values = action.detach().numpy()
-        return bool((values >= low).all() and (values <= high).all())
 
     def describe(self) -> str:
         if self._bounds is None:
@@ -747,13 +693,11 @@ class _Box(_Part):
                 f"{high.tolist()}; give the env finite ones with "
                 "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
             )
-        self._bounds = low, high
-        self._limits = low.numpy(), high.numpy()
-        self._scales = {}
+        self._bounds, self._scales = (low, high), {}
 
-    def adopt(self, space: gym.Space[Any], *, was_used: bool) -> None:
+    def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
         assert isinstance(space, gym.spaces.Box)
-        super().adopt(space, was_used=was_used)
+        super().set_space(space, was_used=was_used)
         low, high = _inner_bounds(space)
         if self._bounds is None:
             if not was_used:
@@ -851,11 +795,14 @@ def _checked_bounds(low: Bounds, high: Bounds) -> tuple[torch.Tensor, torch.Tens
     return below.flatten(), above.flatten()
 
 
-def _differs(own: str, space: gym.Space[Any]) -> SpaceError:
-    return SpaceError(
-        f"the policy's actions count {own}, but the environment takes {space}; build another "
-        "policy for it with for_env(env)"
-    )
+def _start_of(space: gym.Space[Any]) -> int | list[int] | None:
+    """Return from where the choices of a space count; None: it has no choices."""
+    match space:
+        case gym.spaces.Discrete():
+            return int(space.start)
+        case gym.spaces.MultiDiscrete():
+            return [int(first) for first in space.start.flatten()]
+    return None
 
 
 def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:

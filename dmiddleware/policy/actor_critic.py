@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ import torch
 from dmiddleware.policy.actions import ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
+from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.network_outputs import values_of_rows
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
@@ -65,11 +68,8 @@ class ActorCriticPolicy(Policy):
     """
 
     cfg: ActorCriticSettings
+    model_type: ClassVar[str] = "actor_critic"
     on_policy: bool = True
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor_critic", ["dmiddleware.model"]
 
     def as_return(self, value: torch.Tensor) -> torch.Tensor:
         """Return the critic's output in units of the return."""
@@ -97,6 +97,17 @@ class ActorCriticPolicy(Policy):
         drawn = {} if self.codec.is_lossless else {"raw_action": raw}
         action, log_prob = self.codec.to_env(raw), distribution.log_prob(raw)
         return {"action": action, **drawn, "log_prob": log_prob, **output}
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
+        return replace(super().spec, value_fn=self.value_fn)
+
+    def raw_action(self, batch: Mapping[str, Any]) -> Any:
+        """Return the raw actions of a batch: those that were stored, or from the env's actions."""
+        if "raw_action" in batch:
+            return batch["raw_action"]
+        return self.codec.to_raw(batch["action"])
 
     def learned_distribution(
         self, output: Mapping[str, torch.Tensor], batch: Mapping[str, Any]

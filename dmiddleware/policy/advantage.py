@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +14,7 @@ from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.actor_critic import ActorCriticPolicy, ActorCriticSettings
 from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component
+from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.rl import RewardNormalizer, RunningMeanStd
 from dmiddleware.settings import At, Fraction, Positive
@@ -46,13 +49,13 @@ class AdvantageSettings(ObsNormSettings, ActorCriticSettings):
 class AdvantagePolicy(ActorCriticPolicy):
     """An actor-critic that learns from the columns ``adv`` and ``ret``.
 
-    They come from ``gae_estimator``, which computes the values of successors with
+    They come from ``GAEEstimator``, which computes the values of successors with
     :meth:`value_fn`.
 
     - ``obs_norm``: observations are normalized in every forward. The statistics do not change
       between collecting a batch and learning from it.
     - ``reward_norm``: rewards are divided by the running standard deviation of the discounted
-      return. ``gae_estimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
+      return. ``GAEEstimator`` asks for it in the learner's process (:meth:`scale_rewards`), so all
       collectors share the statistics and the learner's checkpoint holds them.
     - ``value_norm``: the critic predicts returns normalized by their running mean and standard
       deviation (van Hasselt et al., "Learning Values Across Many Orders of Magnitude", 2016,
@@ -76,10 +79,15 @@ class AdvantagePolicy(ActorCriticPolicy):
         if self.cfg.value_norm:
             self.return_stats = RunningMeanStd(device=self.device)
 
-    @property
-    def gae_lambda(self) -> float:
-        """λ of generalized advantage estimation."""
-        return float(self.cfg.gae_lambda)
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
+        return replace(
+            super().spec,
+            gae_lambda=self.cfg.gae_lambda,
+            scale_rewards=self.scale_rewards,
+            observe_returns=self.observe_returns,
+        )
 
     def scale_rewards(self, batch: Batch) -> torch.Tensor:
         """Update ``reward_norm`` with the rewards of a collected batch, and return them scaled.

@@ -47,12 +47,9 @@ class BCPolicy(Policy):
     """
 
     cfg: BCSettings
+    model_type: ClassVar[str] = "actor"
 
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action")
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor", ["dmiddleware.model"]
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
@@ -91,4 +88,5 @@ class BCPolicy(Policy):
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
         """Act as in evaluation; see :meth:`Policy.act_eval`."""
-        return self.acted(obs, action_mask, None if deterministic else self.generator)
+        generator = None if deterministic else self.generator
+        return self.acted(self.actor_output(obs), obs, action_mask, generator)

@@ -69,34 +69,18 @@ class DDPGPolicy(TDPolicy):
     """
 
     cfg: DDPGSettings
-
-    n_critics: ClassVar[int] = 1
-    """The number of critics, unless ``model`` says otherwise."""
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor_q", ["dmiddleware.model"]
-
-    def model_defaults(self) -> dict[str, Any]:
-        """Return arguments of the default model that differ from its own defaults."""
-        return {"deterministic": True, "n_critics": self.n_critics}
+    model_type: ClassVar[str] = "actor_q"
+    model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 1}
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
         cfg, rates = self.cfg, self.schedules
         follow = TargetRule(cfg.actor_update_freq, cfg.target_tau)
+        actor, critic = self.submodule("actor"), self.submodule("critic")
+        rate, critic_rate = rates["learning_rate_actor"], rates["learning_rate_critic"]
         return {
-            "actor": Component(
-                self.submodule("actor"),
-                adam(rates["learning_rate_actor"]),
-                target=follow,
-                acts=True,
-            ),
-            "critic": Component(
-                self.submodule("critic"),
-                adam(rates["learning_rate_critic"]),
-                target=follow,
-            ),
+            "actor": Component(actor, adam(rate), target=follow, acts=True),
+            "critic": Component(critic, adam(critic_rate), target=follow),
         }
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -205,5 +189,4 @@ class TD3Policy(DDPGPolicy):
     """
 
     cfg: TD3Settings
-
-    n_critics: ClassVar[int] = 2
+    model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 2}

@@ -78,6 +78,7 @@ class DecisionTransformerPolicy(Policy):
     """
 
     cfg: DecisionTransformerSettings
+    model_type: ClassVar[str] = "decision_transformer"
 
     act_inputs: tuple[str, ...] = ("action_mask", "prev_reward")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
@@ -88,10 +89,6 @@ class DecisionTransformerPolicy(Policy):
         "timestep",
         "mask",
     )
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "decision_transformer", ["dmiddleware.model"]
 
     @property
     def context_length(self) -> int:

@@ -62,26 +62,19 @@ class DiscreteSACPolicy(TDPolicy):
     """
 
     cfg: DiscreteSACSettings
+    model_type: ClassVar[str] = "discrete_actor_q"
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "discrete_actor_q", ["dmiddleware.model"]
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
         cfg, rates = self.cfg, self.schedules
+        actor, critic = self.submodule("actor"), self.submodule("critic")
+        follow = TargetRule(1, cfg.target_tau)
         tuned = adam(rates["learning_rate_alpha"]) if cfg.auto_alpha else None
         return {
-            "actor": Component(
-                self.submodule("actor"), adam(rates["learning_rate_policy"]), acts=True
-            ),
-            "critic": Component(
-                self.submodule("critic"),
-                adam(rates["learning_rate_q"]),
-                target=TargetRule(1, cfg.target_tau),
-            ),
+            "actor": Component(actor, adam(rates["learning_rate_policy"]), acts=True),
+            "critic": Component(critic, adam(rates["learning_rate_q"]), target=follow),
             "temperature": Component(Temperature(cfg.alpha), tuned),
         }
 

@@ -48,13 +48,10 @@ class C51Policy(QLearningPolicy):
     """
 
     cfg: C51Settings
+    model_type: ClassVar[str] = "categorical_q_network"
 
     learned: ClassVar[str] = "log_prob"
     _has_warned_of_clipping = False
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "categorical_q_network", ["dmiddleware.model"]
 
     def loss(
         self,
@@ -148,7 +145,4 @@ class QRDQNPolicy(QuantilePolicy):
     """
 
     cfg: QRDQNSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "quantile_q_network", ["dmiddleware.model"]
+    model_type: ClassVar[str] = "quantile_q_network"

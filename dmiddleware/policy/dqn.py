@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -57,10 +57,7 @@ class DQNPolicy(QLearningPolicy):
     """
 
     cfg: DQNSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "q_network", ["dmiddleware.model"]
+    model_type: ClassVar[str] = "q_network"
 
     def loss(
         self,

@@ -61,12 +61,9 @@ class IQLPolicy(Policy):
     """
 
     cfg: IQLSettings
+    model_type: ClassVar[str] = "actor_qv"
 
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor_qv", ["dmiddleware.model"]
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -41,10 +41,7 @@ class IQNPolicy(QuantilePolicy):
     """
 
     cfg: IQNSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "implicit_quantile_q_network", ["dmiddleware.model"]
+    model_type: ClassVar[str] = "implicit_quantile_q_network"
 
     def draw_inputs(self, forward: Forward, n_rows: int, generator: torch.Generator) -> Inputs:
         """Return the random inputs of a forward; see :meth:`QLearningPolicy.draw_inputs`."""

@@ -37,13 +37,10 @@ class IPPOPolicy(PPOPolicy):
     """
 
     cfg: MAPPOSettings
+    model_type: ClassVar[str] = "agent_actor_critic"
 
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "agent_actor_critic", ["dmiddleware.model"]
 
 
 @POLICY_REGISTRY.register("mappo")
@@ -61,10 +58,7 @@ class MAPPOPolicy(PPOPolicy):
     """
 
     cfg: MAPPOSettings
+    model_type: ClassVar[str] = "centralized_actor_critic"
 
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "centralized_actor_critic", ["dmiddleware.model"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import gymnasium as gym
 import torch
@@ -22,46 +22,29 @@ from dmiddleware.tree import Batch, Nested
 __all__ = [
     "CollectMode",
     "EvalMode",
+    "MODES",
     "HasModes",
     "LearnMode",
+    "Mode",
     "PolicySpec",
     "as_collect_mode",
     "as_eval_mode",
     "as_learn_mode",
 ]
 
+Mode: TypeAlias = Literal["learn", "collect", "eval"]
 
-def _no_state(n: int) -> Nested | None:
-    """Return None: the policy is not recurrent."""
+MODES: Final[tuple[Mode, ...]] = ("learn", "collect", "eval")
+"""What a policy can be for."""
 
 
-def _fits_all(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-    """Accept any spaces."""
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing, and return None: the policy has nothing of this kind."""
 
 
 def _unscaled(batch: Batch) -> torch.Tensor:
     reward: torch.Tensor = batch["reward"]
     return reward
-
-
-def _not_observed(ret: torch.Tensor, obs: Nested | None = None) -> None:
-    """Ignore returns: the policy has no statistics of them."""
-
-
-def _not_counted(counters: Counters) -> None:
-    """Ignore counters: the policy has no schedules."""
-
-
-def _no_weights(state: Mapping[str, torch.Tensor]) -> None:
-    """Ignore weights: the policy has none."""
-
-
-def _seed_nothing(seed: int) -> None:
-    """Ignore the seed: the mode has no randomness of its own."""
-
-
-def _reset_nothing(env_ids: Any = None) -> None:
-    """Forget nothing: the policy keeps nothing between calls."""
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -71,6 +54,8 @@ def _as_it_is(batch: Batch) -> Batch:
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """What others read of a policy: settings that have their home in it, and what it needs.
+
+    What is not described here is the attribute or the method of :class:`Policy` of the same name.
 
     Attributes:
         kind: the class of the policy.
@@ -84,21 +69,13 @@ class PolicySpec:
         seed: of the initial weights and of acting; None: torch's.
         uses_ranks: whether it averages gradients over the ranks of ``torch.distributed``.
         schedules: the settings that may be schedules, by name.
-        learn_columns: see :attr:`Policy.learn_columns`.
-        optional_columns: see :attr:`Policy.optional_columns`.
-        minibatch_unit: see :attr:`Policy.minibatch_unit`.
-        learns_from_trajectories: see :attr:`Policy.learns_from_trajectories`.
-        act_inputs: see :attr:`Policy.act_inputs`.
-        explores: see :attr:`Policy.explores`.
-        is_stochastic: see :attr:`Policy.is_stochastic`.
-        initial_state: see :meth:`Policy.initial_state`.
-        check_spaces: see :meth:`Policy.check_spaces`.
-        scale_rewards: see :meth:`Policy.scale_rewards`.
-        observe_returns: see :meth:`Policy.observe_returns`.
+        scale_rewards: returns the rewards from which a batch's returns and advantages are computed;
+            called once for each batch, in the learner's process.
+        observe_returns: takes the returns ``[…]`` of a collected batch, and its observations where
+            they are known, once, before learning from it.
         value_fn: observations ``[N, …]`` to values ``[N]``; None: the policy has no critic of them.
         set_counters: sets the counters that schedules read.
         acting_state: returns what acting needs, as the state of the other modes.
-        load_weights: see :meth:`Policy.load_weights`.
     """
 
     kind: type = object
@@ -119,14 +96,14 @@ class PolicySpec:
     act_inputs: tuple[str, ...] = ()
     explores: bool = True
     is_stochastic: bool = False
-    initial_state: Callable[[int], Nested | None] = _no_state
-    check_spaces: Callable[[gym.Space[Any], gym.Space[Any]], None] = _fits_all
+    initial_state: Callable[[int], Nested | None] = _nothing
+    check_spaces: Callable[[gym.Space[Any], gym.Space[Any]], None] = _nothing
     scale_rewards: Callable[[Batch], torch.Tensor] = _unscaled
-    observe_returns: Callable[..., None] = _not_observed
+    observe_returns: Callable[..., None] = _nothing
     value_fn: Callable[..., torch.Tensor] | None = None
-    set_counters: Callable[[Counters], None] = _not_counted
+    set_counters: Callable[[Counters], None] = _nothing
     acting_state: Callable[[], dict[str, Any]] = dict
-    load_weights: Callable[[Mapping[str, torch.Tensor]], None] = _no_weights
+    load_weights: Callable[[Mapping[str, torch.Tensor]], None] = _nothing
 
 
 @dataclass(frozen=True)
@@ -167,7 +144,6 @@ class CollectMode:
         spec: what the policy is.
         reset: forgets what the policy keeps of these envs; None: of all.
         seed: seeds the randomness of collecting.
-        train_batch: see :meth:`Policy.train_batch`.
         transitions: ``(obs, output, timestep, rows)`` to the columns of these rows of a step, in
             place of the standard ones; None: the standard ones.
     """
@@ -176,8 +152,8 @@ class CollectMode:
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[dict[str, Any]], None]
     spec: PolicySpec
-    reset: Callable[..., None] = _reset_nothing
-    seed: Callable[[int], None] = _seed_nothing
+    reset: Callable[..., None] = _nothing
+    seed: Callable[[int], object] = _nothing
     train_batch: Callable[[Batch], Batch] = _as_it_is
     transitions: Callable[..., Batch] | None = None
 
@@ -202,8 +178,8 @@ class EvalMode:
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[dict[str, Any]], None]
     spec: PolicySpec
-    reset: Callable[..., None] = _reset_nothing
-    seed: Callable[[int], None] = _seed_nothing
+    reset: Callable[..., None] = _nothing
+    seed: Callable[[int], object] = _nothing
 
 
 class HasModes(Protocol):

@@ -207,7 +207,7 @@ class ObsNorm:
 
     def _publish(self) -> None:
         for path, stats in self._running.items():
-            self._published[path].adopt(stats)
+            self._published[path].set_to(stats)
 
     def _normalize(self, obs: Nested, path: tuple[str, ...]) -> Any:
         if isinstance(obs, Batch | Mapping):

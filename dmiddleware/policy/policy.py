@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import gymnasium as gym
 import numpy as np
@@ -20,27 +17,13 @@ from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.distributed import (
     GradientReducer,
     broadcast_model,
-    largest_over_ranks,
     rank_and_world_size,
     require_process_group,
 )
-from dmiddleware.env import agent_spaces, n_agent_of
-from dmiddleware.errors import (
-    ConfigError,
-    PolicyError,
-    PolicyOutputError,
-    SpaceError,
-    StructureError,
-)
-from dmiddleware.foreign_names import unknown_name
+from dmiddleware.env import agent_spaces
+from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
 from dmiddleware.memory import keep_freed_memory
-from dmiddleware.model import (
-    action_kind_of,
-    action_shape_of,
-    create_model,
-    obs_shape_of,
-    team_shapes,
-)
+from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import (
@@ -59,15 +42,17 @@ from dmiddleware.policy.actions import (
 )
 from dmiddleware.policy.agents import present_observations
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.modes import CollectMode, EvalMode, LearnMode, PolicySpec
+from dmiddleware.policy.env_spaces import check_action_kind, check_number_of_agents, network_shapes
+from dmiddleware.policy.hooks import Hook, check_keywords
+from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
-from dmiddleware.policy.policy_settings import PolicySettings
+from dmiddleware.policy.policy_settings import PolicySettings, annotated_settings, device_for
 from dmiddleware.policy.state import PolicyState, entry_of, load_model_state
 from dmiddleware.policy.update import (
     UpdateRunner,
     check_columns,
-    non_finite_error,
     standard_columns,
+    update_outputs,
 )
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
@@ -85,13 +70,7 @@ from dmiddleware.tree import (
     to_dict,
 )
 
-__all__ = ["MODES", "Mode", "Policy"]
-
-Mode: TypeAlias = Literal["learn", "collect", "eval"]
-
-MODES: Final[tuple[Mode, ...]] = ("learn", "collect", "eval")
-"""What a policy can be for."""
-_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+__all__ = ["Policy"]
 
 
 class Policy:
@@ -113,7 +92,7 @@ class Policy:
     Args:
         cfg: the settings, of the class that annotates :attr:`cfg`, or a dictionary of those that
             differ from the defaults, by name.
-        model: None builds the one that ``cfg.model`` and :meth:`default_model` describe; a module
+        model: None builds the one that ``cfg.model`` and :attr:`model_type` describe; a module
             is used as it is.
         modes: what the policy is for, of ``"learn"``, ``"collect"``, ``"eval"``.
 
@@ -158,6 +137,10 @@ class Policy:
     """
 
     cfg: PolicySettings
+    model_type: ClassVar[str] = ""
+    """The registered name of the network to build if none is given."""
+    model_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of that network that differ from its own defaults."""
     on_policy: bool = False
     """Whether the algorithm learns only from actions that its own distribution drew."""
     learn_columns: ClassVar[tuple[str, ...]] = ()
@@ -218,7 +201,7 @@ class Policy:
         self.cfg = self._checked_settings(cfg)
         check_act_inputs(self.act_inputs, owner=type(self).__name__)
         self.modes = self._checked_modes(modes)
-        self.device = str(_choose_device(self.cfg))
+        self.device = device_for(self.cfg)
         self.on_gpu = self.device != "cpu"
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
@@ -231,8 +214,8 @@ class Policy:
         self.train_iter = 0
         self.counters = Counters()
         self.schedules = self._schedules()
-        self._keywords = self._declared_keywords()
-        if not any("action_mask" in (names or ()) for names in self._keywords.values()):
+        self._hooks = self._declared_hooks()
+        if not any("action_mask" in (hook.keywords or ()) for hook in self._hooks.values()):
             # Methods that do not take it need no masks.
             self.act_inputs = tuple(name for name in self.act_inputs if name != "action_mask")
         self.reducer: GradientReducer | None = None
@@ -240,7 +223,7 @@ class Policy:
             keep_freed_memory()
             if self.cfg.multi_gpu:
                 self._join_ranks()  # before there are targets, which copy the common parameters
-        self.codec = ActionCodec.for_policy(self.cfg, self._declared_action())
+        self.codec = ActionCodec.for_policy(self.cfg, getattr(self.model, "action_parts", ()))
         self.obs_norm = ObsNorm.for_policy(
             self.cfg,
             self.model,
@@ -283,7 +266,9 @@ class Policy:
             SpaceError: if the algorithm does not support the environment's spaces.
         """
         observation_space, action_space = spaces_of(env)
-        cls._check_number_of_agents(observation_space)
+        check_number_of_agents(
+            observation_space, several_agents=cls.several_agents, user=cls.__name__
+        )
         settings = replace(cls._checked_settings(cfg), **options)
         if isinstance(model, nn.Module):
             network, shapes = model, {"obs_shape": obs_shape_of(observation_space)}
@@ -291,7 +276,12 @@ class Policy:
             shapes = shapes if getattr(settings, "obs_norm", False) else {}
         else:
             network = None
-            shapes = {**cls._shapes_of(observation_space, action_space), **(model or {})}
+            shapes = network_shapes(
+                observation_space, action_space, several_agents=cls.several_agents
+            )
+            if not isinstance(settings, ActorSettings):
+                del shapes["action_space"]  # its networks have one kind of actions
+            shapes |= model or {}
         settings = replace(settings, model={**settings.model, **shapes})
         policy = cls(settings, network, modes)
         policy.check_spaces(observation_space, action_space)
@@ -304,19 +294,7 @@ class Policy:
         Raises:
             PolicyError: if the annotation does not name a class of settings of its module.
         """
-        for base in cls.__mro__:
-            hint = inspect.get_annotations(base).get("cfg")
-            if isinstance(hint, str):
-                hint = vars(sys.modules[base.__module__]).get(hint, hint)
-            if isinstance(hint, type) and issubclass(hint, PolicySettings):
-                return hint
-            if hint is not None:
-                raise PolicyError(
-                    f"{base.__name__} annotates cfg with {hint!r}, which is not a subclass of "
-                    f"PolicySettings in the module {base.__module__}; define it there, at the top "
-                    "level"
-                )
-        raise AssertionError("unreachable: Policy annotates cfg")
+        return annotated_settings(cls)
 
     @classmethod
     def _checked_settings(cls, cfg: PolicySettings | Mapping[str, Any] | None) -> Any:
@@ -341,24 +319,16 @@ class Policy:
 
     # The hooks that an algorithm writes.
 
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the registered name of the model to build and the modules to import for it."""
-        raise PolicyError(
-            f"{type(self).__name__} has no default model; pass model=, set cfg.model.type, or "
-            "override default_model() to return (registered name, [modules to import])"
-        )
-
-    def model_defaults(self) -> dict[str, Any]:
-        """Return arguments of the default model that differ from its own defaults."""
-        return {}
-
     def make_model(self) -> nn.Module:
         """Return the network to build if none is given; by default as ``cfg.model`` says."""
         options = dict(self.cfg.model)
         if "type" not in options:
-            name, imports = self.default_model()
-            defaults = {**self.model_defaults(), "type": name, "import_names": imports}
-            options = {**defaults, **options}
+            if not self.model_type:
+                raise PolicyError(
+                    f"{type(self).__name__} has no default model; pass model=, set cfg.model.type, "
+                    "or name a registered one in the class: model_type = 'q_network'"
+                )
+            options = {**self.model_defaults, **options, "type": self.model_type}
         return create_model(options)
 
     def setup(self) -> None:
@@ -414,7 +384,7 @@ class Policy:
         Returns:
             ``action`` ``[E, …]`` and whatever else is to be stored.
         """
-        return self.acted(obs, action_mask, self.generator)
+        return self.acted(self.actor_output(obs), obs, action_mask, self.generator)
 
     def act_eval(
         self,
@@ -437,7 +407,8 @@ class Policy:
         Returns:
             ``action`` ``[E, …]``.
         """
-        return self.acted(obs, action_mask, None if deterministic else self.eval_generator)
+        generator = None if deterministic else self.eval_generator
+        return self.acted(self.actor_output(obs), obs, action_mask, generator)
 
     def initial_state(self, n: int) -> Nested | None:
         """Return the recurrent state at the start of ``n`` episodes; None: not recurrent.
@@ -471,24 +442,6 @@ class Policy:
         """Turn a collected batch ``[T, E, …]``, or an episode ``[T, …]``, into training data."""
         return batch
 
-    def scale_rewards(self, batch: Batch) -> torch.Tensor:
-        """Return the rewards from which a batch's returns and advantages are computed.
-
-        Called once per batch, in the learner's process; by default returns ``batch["reward"]``.
-        """
-        reward: torch.Tensor = batch["reward"]
-        return reward
-
-    def observe_returns(self, ret: torch.Tensor, obs: Nested | None = None) -> None:
-        """Take the returns of a collected batch, once, before learning from it.
-
-        Called in the learner's process; by default does nothing.
-
-        Args:
-            ret: ``[…]`` float32.
-            obs: ``[…, *obs_shape]``, the observations of the same rows; None: not known.
-        """
-
     # What an algorithm calls.
 
     def submodule(self, name: str) -> nn.Module:
@@ -517,11 +470,23 @@ class Policy:
         return output
 
     def acted(
-        self, obs: Value, action_mask: Nested | None, generator: torch.Generator | None
+        self,
+        output: dict[str, torch.Tensor],
+        obs: Value,
+        action_mask: Nested | None,
+        generator: torch.Generator | None,
     ) -> dict[str, Any]:
-        """Return ``{"action"}``, the actor's most likely ones, or draws from a generator."""
-        distribution = self.acting_distribution(self.actor_output(obs), obs, action_mask)
-        return self.chosen_action(distribution, generator)
+        """Return ``{"action"}`` for the actor's output: the most likely ones, or draws.
+
+        Args:
+            output: of :meth:`actor_output`.
+            obs: what the actor saw.
+            action_mask: ``[E, A]`` bool; None: the mask that the observations have.
+            generator: draws the actions; None: the most likely ones.
+        """
+        distribution = self.acting_distribution(output, obs, action_mask)
+        raw = distribution.mode() if generator is None else distribution.sample(generator)
+        return {"action": self.codec.to_env(raw)}
 
     def acting_distribution(
         self, output: dict[str, torch.Tensor], obs: Nested, action_mask: Nested | None
@@ -537,19 +502,6 @@ class Policy:
             mask = None if mask is None else mask.cpu()
         return self.codec.distribution(output, mask)
 
-    def chosen_action(
-        self, distribution: Distribution, generator: torch.Generator | None
-    ) -> dict[str, Any]:
-        """Return ``{"action"}``, the most likely ones, or draws from a generator."""
-        raw = distribution.mode() if generator is None else distribution.sample(generator)
-        return {"action": self.codec.to_env(raw)}
-
-    def raw_action(self, batch: Mapping[str, Any]) -> Any:
-        """Return the raw actions of a batch: those that were stored, or from the env's actions."""
-        if "raw_action" in batch:
-            return batch["raw_action"]
-        return self.codec.to_raw(batch["action"])
-
     def as_obs(self, data: Nested) -> Value:
         """Convert observations to a tensor or treetensor on the policy's device."""
         if type(data) not in (torch.Tensor, Batch) and isinstance(
@@ -559,20 +511,13 @@ class Policy:
         obs: Value = to_device(data, self.device) if self.on_gpu else data
         return obs
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the model into eval mode within the block, so it updates no batch statistics.
-
-        Sets the flags directly: ``model.eval()`` costs as much as a small network's forward.
-        """
-        flags = [module.training for module in self._submodules]
+    def set_training(self, mode: bool) -> None:
+        """Set the mode of the network, as ``model.train(mode)`` does in ten times the time."""
+        if self._trains_itself:
+            self.model.train(mode)
+            return
         for module in self._submodules:
-            object.__setattr__(module, "training", False)
-        try:
-            yield
-        finally:
-            for module, flag in zip(self._submodules, flags, strict=True):
-                object.__setattr__(module, "training", flag)
+            object.__setattr__(module, "training", mode)
 
     # What others call.
 
@@ -585,12 +530,12 @@ class Policy:
     def collect_mode(self) -> CollectMode:
         """What a collector may use of the policy."""
         return CollectMode(
-            self._collect,
+            partial(self._act, "collect"),
             self._state.acting,
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self._seed_collect,
+            seed=self.generator.manual_seed,
             train_batch=self.train_batch,
         )
 
@@ -598,20 +543,17 @@ class Policy:
     def eval_mode(self) -> EvalMode:
         """What an evaluator may use of the policy."""
         return EvalMode(
-            self._eval,
+            partial(self._act, "eval"),
             self._state.acting,
             self._load_acting_state,
             self.spec,
             reset=self.reset,
-            seed=self._seed_eval,
+            seed=self.eval_generator.manual_seed,
         )
 
     @cached_property
     def spec(self) -> PolicySpec:
         """What others read of the policy."""
-        return self._make_spec()
-
-    def _make_spec(self) -> PolicySpec:
         return PolicySpec(
             kind=type(self),
             settings=self.cfg,
@@ -620,7 +562,6 @@ class Policy:
             on_policy=self.on_policy,
             discount=self.discount,
             n_step=self.n_step,
-            gae_lambda=getattr(self.cfg, "gae_lambda", None),
             seed=self.cfg.seed,
             uses_ranks=self.cfg.multi_gpu,
             schedules=self.schedules,
@@ -633,9 +574,6 @@ class Policy:
             is_stochastic=self.is_stochastic,
             initial_state=self.initial_state,
             check_spaces=self.check_spaces,
-            scale_rewards=self.scale_rewards,
-            observe_returns=self.observe_returns,
-            value_fn=getattr(self, "value_fn", None),
             set_counters=self.set_counters,
             acting_state=self._state.acting,
             load_weights=self.load_weights,
@@ -644,7 +582,7 @@ class Policy:
     @property
     def is_stochastic(self) -> bool:
         """Whether evaluating takes the keyword ``deterministic``: False draws actions."""
-        return "deterministic" in (self._keywords["eval"] or ())
+        return "deterministic" in (self._hooks["eval"].keywords or ())
 
     @property
     def discount(self) -> float | None:
@@ -673,14 +611,8 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Seed the randomness of acting: exploration and sampled actions."""
-        self._seed_collect(seed)
-        self._seed_eval(derive_seed(seed, "eval"))
-
-    def _seed_collect(self, seed: int) -> None:
         self.generator.manual_seed(seed)
-
-    def _seed_eval(self, seed: int) -> None:
-        self.eval_generator.manual_seed(seed)
+        self.eval_generator.manual_seed(derive_seed(seed, "eval"))
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Forget what acting keeps of these envs; None: of all. By default there is nothing."""
@@ -712,37 +644,24 @@ class Policy:
         Raises:
             SpaceError: with both shapes.
         """
-        self._check_number_of_agents(observation_space)
+        several, user = self.several_agents, type(self).__name__
+        check_number_of_agents(observation_space, several_agents=several, user=user)
         space = action_space
-        if self.several_agents:
+        if several:
             space = agent_spaces(observation_space, action_space).action
-        declared = self._declared_action()
-        if not declared or self.several_agents:  # else, the model checks its own space
-            self._check_action_kind(space)
-        if not declared:
+        has_own_check = bool(getattr(self.model, "action_parts", ()))
+        if several or not has_own_check:
+            check_action_kind(space, self.action_kinds, several_agents=several, user=user)
+        if not has_own_check:
             # The model is tried, for which the codec has to know what its outputs mean.
-            self.codec.adopt(space)
+            self.codec.set_space(space)
 
         def act(obs: Value) -> torch.Tensor | None:
             return self._probe(obs, action_space)
 
         check_spaces(self.model, act, observation_space, action_space)
-        if declared:
-            self.codec.adopt(space)
-
-    def sync_gradients(self, model: nn.Module) -> None:
-        """Average the model's gradients over all ranks; call it between backward and the step.
-
-        Each rank's gradients are weighted by the rows of its batch, as if all rows were one batch.
-        With ``bp_update_sync=False`` the reductions of the policy's model started during
-        backward, and this waits for them. In a single process it does nothing.
-        """
-        if self.reducer is None:
-            return
-        if model is self.model:
-            self.reducer.reduce()
-        else:
-            GradientReducer(model, share=self.reducer.share()).reduce()
+        if has_own_check:
+            self.codec.set_space(space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self.device}, model={self.model})"
@@ -759,20 +678,14 @@ class Policy:
         columns = to_dict(batch)
         if self.on_policy:
             self.obs_norm.hold()
-        runner = self._runner
         drawn = {**self.draw(columns), **self.variant()}
         counters = self.counters._replace(update=self.train_iter)
-        output = runner.run(columns, drawn, counters)
-        if runner.has_failed():
-            raise non_finite_error(output, batch, self.components, user=type(self).__name__)
+        seen = self.obs_norm.rows(columns)
+        output = self._runner.run(seen, drawn, counters, batch=batch)
         if not output.get("kl_stop", False):
             self.train_iter += 1
-            for component in self.components.values():
-                rule = component.target_rule
-                if rule is not None and self.train_iter % rule.every == 0:
-                    # On a GPU also while steps are skipped, towards weights that do not change.
-                    component.move_target()
-        return runner.report(output)
+            self._runner.move_targets(self.train_iter)
+        return self._runner.report(output)
 
     def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Check what a learner passes, and learn from it."""
@@ -783,7 +696,10 @@ class Policy:
                 f"{data!r:.100}"
             )
         batch = data if isinstance(data, Batch) else as_tree(data)
-        self._check_columns(batch)
+        check_columns(self.learn_columns, batch, user=type(self).__name__)
+        # Rows that a collector made have actions of an env; those of other data may be anything.
+        if "collect_iter" not in batch and "action" in batch:
+            self.codec.check(batch["action"], mask=batch.get("mask"))
         if self.on_gpu:
             batch = to_device(batch, self.device)
         batch = self.check_batch(standard_columns(batch))
@@ -794,60 +710,28 @@ class Policy:
                 "obs_norm=False"
             )
         if not self.model.training:
-            self._set_training(True)
+            self.set_training(True)
         if self.reducer is not None:
             self.reducer.begin(self.n_learned_rows(batch))
         output = self.learn(batch, **kwargs)
-        outputs = output if isinstance(output, list) else [output]
-        if not all(isinstance(one, Mapping) for one in outputs):
-            raise PolicyOutputError(
-                f"{type(self).__name__}.learn returned {output!r:.100}; it must return a "
-                'dictionary of numbers to log, such as {"total_loss": 0.1}, or a list of them'
-            )
+        update_outputs(output, user=f"{type(self).__name__}.learn")
         return output
-
-    def _set_training(self, mode: bool) -> None:
-        """Set the mode of the network, as ``model.train(mode)`` does in ten times the time."""
-        if self._trains_itself:
-            self.model.train(mode)
-            return
-        for module in self._submodules:
-            object.__setattr__(module, "training", mode)
-
-    def _update_as_seen(self, batch: Mapping[str, Any], **drawn: Any) -> dict[str, Any]:
-        return self.update(self.obs_norm.rows(batch), **drawn)
-
-    def _check_columns(self, columns: Batch | Mapping[str, Any]) -> None:
-        check_columns(self.learn_columns, columns, user=type(self).__name__)
-        # Rows that a collector made have actions of an env; those of other data may be anything.
-        if "collect_iter" not in columns and "action" in columns:
-            self.codec.check(columns["action"], mask=columns.get("mask"))
 
     def _prepare_to_learn(self) -> None:
         self._runner = UpdateRunner(
-            self._update_as_seen,
+            self.update,
             self.components,
             self.schedules,
             device=self.device,
-            on_gpu=self.on_gpu,
             compiles=self.cfg.compile,
+            reducer=self.reducer,
+            in_model=self._state.paths,
+            user=type(self).__name__,
         )
         self.values = self._runner.values
         self.learn_generator = torch.Generator().manual_seed(
             derive_seed(self.generator.initial_seed(), "learn")
         )
-        if self.reducer is not None and "" not in self._state.paths.values():
-            self.reducer.close()  # its hooks expect that backward reaches the whole model
-        flag = self._runner.not_finite
-        for name, component in self.components.items():
-            if self.reducer is None or not component.is_module:
-                component.prepare(not_finite=flag)
-                continue
-            if name not in self._state.paths:
-                broadcast_model(component.module)
-            reduce = partial(self.sync_gradients, component.module)
-            component.prepare(not_finite=flag, reduce=reduce, agree=largest_over_ranks)
-        self._runner.prepare()
 
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
@@ -859,39 +743,29 @@ class Policy:
 
     # Acting.
 
-    def _collect(
-        self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._act("collect", self.act_collect, obs, env_id, kwargs)
-
-    def _eval(
-        self, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self._act("eval", self.act_eval, obs, env_id, kwargs)
-
     def _act(
-        self,
-        mode: Mode,
-        hook: Callable[..., dict[str, Any]],
-        data: Nested,
-        env_id: npt.ArrayLike | None,
-        kwargs: dict[str, Any],
+        self, mode: Mode, /, obs: Nested, *, env_id: npt.ArrayLike | None = None, **kwargs: Any
     ) -> dict[str, Any]:
+        """Check what a stepper passes, and act on it."""
+        data = obs
         self._check_call(mode, kwargs)
         if env_id is None:  # else, an env manager has checked them
             check_finite(data, user=type(self).__name__)
         if self.model.training:
-            self._set_training(False)
+            self.set_training(False)
         with torch.set_grad_enabled(False):  # no_grad() does the same in twice the time
-            obs = data
             if self.on_gpu or type(data) is not torch.Tensor:
                 obs = self.as_obs(data)
             if env_id is None:
                 env_id = np.arange(len(next(iter(leaves(obs)))[1]))
-            if not ACT_KEYWORDS.isdisjoint(kwargs):
-                kwargs = self._as_inputs(kwargs)
-            seen = self.obs_norm.collected(obs) if mode == "collect" else self.obs_norm(obs)
-            output = hook(seen, np.asarray(env_id), **kwargs)
+            for name in ACT_KEYWORDS.intersection(kwargs):
+                if kwargs[name] is not None:
+                    kwargs[name] = self.as_obs(kwargs[name])
+            ids = np.asarray(env_id)
+            if mode == "collect":
+                output = self.act_collect(self.obs_norm.collected(obs), ids, **kwargs)
+            else:
+                output = self.act_eval(self.obs_norm(obs), ids, **kwargs)
         if not isinstance(output, dict | Mapping) or "action" not in output:
             raise PolicyOutputError(
                 f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "
@@ -908,13 +782,6 @@ class Policy:
         allows = allows_choice if self.several_agents else self.codec.allows
         return allows(mask, action)
 
-    def _as_inputs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert what the policy asked for in ``act_inputs`` as observations are converted."""
-        return {
-            name: self.as_obs(value) if name in ACT_KEYWORDS and value is not None else value
-            for name, value in kwargs.items()
-        }
-
     def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
         """Check what can be wrong with a call of a mode's forward, whatever its data."""
         if mode not in self.modes:
@@ -924,47 +791,23 @@ class Policy:
             )
         if torch.get_default_dtype() is not torch.float32:
             check_default_dtype(type(self).__name__)
-        known = self._keywords[mode]
+        known = self._hooks[mode].keywords
         if kwargs and known is not None and not kwargs.keys() <= known:
-            self._check_keywords(mode, kwargs, set(known))
-
-    def _check_keywords(self, mode: Mode, kwargs: Mapping[str, Any], known: set[str]) -> None:
-        """Refuse keyword arguments of a mode's forward that the algorithm does not take."""
-        if mode != "learn":
-            known.update(name.partition(".")[0] for name in self.act_inputs)
-            if STATE in kwargs and self.initial_state(1) is not None:
-                known |= ACT_KEYWORDS  # the caller that holds its state may pass them all
-        for name in kwargs:
-            if name not in known:
-                raise ConfigError(self._unknown_keyword(mode, name, known))
-
-    def _unknown_keyword(self, mode: Mode, name: str, known: Collection[str]) -> str:
-        """Return the message for a keyword argument of a mode's forward that nothing declares."""
-        modes = [other for other, keywords in self._keywords.items() if name in (keywords or ())]
-        hint = unknown_name(name, known, only_here=True)
-        if modes:
-            hint = f"it is one of {modes[0]}_mode.forward"
-        return (
-            f"{type(self).__name__}: forward in {mode} mode has no keyword {name}; {hint}. An "
-            f"algorithm declares its own as parameters of {self._hook_of(mode)}"
-        )
+            inputs: frozenset[str] = frozenset()
+            if mode != "learn":
+                inputs = frozenset(name.partition(".")[0] for name in self.act_inputs)
+                if STATE in kwargs and self.initial_state(1) is not None:
+                    inputs |= ACT_KEYWORDS  # the caller that holds its state may pass them all
+            user = type(self).__name__
+            check_keywords(kwargs, mode, self._hooks, inputs=inputs, user=user)
 
     @classmethod
-    def _hook_of(cls, mode: Mode) -> str:
-        """Return the name of the method whose parameters are the keywords of a mode's forward."""
-        return "learn" if mode == "learn" else f"act_{mode}"
-
-    @classmethod
-    def _declared_keywords(cls) -> dict[Mode, frozenset[str] | None]:
-        """Return the keyword arguments that the class declares, by mode; None: it takes any.
-
-        They are the parameters of the method that an algorithm writes, after the data. Where it
-        takes others too (``**kwargs``), it passes them on, so those of the base class's method
-        count as well.
-        """
+    def _declared_hooks(cls) -> dict[Mode, Hook]:
+        """Return the methods that an algorithm writes, by mode."""
         return {
-            mode: frozenset(_parameters_of(cls, cls._hook_of(mode), 2 if mode == "learn" else 3))
-            for mode in MODES
+            "learn": Hook.of(cls, "learn", n_given=2),
+            "collect": Hook.of(cls, "act_collect", n_given=3),
+            "eval": Hook.of(cls, "act_eval", n_given=3),
         }
 
     def _checked_modes(self, modes: Iterable[Mode]) -> frozenset[Mode]:
@@ -1006,51 +849,9 @@ class Policy:
             common["obs_norm"] = Component(self.obs_norm, acts=True)
         return common
 
-    def _declared_action(self) -> Any:
-        """Return the parts of the action that the model declares; empty if it declares none."""
-        return getattr(self.model, "action_parts", ())
-
-    @classmethod
-    def _shapes_of(
-        cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]
-    ) -> dict[str, Any]:
-        """Return the keys of ``cfg.model`` that follow from an environment's spaces."""
-        if cls.several_agents:
-            shapes: dict[str, Any] = dict(team_shapes(observation_space, action_space))
-        else:
-            shapes = {
-                "obs_shape": obs_shape_of(observation_space),
-                "action_shape": action_shape_of(action_space),
-                "action_space": action_kind_of(action_space),
-            }
-        if not issubclass(cls.settings_class(), ActorSettings):
-            del shapes["action_space"]  # its networks have one kind of actions
-        return shapes
-
-    @classmethod
-    def _check_number_of_agents(cls, observation_space: gym.Space[Any]) -> None:
-        n_agent = n_agent_of(observation_space)
-        if n_agent is not None and not cls.several_agents:
-            raise SpaceError(
-                f"{cls.__name__} acts for a single agent, but the environment has {n_agent}; use "
-                "MAPPO, IPPO, QMIX or VDN, or wrap the environment so that its reward is a number "
-                "and its observations do not have the key agent_mask"
-            )
-
-    @classmethod
-    def _check_action_kind(cls, space: gym.Space[Any]) -> None:
-        if not cls.action_kinds or action_kind_of(space) in cls.action_kinds:
-            return
-        whose = "each agent" if cls.several_agents else "the environment"
-        other = "MAPPO" if cls.several_agents else "PPO"
-        raise SpaceError(
-            f"{cls.__name__} supports {', '.join(cls.action_kinds)} actions, but {whose} takes "
-            f"{space}; use {other}, or wrap the environment"
-        )
-
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
         """Return the action for one observation, leaving the policy as it was."""
-        act = self._eval if "eval" in self.modes else self._collect
+        mode: Mode = "eval" if "eval" in self.modes else "collect"
         inputs: dict[str, Any] | None = probe_inputs(
             self.act_inputs, self.initial_state, action_space
         )
@@ -1058,7 +859,7 @@ class Policy:
             return None
         generators, acting = self._generator_states(), self._state.acting()
         try:
-            action: torch.Tensor = act(obs, **inputs)["action"]
+            action: torch.Tensor = self._act(mode, obs, **inputs)["action"]
         finally:
             self._set_generator_states(generators)
             self._state.load_acting(acting)
@@ -1116,33 +917,6 @@ class Policy:
         """Restore what :meth:`_generator_states` returned, as part of a learner's state."""
         self.generator.set_state(state["generator"].cpu())
         self.eval_generator.set_state(state["eval_generator"].cpu())
-
-
-def _parameters_of(cls: type[Policy], method: str, n_given: int) -> Iterator[str]:
-    """Yield the names of a method's parameters after those that are always given."""
-    for base in cls.__mro__:
-        if method not in vars(base):
-            continue
-        parameters = inspect.signature(getattr(base, method)).parameters.values()
-        for place, parameter in enumerate(parameters):
-            if place >= n_given and parameter.kind in _NAMED:
-                yield parameter.name
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-            return
-
-
-def _choose_device(cfg: PolicySettings) -> torch.device:
-    if not cfg.cuda:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"cuda is True, but torch {torch.__version__} finds no CUDA device here; "
-            "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
-        )
-    if cfg.multi_gpu:
-        require_process_group()
-        return torch.device("cuda", rank_and_world_size()[0] % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:

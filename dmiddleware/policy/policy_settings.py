@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 from typing import Annotated, Final
 
 import torch
 
+from dmiddleware.distributed import rank_and_world_size, require_process_group
+from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.settings import BY_PROGRAM, At, Count, Fraction, Options, Settings, Whole
 
-__all__ = ["DiscountedSettings", "PolicySettings"]
+__all__ = ["DiscountedSettings", "PolicySettings", "annotated_settings", "device_for"]
 
 _COMPILES_FROM: Final = torch.torch_version.TorchVersion("2.13")
 """The first version whose compiler traces ``torch.autograd.grad`` and isolates recompilations."""
@@ -53,3 +57,43 @@ class DiscountedSettings(PolicySettings):
 
     discount: Annotated[Fraction, At("discount_factor")] = 0.99
     """γ, the discount of future rewards."""
+
+
+def annotated_settings(policy: type) -> type[PolicySettings]:
+    """Return the class that a class of policies, or one of its bases, annotates ``cfg`` with.
+
+    Raises:
+        PolicyError: if the annotation does not name a class of settings of its module.
+    """
+    for base in policy.__mro__:
+        hint = inspect.get_annotations(base).get("cfg")
+        if isinstance(hint, str):
+            hint = vars(sys.modules[base.__module__]).get(hint, hint)
+        if isinstance(hint, type) and issubclass(hint, PolicySettings):
+            return hint
+        if hint is not None:
+            raise PolicyError(
+                f"{base.__name__} annotates cfg with {hint!r}, which is not a subclass of "
+                f"PolicySettings in the module {base.__module__}; define it there, at the top level"
+            )
+    raise AssertionError("unreachable: Policy annotates cfg")
+
+
+def device_for(cfg: PolicySettings) -> str:
+    """Return the device of a policy: the CPU, or the GPU of this rank.
+
+    Raises:
+        ConfigError: for ``cuda=True`` without CUDA, or ``multi_gpu=True`` outside of a process
+            group.
+    """
+    if not cfg.cuda:
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"cuda is True, but torch {torch.__version__} finds no CUDA device here; "
+            "set cuda=False, or install a CUDA build of torch on a machine with a GPU"
+        )
+    if cfg.multi_gpu:
+        require_process_group()
+        return f"cuda:{rank_and_world_size()[0] % torch.cuda.device_count()}"
+    return f"cuda:{torch.cuda.current_device()}"

@@ -145,14 +145,15 @@ class QLearningPolicy(TDPolicy):
         """
         next_obs = batch["next_obs"]
         if self.cfg.double:
-            with self.evaluating():
-                judge = self.model(next_obs, **choice)["logit"]
+            self.set_training(False)  # so that the choice updates no batch statistics
+            judge = self.model(next_obs, **choice)["logit"]
+            self.set_training(True)
             output = self.components["q"].target(next_obs, **target)
         else:
             output = self.components["q"].target(next_obs, **target)
             judge = output["logit"]
-        best = _best(judge, mask_of(next_obs, batch.get("next_action_mask")))
-        return self.of_actions(output, best)
+        mask = mask_of(next_obs, batch.get("next_action_mask"))
+        return taken_rows(output[self.learned], mask_logit(judge, mask).argmax(-1))
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
@@ -162,10 +163,6 @@ class QLearningPolicy(TDPolicy):
                 '"logit", the values of all actions'
             )
         return with_rows(output["logit"], (*rows, "n_actions"), what="logit")
-
-    def of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
-        """Return ``[B, …]``: the learned output for the given actions."""
-        return taken_rows(output[self.learned], action)
 
     def loss(
         self,
@@ -194,10 +191,17 @@ class QLearningPolicy(TDPolicy):
         action_mask: Nested | None = None,
     ) -> dict[str, Any]:
         """Take a random action with the probability ``eps``; see :meth:`Policy.act_collect`."""
-        # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         inputs = self.draw_inputs("act", len(env_id), self.generator)
         logit = self.values_of(call(self.model, obs, **inputs), (len(env_id),))
-        mask = mask_of(obs, action_mask)
+        return self.explored(logit, mask_of(obs, action_mask), eps)
+
+    def explored(
+        self, logit: torch.Tensor, mask: torch.Tensor | None, eps: float
+    ) -> dict[str, Any]:
+        """Return ``action`` and ``logit``, both on the CPU: ε-greedy for action values ``[E, A]``.
+
+        Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
+        """
         if self.on_gpu:
             logit, mask = logit.cpu(), None if mask is None else mask.cpu()
         action = epsilon_greedy(logit, eps, generator=self.generator, mask=mask)
@@ -208,10 +212,5 @@ class QLearningPolicy(TDPolicy):
     ) -> dict[str, Any]:
         """Take the action of the highest value; see :meth:`Policy.act_eval`."""
         logit = self.values_of(self.model(obs), (len(env_id),))
-        best = _best(logit, mask_of(obs, action_mask))
+        best = mask_logit(logit, mask_of(obs, action_mask)).argmax(-1)
         return {"action": self.codec.to_env(best)}
-
-
-def _best(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return ``[…]``, the actions of the highest values ``[…, A]`` that a mask allows."""
-    return mask_logit(q, mask).argmax(-1)

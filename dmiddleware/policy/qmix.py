@@ -10,7 +10,7 @@ import torch
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
-from dmiddleware.rl import weighted_mean
+from dmiddleware.rl import taken_rows, weighted_mean
 
 __all__ = ["QMIXPolicy", "QMIXSettings", "VDNPolicy", "VDNSettings"]
 
@@ -37,13 +37,10 @@ class VDNPolicy(QLearningPolicy):
     """
 
     cfg: VDNSettings
+    model_type: ClassVar[str] = "vdn_network"
 
     several_agents: ClassVar[bool] = True
     act_inputs: tuple[str, ...] = ()  # masks are in the observations
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "vdn_network", ["dmiddleware.model"]
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
@@ -60,10 +57,6 @@ class VDNPolicy(QLearningPolicy):
         # One more dimension, that of the agents.
         return super().values_of(output, rows if len(rows) == 2 else (*rows, "n_agent"))
 
-    def of_actions(self, output: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
-        """Return ``[B, A]``, the values of each agent's action."""
-        return output["logit"].gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
     def loss(
         self,
         batch: Mapping[str, Any],
@@ -75,7 +68,7 @@ class VDNPolicy(QLearningPolicy):
         q = self.components["q"]
         value = q.target.mix(following, batch["next_obs"])
         target = self.td_target({**batch, "reward": batch["reward"].mean(-1)}, value)
-        error = q.module.mix(self.of_actions(output, action), batch["obs"]) - target
+        error = q.module.mix(taken_rows(output["logit"], action), batch["obs"]) - target
         loss = weighted_mean(error.square(), batch.get("weight"))
         error, mean_target = error.detach(), target.mean()
         logged = {"q_value": mean_target + error.mean(), "target_q_value": mean_target}
@@ -99,7 +92,4 @@ class QMIXPolicy(VDNPolicy):
     """
 
     cfg: QMIXSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "qmix_network", ["dmiddleware.model"]
+    model_type: ClassVar[str] = "qmix_network"

@@ -14,7 +14,6 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.recurrent import Memory
 from dmiddleware.rl import (
-    epsilon_greedy,
     mask_logit,
     nstep_return,
     q_target,
@@ -80,6 +79,7 @@ class R2D2Policy(QLearningPolicy):
     """
 
     cfg: R2D2Settings
+    model_type: ClassVar[str] = "recurrent_q_network"
 
     act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     learn_columns: ClassVar[tuple[str, ...]] = (
@@ -92,10 +92,6 @@ class R2D2Policy(QLearningPolicy):
         "mask",
         "state",
     )
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "recurrent_q_network", ["dmiddleware.model"]
 
     def setup(self) -> None:
         """Build the memory."""
@@ -127,13 +123,9 @@ class R2D2Policy(QLearningPolicy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Take a random action with the probability ``eps``; see :meth:`Policy.act_collect`."""
-        # Exploration draws on the CPU, so a run draws the same numbers with and without a GPU.
         output = self.memory.run(obs, kwargs, kwargs["state"])
-        logit, mask = output["logit"], mask_of(obs, action_mask)
-        if self.on_gpu:
-            logit, mask = logit.cpu(), None if mask is None else mask.cpu()
-        action = epsilon_greedy(logit, eps, generator=self.generator, mask=mask)
-        return {"action": self.codec.to_env(action), "state": output["state"]}
+        acted = self.explored(output["logit"], mask_of(obs, action_mask), eps)
+        return {"action": acted["action"], "state": output["state"]}
 
     def act_eval(
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None, **kwargs: Any

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from dmiddleware.policy.distributional_dqn import C51Policy, C51Settings
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
@@ -35,7 +36,7 @@ class RainbowPolicy(C51Policy):
     - a dueling network gives the distributions: its streams are joined for each atom
       (``model.dueling``);
     - noisy layers explore instead of ε-greedy actions (Fortunato et al., 2018: ``model.noisy``), so
-      that a chain needs no ``eps_greedy_handler``. Evaluating is without noise;
+      that a chain needs no ``EpsGreedyHandler``. Evaluating is without noise;
     - the divergence from the target is the priority (``priority``). The buffer needs a
       :class:`~dmiddleware.data.PrioritySampler`; the paper has ``alpha=0.5`` and a β that rises
       from 0.4 to 1.
@@ -47,7 +48,4 @@ class RainbowPolicy(C51Policy):
     """
 
     cfg: RainbowSettings
-
-    def model_defaults(self) -> dict[str, Any]:
-        """Return arguments of the default model that differ from its own defaults."""
-        return {"dueling": True, "noisy": True}
+    model_defaults: ClassVar[Mapping[str, Any]] = {"dueling": True, "noisy": True}

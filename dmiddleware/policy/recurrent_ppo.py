@@ -50,14 +50,11 @@ class RecurrentPPOPolicy(PPOPolicy):
     """
 
     cfg: RecurrentPPOSettings
+    model_type: ClassVar[str] = "recurrent_actor_critic"
 
     act_inputs: tuple[str, ...] = ("is_first", "prev_action", "prev_reward", "action_mask")
     minibatch_unit: ClassVar[MinibatchUnit] = "lanes"
     learn_columns: ClassVar[tuple[str, ...]] = (*PPOPolicy.learn_columns, "state", "is_first")
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "recurrent_actor_critic", ["dmiddleware.model"]
 
     def setup(self) -> None:
         """Build the memory."""
@@ -84,8 +81,8 @@ class RecurrentPPOPolicy(PPOPolicy):
     ) -> dict[str, Any]:
         """Act on the observations and the state; see :meth:`Policy.act_eval`."""
         output = self.acting_output(obs, **kwargs)
-        distribution = self.acting_distribution(output, obs, action_mask)
-        acted = self.chosen_action(distribution, None if deterministic else self.eval_generator)
+        generator = None if deterministic else self.eval_generator
+        acted = self.acted(output, obs, action_mask, generator)
         return {**acted, "state": output["state"]}
 
     def check_batch(self, batch: Batch) -> Batch:
@@ -117,7 +114,7 @@ class RecurrentPPOPolicy(PPOPolicy):
         if rows is None:
             raise StructureError(
                 f"value_fn of {type(self).__name__} needs the rows before the observations, since "
-                "a value depends on the state; use gae_estimator, which passes them"
+                "a value depends on the state; use GAEEstimator, which passes them"
             )
         if self.model.training:
             self.model.eval()

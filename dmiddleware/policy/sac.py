@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +60,7 @@ class SACPolicy(TDPolicy):
     """
 
     cfg: SACSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        """Return the model to build where ``cfg.model`` names none."""
-        return "actor_q", ["dmiddleware.model"]
+    model_type: ClassVar[str] = "actor_q"
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""

@@ -70,8 +70,9 @@ class TDPolicy(Policy):
 
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows with other returns than the policy's, and drop weights that it ignores."""
-        if not self._discount_checked:
-            self._check_discount(batch.get("discount"))
+        column = batch.get("discount")
+        if not self._discount_checked and (column is not None or self.n_step > 1):
+            self._check_discount(column)
         if not self.cfg.importance_weights and "weight" in batch:
             batch = select_columns(batch, [key for key in batch if key != "weight"])
         return batch
@@ -83,14 +84,12 @@ class TDPolicy(Policy):
         """
         gamma, n_step = self.cfg.discount, self.cfg.n_step
         if column is None:
-            if self.n_step > 1:
-                raise ConfigError(
-                    f"this policy has n_step={self.n_step}, but the batch has no column discount, "
-                    "so its rewards are those of single steps; draw it from a TensorBuffer(size, "
-                    "n_step=policy.n_step), use nstep_reward_enhancer(policy) before the rows are "
-                    "pushed, or build the policy with n_step=1"
-                )
-            return
+            raise ConfigError(
+                f"this policy has n_step={self.n_step}, but the batch has no column discount, "
+                "so its rewards are those of single steps; draw it from a TensorBuffer(size, "
+                "n_step=policy.n_step), use NStepRewardEnhancer(policy) before the rows are "
+                "pushed, or build the policy with n_step=1"
+            )
         known = torch.tensor([0.0, *(gamma**k for k in range(n_step + 1))])
         found = torch.unique(column.detach().cpu())
         wrong = found[(found.unsqueeze(1) - known).abs().amin(1) > 1e-5].tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
@@ -43,10 +43,11 @@ class TQCPolicy(SACPolicy):
     """
 
     cfg: TQCSettings
-
-    def model_defaults(self) -> dict[str, Any]:
-        """Return arguments of the default model that differ from its own defaults."""
-        return {"n_critics": 5, "n_quantiles": 25, "critic_hidden_sizes": [512, 512, 512]}
+    model_defaults: ClassVar[Mapping[str, Any]] = {
+        "n_critics": 5,
+        "n_quantiles": 25,
+        "critic_hidden_sizes": [512, 512, 512],
+    }
 
     def setup(self) -> None:
         """Refuse a critic without enough quantiles."""

@@ -6,11 +6,13 @@ Also what an update returns: its outputs, and priorities for rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from dmiddleware.distributed import GradientReducer, broadcast_model, largest_over_ranks
 from dmiddleware.errors import (
     DMiddlewareError,
     NonFiniteLoss,
@@ -90,15 +92,17 @@ class UpdateOutput(MutableMapping[str, Any]):
 
 
 class UpdateRunner:
-    """Runs a policy's update, and looks after everything around it.
+    """Runs a policy's update, and prepares the components for it.
 
     Args:
         update: ``(columns, **drawn)`` to what is logged.
         components: the policy's.
         schedules: the settings that may be schedules, by path.
         device: the policy's.
-        on_gpu: whether that is a GPU, for which nothing waits.
         compiles: whether to compile the update.
+        reducer: averages gradients over the ranks; None: there are none.
+        in_model: the components that belong to the model, by name, with their paths in it.
+        user: the policy's name, for messages.
 
     Attributes:
         not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
@@ -113,14 +117,17 @@ class UpdateRunner:
         schedules: Mapping[str, Schedule],
         *,
         device: str,
-        on_gpu: bool,
         compiles: bool,
+        reducer: GradientReducer | None,
+        in_model: Mapping[str, str],
+        user: str,
     ) -> None:
         self._update = update
         self._components = components
         self._schedules = schedules
-        self._on_gpu = on_gpu
+        self._on_gpu = device != "cpu"
         self._compiles = compiles
+        self._user = user
         self._compiled: Callable[..., dict[str, Any]] | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)
@@ -130,35 +137,49 @@ class UpdateRunner:
             else torch.tensor(schedule.start, device=device)
             for path, schedule in schedules.items()
         }
+        if reducer is not None and "" not in in_model.values():
+            reducer.close()  # its hooks expect that backward reaches the whole model
+        for name, component in components.items():
+            if reducer is None or not component.is_module:
+                component.prepare(not_finite=self.not_finite)
+                continue
+            if name not in in_model:
+                broadcast_model(component.module)
+            reduce = partial(reducer.reduce, component.module)
+            component.prepare(not_finite=self.not_finite, reduce=reduce, agree=largest_over_ranks)
+        every = components.values()
+        self._rates = [one for one in every if one.schedule is not None]
+        self._targets = [
+            (one, one.target_rule.every) for one in every if one.target_rule is not None
+        ]
+        self._first = next((one for one in every if one.optimizer is not None), None)
+        self._changing = {
+            path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_compiled": None}
 
-    def prepare(self) -> None:
-        """Note which schedules there are to follow, after the components have been prepared."""
-        self._rates = [one for one in self._components.values() if one.schedule is not None]
-        self._changing = {
-            path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
-        }
-        trained = (one for one in self._components.values() if one.optimizer is not None)
-        self._first = next(trained, None)
-
-    def run(self, columns: Columns, drawn: Mapping[str, Any], counters: Counters) -> dict[str, Any]:
+    def run(
+        self, columns: Columns, drawn: Mapping[str, Any], counters: Counters, *, batch: Batch
+    ) -> dict[str, Any]:
         """Make one update.
 
         Args:
-            columns: the batch.
-            drawn: what the update takes in addition.
+            columns: what the update learns from.
+            drawn: what it takes in addition.
             counters: what schedules read.
+            batch: the columns before observations were normalized, for an error.
+
+        Raises:
+            NonFiniteLoss: if a step was skipped. A GPU is not waited for: see :meth:`look`.
         """
         for component in self._rates:
             assert component.schedule is not None
             component.learning_rate = component.schedule.at(counters)
         for path, value in self._changing.items():
             value.fill_(self._schedules[path].at(counters))
-        if not self._compiles:
-            return self._update(columns, **drawn)
-        if self._compiled is None:
+        if self._compiles and self._compiled is None:
             compiler_traces_gradients()
             self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
                 self._update,
@@ -166,11 +187,17 @@ class UpdateRunner:
                 isolate_recompiles=True,
                 options={"guard_filter_fn": _guards_to_keep},
             )
-        return self._compiled(columns, **drawn)
+        output = (self._compiled or self._update)(columns, **drawn)
+        if not self._on_gpu and take_flag(self.not_finite):
+            raise non_finite_error(output, batch, self._components, user=self._user)
+        return output
 
-    def has_failed(self) -> bool:
-        """Return whether a step was skipped, without waiting for a GPU, where this is unknown."""
-        return not self._on_gpu and take_flag(self.not_finite)
+    def move_targets(self, n_updates: int) -> None:
+        """Move the target networks whose turn it is after this number of updates."""
+        for component, every in self._targets:
+            if n_updates % every == 0:
+                # On a GPU also while steps are skipped, towards weights that do not change.
+                component.move_target()
 
     def report(self, output: dict[str, Any]) -> Mapping[str, Any]:
         """Return the output in Python numbers; on a GPU, they are read when they are asked for."""
@@ -322,8 +349,14 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
-def update_outputs(answer: object) -> list[dict[str, Any]]:
+def update_outputs(
+    answer: object, *, user: str = "the policy's forward in learn mode"
+) -> list[dict[str, Any]]:
     """Return the outputs that a learn mode's ``forward`` returned, as a list.
+
+    Args:
+        answer: what it returned.
+        user: its name, for the message.
 
     Raises:
         PolicyOutputError: if it returned anything but a dictionary or a list of dictionaries.
@@ -332,9 +365,8 @@ def update_outputs(answer: object) -> list[dict[str, Any]]:
     for output in outputs:
         if not isinstance(output, Mapping):
             raise PolicyOutputError(
-                "the policy's forward in learn mode must return a dictionary (or a list of "
-                f"dictionaries, one per update), got {output!r:.100}; "
-                "return at least {'total_loss': ...} from update"
+                f"{user} returned {output!r:.100}; it must return a dictionary of numbers to log, "
+                "such as {'total_loss': 0.1} from update, or a list of them, one per update"
             )
     return list(outputs)
 

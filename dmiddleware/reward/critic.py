@@ -14,8 +14,8 @@ from dmiddleware.model.layers import MLP
 from dmiddleware.model.spaces import HasSpaces, ObsShape, spaces_of
 from dmiddleware.policy import Component, HasModes, LearnMode, adam, as_learn_mode
 from dmiddleware.policy.obs_norm import ObsNorm
+from dmiddleware.reward.base import RowLearner
 from dmiddleware.reward.intrinsic import settings_of
-from dmiddleware.reward.row_learner import RowLearner
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
 from dmiddleware.tree import Batch, as_tree, to_device
@@ -36,8 +36,7 @@ class IntrinsicCritic(RowLearner):
     Args:
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
-            :class:`~dmiddleware.model.ImageEncoder`.
+        conv_layers: see :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate.
         discount: γ of the learned rewards.
         gae_lambda: λ of generalized advantage estimation.

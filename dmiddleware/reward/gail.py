@@ -30,8 +30,7 @@ class Discriminator(nn.Module):
         observation_space: that of one environment.
         action_space: that of one environment.
         hidden_sizes: width of each linear layer.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
-            :class:`~dmiddleware.model.ImageEncoder`.
+        conv_layers: see :class:`~dmiddleware.model.ImageEncoder`.
         activation: see :func:`~dmiddleware.model.layers.activation_of`.
 
     Raises:
@@ -134,11 +133,8 @@ class GAIL(RewardModel):
         hidden_sizes: Sequence[int] = (100, 100),
         conv_layers: ConvLayers | None = None,
         activation: str = "tanh",
-        batch_size: int = 256,
-        epochs: int = 1,
-        learning_rate: float = 3e-4,
-        device: torch.device | str = "cpu",
         seed: int = 0,
+        **options: Any,
     ) -> Self:
         """Build the discriminator for an environment.
 
@@ -148,11 +144,8 @@ class GAIL(RewardModel):
             hidden_sizes: as in :class:`Discriminator`.
             conv_layers: as in :class:`Discriminator`.
             activation: as in :class:`Discriminator`.
-            batch_size: as in the class.
-            epochs: as in the class.
-            learning_rate: as in the class.
-            device: as in the class.
             seed: as in the class; also of the first weights.
+            **options: other arguments of the class.
 
         Raises:
             ValueError: if an option is invalid.
@@ -166,15 +159,7 @@ class GAIL(RewardModel):
                 conv_layers=conv_layers,
                 activation=activation,
             )
-        return cls(
-            network,
-            expert,
-            batch_size=batch_size,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            device=device,
-            seed=seed,
-        )
+        return cls(network, expert, seed=seed, **options)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -49,17 +49,14 @@ class ICM(IntrinsicReward):
         action_space: the space of actions, Discrete or Box.
         hidden_sizes: width of each linear layer of the encoder, the last one the number of
             features; None: 128, 128, 64 for vectors, 512 for images.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
-            :class:`~dmiddleware.model.ImageEncoder`.
+        conv_layers: see :class:`~dmiddleware.model.ImageEncoder`.
         model_size: width of the hidden layer of both models.
         beta: β, the share of the forward loss, above 0 and below 1.
         learning_rate: Adam's learning rate.
-        discount: γ of the sum of rewards that scales them.
-        obs_clip: largest absolute value of a normalized observation.
-        batch_size: rows per update.
-        epochs: passes over the collected rows.
-        device: the device of the networks.
-        seed: of the initial weights and the order of the minibatches.
+        **options: ``discount``, γ of the sum of rewards that scales them (0.99); ``obs_clip``, the
+            largest absolute value of a normalized observation (5.0); ``batch_size``, rows per
+            update (256); ``epochs``, passes over the collected rows (4); ``device``; and ``seed``,
+            of the initial weights and the order of the minibatches (0).
 
     Raises:
         ValueError: if an option is invalid.
@@ -93,12 +90,7 @@ class ICM(IntrinsicReward):
         model_size: int = 256,
         beta: float = 0.2,
         learning_rate: float = 1e-3,
-        discount: float = 0.99,
-        obs_clip: float = 5.0,
-        batch_size: int = 256,
-        epochs: int = 4,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         kind = action_kind_of(action_space)
         if kind not in ("discrete", "continuous"):
@@ -122,17 +114,14 @@ class ICM(IntrinsicReward):
         super().__init__(
             obs_shape,
             make_components,
-            discount=discount,
-            obs_clip=obs_clip,
-            batch_size=batch_size,
-            epochs=epochs,
-            device=device,
-            seed=seed,
-            hidden_sizes=hidden_sizes,
-            conv_layers=conv_layers,
-            model_size=model_size,
-            beta=beta,
-            learning_rate=learning_rate,
+            settings={
+                "hidden_sizes": hidden_sizes,
+                "conv_layers": conv_layers,
+                "model_size": model_size,
+                "beta": beta,
+                "learning_rate": learning_rate,
+            },
+            **options,
         )
 
     @classmethod

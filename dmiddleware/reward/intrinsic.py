@@ -35,13 +35,13 @@ class IntrinsicReward(RewardModel):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         make_components: makes the modules with their optimizers, by name; called with torch's
             global generator seeded.
+        settings: what else the run's config records.
         discount: γ of the sum of rewards.
         obs_clip: largest absolute value of a normalized observation.
         batch_size: rows per update.
         epochs: passes over the collected rows.
         device: the device of the modules.
         seed: of the initial weights and the order of the minibatches.
-        **settings: what else the run's config records.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class IntrinsicReward(RewardModel):
         obs_shape: ObsShape,
         make_components: Callable[[], Mapping[str, Component]],
         *,
-        discount: float,
-        obs_clip: float,
-        batch_size: int,
-        epochs: int,
-        device: torch.device | str,
-        seed: int,
-        **settings: Any,
+        settings: Mapping[str, Any],
+        discount: float = 0.99,
+        obs_clip: float = 5.0,
+        batch_size: int = 256,
+        epochs: int = 4,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
     ) -> None:
         obs_clip = checked("obs_clip", obs_clip, Positive)
         with torch.random.fork_rng(devices=[]):

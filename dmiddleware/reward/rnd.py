@@ -37,15 +37,12 @@ class RND(IntrinsicReward):
         embedding_size: the length of the networks' outputs.
         hidden_sizes: width of each linear layer of the encoders; None: 128, 128, 64 for vectors,
             512 for images. The predictor has two more layers.
-        conv_layers: channels, kernel size and stride of each convolution over images; None: as in
-            :class:`~dmiddleware.model.ImageEncoder`.
+        conv_layers: see :class:`~dmiddleware.model.ImageEncoder`.
         learning_rate: Adam's learning rate for the predictor.
-        discount: γ of the sum of rewards that scales them.
-        obs_clip: largest absolute value of a normalized observation.
-        batch_size: rows per update.
-        epochs: passes over the collected rows.
-        device: the device of the networks.
-        seed: of the initial weights and the order of the minibatches.
+        **options: ``discount``, γ of the sum of rewards that scales them (0.99); ``obs_clip``, the
+            largest absolute value of a normalized observation (5.0); ``batch_size``, rows per
+            update (256); ``epochs``, passes over the collected rows (4); ``device``; and ``seed``,
+            of the initial weights and the order of the minibatches (0).
 
     Raises:
         ValueError: if an option is invalid.
@@ -77,12 +74,7 @@ class RND(IntrinsicReward):
         hidden_sizes: Sequence[int] | None = None,
         conv_layers: ConvLayers | None = None,
         learning_rate: float = 1e-4,
-        discount: float = 0.99,
-        obs_clip: float = 5.0,
-        batch_size: int = 256,
-        epochs: int = 4,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         def network(n_more: int) -> nn.Module:
             encoder = make_encoder(
@@ -101,16 +93,13 @@ class RND(IntrinsicReward):
         super().__init__(
             obs_shape,
             make_components,
-            discount=discount,
-            obs_clip=obs_clip,
-            batch_size=batch_size,
-            epochs=epochs,
-            device=device,
-            seed=seed,
-            embedding_size=embedding_size,
-            hidden_sizes=hidden_sizes,
-            conv_layers=conv_layers,
-            learning_rate=learning_rate,
+            settings={
+                "embedding_size": embedding_size,
+                "hidden_sizes": hidden_sizes,
+                "conv_layers": conv_layers,
+                "learning_rate": learning_rate,
+            },
+            **options,
         )
 
     @classmethod

@@ -14,12 +14,11 @@ from dmiddleware.rl.distributional import (
     categorical_target,
     clipped_share,
     quantile_huber_loss,
-    taken_rows,
 )
-from dmiddleware.rl.exploration import epsilon_greedy, epsilon_schedule
-from dmiddleware.rl.imitation import bc_continuous_loss, bc_discrete_loss, bc_hits, bc_loss
+from dmiddleware.rl.exploration import epsilon_greedy
+from dmiddleware.rl.imitation import bc_hits, bc_loss
 from dmiddleware.rl.normalize import RewardNormalizer, RunningMeanStd
-from dmiddleware.rl.ppo_loss import PPOPolicyLoss, approx_kl, ppo_policy_loss, ppo_value_loss
+from dmiddleware.rl.ppo_loss import PPOPolicyLoss, ppo_policy_loss, ppo_value_loss
 from dmiddleware.rl.recurrence import discounted_scan
 from dmiddleware.rl.returns import (
     Advantage,
@@ -35,6 +34,7 @@ from dmiddleware.rl.td import (
     ensemble_td_loss,
     q_target,
     sequence_priority,
+    taken_rows,
     td_loss,
     td_target,
     weighted_mean,
@@ -80,14 +80,10 @@ __all__ = [
     "ppo_policy_loss",
     "PPOPolicyLoss",
     "ppo_value_loss",
-    "approx_kl",
     "bc_loss",
     "bc_hits",
-    "bc_discrete_loss",
-    "bc_continuous_loss",
     "Schedule",
     "Counters",
-    "epsilon_schedule",
     "epsilon_greedy",
     "Distribution",
     "Categorical",

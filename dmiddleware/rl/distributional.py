@@ -9,29 +9,12 @@ __all__ = [
     "clipped_share",
     "interval_middles",
     "quantile_huber_loss",
-    "taken_rows",
 ]
 
 
 def interval_middles(n: int, *, device: torch.device | None = None) -> torch.Tensor:
     """Return ``[n]``: the middles of ``n`` equal intervals of [0, 1]."""
     return (torch.arange(n, device=device) + 0.5) / n
-
-
-def taken_rows(output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Return the part of an output that belongs to the actions.
-
-    Args:
-        output: ``[B, A]`` or ``[B, A, N]``.
-        action: ``[B]`` int64, from 0.
-
-    Returns:
-        ``[B]`` or ``[B, N]``.
-    """
-    index = action.unsqueeze(-1)
-    if output.dim() > 2:
-        index = index.unsqueeze(-1).expand(-1, 1, output.shape[-1])
-    return output.gather(1, index).squeeze(1)
 
 
 @torch.no_grad()

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from dmiddleware.errors import ConfigError
 from dmiddleware.rl.distribution import mask_logit
-from dmiddleware.schedule import Schedule
 
-__all__ = ["epsilon_greedy", "epsilon_schedule"]
+__all__ = ["epsilon_greedy"]
 
 _FEW = 64
-
-
-def epsilon_schedule(setting: float | Mapping[str, Any] | Schedule) -> Schedule:
-    """Return the schedule of ε, the probability of a random action.
-
-    Args:
-        setting: what :meth:`Schedule.of` takes, such as a policy's ``eps``.
-
-    Raises:
-        ConfigError: if it describes no schedule, or ε would leave ``[0, 1]``.
-    """
-    schedule = Schedule.of(setting)
-    low, high = schedule.bounds
-    if not 0.0 <= low <= high <= 1.0:
-        outside = low if low < 0.0 else high
-        raise ConfigError(f"epsilon must be a probability in [0, 1], got {outside}")
-    return schedule
 
 
 def epsilon_greedy(

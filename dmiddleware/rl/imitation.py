@@ -17,59 +17,10 @@ from dmiddleware.rl.distribution import (
     MultiCategorical,
     TanhGaussian,
 )
-from dmiddleware.rl.rows import check_shape
-from dmiddleware.rl.td import weighted_mean
+from dmiddleware.rl.td import check_shape, weighted_mean
 from dmiddleware.tree import leaves
 
-__all__ = ["bc_discrete_loss", "bc_continuous_loss", "bc_hits", "bc_loss"]
-
-
-def bc_discrete_loss(
-    logit: torch.Tensor,
-    action: torch.Tensor,
-    *,
-    weight: torch.Tensor | None = None,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """Return the mean cross-entropy of the expert's actions.
-
-    Args:
-        logit: ``[B, A]``.
-        action: ``[B]`` integers, the expert's.
-        weight: ``[B]`` weights of the samples.
-        label_smoothing: share of the target spread evenly over all actions that are not masked, in
-            ``[0, 1]``.
-
-    Raises:
-        StructureError: if actions or weights are of another shape, or actions are not integers.
-    """
-    check_shape(logit.shape[:-1], action=action, weight=weight)
-    if action.is_floating_point():
-        raise StructureError(
-            f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
-            "learn from a model with action_space='continuous'"
-        )
-    if weight is None and label_smoothing == 0.0:
-        return F.cross_entropy(logit, action.long())
-    return weighted_mean(_choice_errors(logit, action.long(), label_smoothing), weight)
-
-
-def bc_continuous_loss(
-    mu: torch.Tensor, action: torch.Tensor, *, weight: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the mean squared error to the expert's actions, averaged over their dimensions.
-
-    Args:
-        mu: ``[B, A]`` the actions that the policy would take.
-        action: ``[B, A]`` the expert's.
-        weight: ``[B]`` weights of the samples.
-
-    Raises:
-        StructureError: if actions or weights are of another shape.
-    """
-    check_shape(mu.shape, action=action)
-    check_shape(mu.shape[:-1], weight=weight)
-    return weighted_mean(F.mse_loss(mu, action, reduction="none").mean(-1), weight)
+__all__ = ["bc_hits", "bc_loss"]
 
 
 def bc_loss(
@@ -82,7 +33,8 @@ def bc_loss(
     """Return the loss of cloning actions of any kind.
 
     Choices and bits have the cross-entropy, summed over those of an action; continuous actions the
-    mean squared error to the distribution's mode. The parts of a hybrid are added up.
+    squared error to the distribution's mode, averaged over their dimensions. The losses of a
+    hybrid's parts are added up.
 
     Args:
         distribution: the policy's, over ``[B]``.
@@ -102,9 +54,16 @@ def bc_loss(
             ]
             return torch.stack(losses).sum()
         case Categorical():
-            return bc_discrete_loss(
-                distribution.logit, action, weight=weight, label_smoothing=label_smoothing
-            )
+            logit = distribution.logit
+            check_shape(logit.shape[:-1], action=action)
+            if action.is_floating_point():
+                raise StructureError(
+                    f"discrete actions must be integers, got {action.dtype}; convert them with "
+                    ".long(), or learn from a model with action_space='continuous'"
+                )
+            if weight is None and label_smoothing == 0.0:
+                return F.cross_entropy(logit, action.long())
+            errors = _choice_errors(logit, action.long(), label_smoothing)
         case MultiCategorical():
             logit = distribution.choices.logit
             check_shape(logit.shape[:-1], action=action)
@@ -113,10 +72,11 @@ def bc_loss(
             check_shape(distribution.logit.shape, action=action)
             errors = _bit_errors(distribution.logit, action, label_smoothing).sum(-1)
         case Gaussian() | TanhGaussian():
-            return bc_continuous_loss(distribution.mode(), action, weight=weight)
+            mean = distribution.mode()
+            check_shape(mean.shape, action=action)
+            errors = F.mse_loss(mean, action, reduction="none").mean(-1)
         case _:
             raise TypeError(f"no loss is known for a {type(distribution).__name__}")
-    check_shape(errors.shape, weight=weight)
     return weighted_mean(errors, weight)
 
 

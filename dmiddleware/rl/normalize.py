@@ -104,7 +104,7 @@ class RunningMeanStd:
         """Return ``batch * std + mean`` as float32: the inverse of an unclipped normalization."""
         return (batch / self._scale).add_(self.mean).float()
 
-    def adopt(self, other: RunningMeanStd) -> None:
+    def set_to(self, other: RunningMeanStd) -> None:
         """Take the present statistics of another one, of the same shape and on the same device.
 
         Nothing is copied, because an update replaces the tensors and never writes to them.
@@ -162,24 +162,15 @@ class RewardNormalizer:
     Args:
         discount: gamma, in ``[0, 1]``.
         clip: bound of a scaled reward's absolute value; None: no bound.
-        eps: added to the variance before the square root.
-        device: the device of the rewards.
     """
 
     # Episodes cut by an env failure never finish; the oldest beyond this number are dropped.
     _MAX_UNFINISHED = 65_536
 
-    def __init__(
-        self,
-        *,
-        discount: float,
-        clip: float | None = 10.0,
-        eps: float = 1e-8,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, *, discount: float, clip: float | None = 10.0) -> None:
         self._discount: float = checked("discount", discount, Fraction)
         self._clip = clip
-        self._return_stats = RunningMeanStd((), eps=eps, device=device)
+        self._return_stats = RunningMeanStd()
         # The return so far of each unfinished episode, by episode id.
         self._unfinished: dict[int, float] = {}
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dmiddleware.rl.rows import check_shape
+from dmiddleware.rl.td import check_shape
 
-__all__ = ["PPOPolicyLoss", "ppo_policy_loss", "ppo_value_loss", "approx_kl"]
+__all__ = ["PPOPolicyLoss", "ppo_policy_loss", "ppo_value_loss"]
 
 
 class PPOPolicyLoss(NamedTuple):
@@ -16,7 +16,9 @@ class PPOPolicyLoss(NamedTuple):
 
     Attributes:
         loss: scalar, with gradient.
-        approx_kl: scalar, without gradient: :func:`approx_kl`.
+        approx_kl: scalar, without gradient: ``mean(ratio - 1 - log(ratio))`` for the new policy's
+            probabilities over the old one's, an estimate of ``KL(old || new)`` that is never
+            negative (Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx).
         clip_fraction: scalar, without gradient: the share of ratios outside the clip range.
     """
 
@@ -113,21 +115,3 @@ def ppo_value_loss(
     if weight is not None:
         error = error * weight
     return 0.5 * error.mean()
-
-
-@torch.no_grad()
-def approx_kl(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
-    """Estimate ``KL(old || new)`` from samples of the old policy.
-
-    The estimator k3 of Schulman, "Approximating KL Divergence" (2020, joschu.net/blog/kl-approx):
-    ``mean(ratio - 1 - log(ratio))``, unbiased and never negative.
-
-    Args:
-        log_prob: ``[…]`` of the actions under the new policy.
-        old_log_prob: ``[…]`` of the actions under the old one, which chose them.
-
-    Returns:
-        A scalar without gradient.
-    """
-    log_ratio = log_prob - old_log_prob
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()

@@ -7,13 +7,15 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from dmiddleware.rl.rows import check_shape
+from dmiddleware.errors import StructureError
 
 __all__ = [
     "TDLoss",
+    "check_shape",
     "ensemble_td_loss",
     "q_target",
     "sequence_priority",
+    "taken_rows",
     "td_loss",
     "td_target",
     "weighted_mean",
@@ -108,6 +110,23 @@ def q_target(
     return td_target(bootstrap, reward, terminated, discount=discount)
 
 
+def taken_rows(output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """Return the part of an output that belongs to the actions.
+
+    Args:
+        output: ``[…, A]`` or ``[…, A, N]``.
+        action: ``[…]`` int64, from 0.
+
+    Returns:
+        ``[…]`` or ``[…, N]``.
+    """
+    choices = action.dim()
+    index = action.unsqueeze(-1)
+    if output.dim() > index.dim():
+        index = index.unsqueeze(-1).expand(*index.shape, output.shape[-1])
+    return output.gather(choices, index).squeeze(choices)
+
+
 def weighted_mean(losses: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     """Return the mean of losses ``[B]``, weighted as prioritized replay needs it.
 
@@ -172,7 +191,7 @@ def td_loss(
         ValueError: for another criterion.
     """
     check_shape(q.shape[:-1], action=action, target=target, weight=weight)
-    taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    taken = taken_rows(q, action)
     reduction = "mean" if weight is None else "none"
     if criterion == "huber":
         loss = F.huber_loss(taken, target, reduction=reduction, delta=huber_delta)
@@ -213,3 +232,21 @@ def sequence_priority(
     error = error.masked_fill(~mask, 0.0)
     mean = error.sum(0) / mask.sum(0).clamp(min=1)
     return eta * error.amax(0) + (1 - eta) * mean
+
+
+def check_shape(wanted: torch.Size, **columns: torch.Tensor | None) -> None:
+    """Reject columns that would be broadcast, combining every row with every other.
+
+    Args:
+        wanted: the shape that follows from the network's output.
+        **columns: the columns by name; None is skipped.
+
+    Raises:
+        StructureError: naming the column and both shapes.
+    """
+    for name, column in columns.items():
+        if column is not None and column.shape != wanted:
+            raise StructureError(
+                f"{name} has shape {tuple(column.shape)}, but the network's output requires "
+                f"{tuple(wanted)}; squeeze it, or add a dimension with .unsqueeze(-1)"
+            )

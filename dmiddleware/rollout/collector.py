@@ -12,8 +12,8 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout.episode_watch import EpisodeWatch
-from dmiddleware.rollout.row_store import Columns, RowStore
-from dmiddleware.rollout.stepper import Stepper, VectorStep, check_random_actions
+from dmiddleware.rollout.row_store import NO_ENV, Columns, RowStore
+from dmiddleware.rollout.stepper import Stepper, VectorStep
 from dmiddleware.tree import Batch, as_tree, index_rows
 
 __all__ = ["RolloutCollector", "even_shares"]
@@ -23,7 +23,7 @@ _NO_KWARGS: Final[Mapping[str, Any]] = {}
 _SPARE_ROWS: Final = 64
 
 
-class RolloutCollector:
+class RolloutCollector(Stepper):
     """Collects transitions from all envs of a manager, as batches of columns.
 
     The columns are ``obs``, ``action``, ``reward`` float32, ``next_obs`` (the true successor),
@@ -47,6 +47,14 @@ class RolloutCollector:
     else launches, resets or steps the envs between two calls. In that case the collector starts new
     episodes in all of them.
 
+    Attributes:
+        env_manager: the env manager.
+        env_num: number of envs, ``E``.
+        env_step: transitions made so far, over all envs.
+        env_episode: episodes finished so far, over all envs.
+        episode_returns: undiscounted returns of the episodes that ended during the last call.
+        dropped_steps: transitions that were made and dropped before any call returned them.
+
     Args:
         policy: a policy or its collect mode; policies written per env work too, row by row.
         env_manager: the envs. The collector launches them if they are closed; the caller closes
@@ -57,85 +65,25 @@ class RolloutCollector:
     """
 
     def __init__(self, policy: HasModes | CollectMode, env_manager: BaseEnvManager) -> None:
-        self._use_mode(as_collect_mode(policy, user=_USER))
-        self._stepper = Stepper(self._mode, env_manager, user=_USER)
-        self._store = RowStore(env_manager.env_num)
-        self._dropped = 0
-        self._stamps = np.zeros(env_manager.env_num, np.int64)
+        mode = as_collect_mode(policy, user=_USER)
+        super().__init__(mode, env_manager, user=_USER)
+        self._make_transitions = mode.transitions
+        self.dropped_steps = 0
+        self._n_extra = 0
+        self._clear_rows()
+
+    def _clear_rows(self) -> None:
+        self._store = RowStore(self.env_num)
+        self._collect_iter = np.zeros(self.env_num, np.int64)
         # Envs whose current episode collect_episodes does not want.
         self._skipped: set[int] = set()
         # Ids of episodes whose first rows were skipped, and whose later ones were kept.
-        self._headless: set[int] = set()
-        self._n_extra = 0
-
-    def _use_mode(self, mode: CollectMode) -> None:
-        self._mode = mode
-        self._make_transitions = mode.transitions
-
-    @property
-    def env_num(self) -> int:
-        """Number of envs, ``E``."""
-        return self._stepper.env_num
-
-    @property
-    def env_manager(self) -> BaseEnvManager:
-        """The env manager."""
-        return self._stepper.env_manager
-
-    @property
-    def env_step(self) -> int:
-        """Transitions made so far, over all envs."""
-        return self._stepper.env_step
-
-    @property
-    def env_episode(self) -> int:
-        """Episodes finished so far, over all envs."""
-        return self._stepper.env_episode
-
-    @property
-    def episode_returns(self) -> list[float]:
-        """Undiscounted returns of the episodes that ended during the last call."""
-        return self._stepper.episode_returns
-
-    @property
-    def ends(self) -> torch.Tensor:
-        """The rows that end an episode in the batch that :meth:`collect` returned last.
-
-        int64 indices into the batch flattened to ``[T * E, …]``.
-        """
-        return self._store.ends
-
-    @property
-    def dropped_steps(self) -> int:
-        """Transitions that were made and dropped before any call returned them."""
-        return self._dropped
+        self._partial_ids: set[int] = set()
 
     @property
     def waiting_steps(self) -> int:
         """Transitions that were made and that no call has returned yet."""
         return len(self._store)
-
-    def start(self) -> None:
-        """Launch the envs if they are closed, and check that the policy fits them.
-
-        Collecting does this too, the first time.
-
-        Raises:
-            SpaceError: if the policy's model does not fit the envs' spaces.
-        """
-        if not self._stepper.has_started:
-            self._stepper.start()
-        elif self.env_manager.closed:
-            self.env_manager.launch()
-
-    def check_random_actions(self) -> None:
-        """Check before the first step that random actions are possible.
-
-        Raises:
-            ConfigError: if the policy is on-policy: it learns from the actions of its own
-                distribution only.
-        """
-        check_random_actions(self._mode, user=_USER)
 
     def reset(
         self,
@@ -153,15 +101,29 @@ class RolloutCollector:
             ConfigError: if an argument has the wrong type.
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        mode = None if policy is None else as_collect_mode(policy, user=_USER)
-        self._stepper.reset(mode=mode, env_manager=env_manager)
-        if mode is not None:
-            self._use_mode(mode)
-        self._dropped += len(self._store)
-        self._store = RowStore(self.env_num)
-        self._stamps = np.zeros(self.env_num, np.int64)
-        self._skipped.clear()
-        self._headless.clear()
+        if policy is not None:
+            self._mode = mode = as_collect_mode(policy, user=_USER)
+            self._make_transitions = mode.transitions
+        if env_manager is not None:
+            self._use_envs(env_manager)
+        super().reset()
+        self.dropped_steps += len(self._store)
+        self._clear_rows()
+
+    def step(
+        self,
+        policy_kwargs: Mapping[str, Any],
+        *,
+        random: bool = False,
+        only: IdArray | None = None,
+    ) -> VectorStep:
+        """Make one step as :meth:`Stepper.step` does, and keep its rows for the next batch."""
+        step = super().step(policy_kwargs, random=random, only=only)
+        if self._make_transitions is None and not self._skipped and step.timestep.is_full:
+            self._store.add(self._columns(step))
+        else:
+            self._keep_some(step)
+        return step
 
     def collect(
         self,
@@ -193,23 +155,16 @@ class RolloutCollector:
         """
         if n_sample <= 0:
             raise ValueError(f"n_sample must be positive, got {n_sample}")
-        n_steps = -(-n_sample // len(self._stamps))
-        stamps = self._begin_call(train_iter)
-        kwargs = policy_kwargs or _NO_KWARGS
-        store = self._store
-        if n_steps == 1 and store.is_empty:
-            # The most common case skips what the others need.
-            step = self._stepper.step(kwargs, random=random)
-            if self._is_plain(step):
-                return store.pass_on(self._columns(step, stamps))
-            self._keep(step, stamps)
-        loans: dict[int, int] = {}
-        while not self._is_filled(n_steps, loans):
+        self._begin_call(train_iter)
+        n_steps, store = -(-n_sample // self.env_num), self._store
+        sources: dict[int, int] = {}
+        while len(lacking := store.lacking(n_steps)):
+            if len(lacking) < self.env_num and self._can_fill(n_steps, sources):
+                break
             # Envs that have enough rows pause, if the manager can step the others without them.
-            lacking = None if store.is_level else np.flatnonzero(store.counts < n_steps)
-            if self._step(kwargs, stamps, random, lacking).lost:
-                loans.clear()  # the rows to be lent may be gone
-        return store.take_rectangle(n_steps, loans, self._stepper.split_episode)
+            if self.step(policy_kwargs or _NO_KWARGS, random=random, only=lacking).lost:
+                sources.clear()  # their rows may be gone
+        return store.take_rectangle(n_steps, sources, self._split_episode)
 
     def collect_step(
         self,
@@ -220,28 +175,19 @@ class RolloutCollector:
     ) -> tuple[Batch, IdArray]:
         """Collect one transition of every env, or fewer where some envs spend the step on a reset.
 
-        Args:
-            train_iter: as in :meth:`collect`.
-            policy_kwargs: as in :meth:`collect`.
-            random: as in :meth:`collect`.
+        Arguments and errors are those of :meth:`collect`.
 
         Returns:
             A batch ``[R, …]``, and the env of each row, ``[R] int64``.
-
-        Raises:
-            ConfigError: as in :meth:`collect`; so are the following.
-            PolicyOutputError: if the policy returns something invalid.
-            SpaceError: at the first call, if the policy's model does not fit the envs.
-            EnvCrashed: if an env keeps failing.
         """
         if not self.env_manager.in_lockstep:
             batch = self.collect(
                 self.env_num, train_iter=train_iter, policy_kwargs=policy_kwargs, random=random
             )
             return index_rows(batch, 0), np.arange(self.env_num)
-        stamps = self._begin_call(train_iter)
+        self._begin_call(train_iter)
         while len(self._store) == 0:
-            self._step(policy_kwargs or _NO_KWARGS, stamps, random, None)
+            self.step(policy_kwargs or _NO_KWARGS, random=random)
         rows, env_id = self._store.take_all()
         return as_tree(rows), env_id
 
@@ -263,32 +209,22 @@ class RolloutCollector:
         earlier call has already returned are abandoned, and their waiting rows are counted as
         dropped. An episode that does not end is reported as in :func:`evaluate_episodes`.
 
-        Args:
-            n_episode: how many.
-            train_iter: as in :meth:`collect`.
-            policy_kwargs: as in :meth:`collect`.
-            random: as in :meth:`collect`.
+        The other arguments are those of :meth:`collect`, and so are the errors. ``n_episode`` must
+        be positive.
 
         Returns:
             Batches ``[T_i, …]``, one per episode, in the order in which the episodes ended.
-
-        Raises:
-            ValueError: if ``n_episode`` is not positive.
-            ConfigError: as in :meth:`collect`; so are the following.
-            PolicyOutputError: if the policy returns something invalid.
-            SpaceError: at the first call, if the policy's model does not fit the envs.
-            EnvCrashed: if an env keeps failing.
         """
         if n_episode <= 0:
             raise ValueError(f"n_episode must be positive, got {n_episode}")
-        stamps = self._begin_call(train_iter, keeps_skipping=True)
+        self._begin_call(train_iter, keeps_skipping=True)
         self._give_up_cut_episodes()
-        shares = self._shares(n_episode)
+        shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
         most = 2 * np.maximum(shares, 1)
         finished = self._store.n_ends
         watch = EpisodeWatch(self.env_manager, user="collect_episodes")
         while (lacking := np.flatnonzero(finished < shares)).size:
-            step = self._step(policy_kwargs or _NO_KWARGS, stamps, random, lacking)
+            step = self.step(policy_kwargs or _NO_KWARGS, random=random, only=lacking)
             for env in step.ended:
                 finished[env] += env not in self._skipped
             for env in step.begun:
@@ -296,89 +232,79 @@ class RolloutCollector:
             watch.check(lacking.tolist())
         return self._store.take_episodes(shares)
 
-    def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> IdArray:
-        """Prepare for the call's first step; return the column ``collect_iter`` of its steps."""
-        self._stepper.episode_returns = []
-        given_up = self._stepper.give_up_foreign_episodes()
-        if len(given_up):
-            self._dropped += self._store.drop(given_up)
-            self._skipped.clear()
+    def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
+        self.episode_returns = []
+        if self._revision != self.env_manager.revision and len(self.episode_id):
+            self._give_up_all_episodes()
         if self._skipped and not keeps_skipping:
-            self._headless.update(self._stepper.episode_id[list(self._skipped)].tolist())
+            self._partial_ids.update(self.episode_id[list(self._skipped)].tolist())
             self._skipped.clear()
-        if self._stamps[0] != train_iter:
-            self._stamps = np.full(len(self._stamps), train_iter, np.int64)
-        return self._stamps
+        if self._collect_iter[0] != train_iter:  # earlier steps refer to the old array
+            self._collect_iter = np.full(self.env_num, train_iter, np.int64)
 
-    def _is_filled(self, n_steps: int, loans: dict[int, int]) -> bool:
-        """Return whether every lane can be filled; add to ``loans`` the lender of each borrower."""
-        store = self._store
-        if store.fewest >= n_steps:
-            return True
-        if store.is_level or not self.env_manager.in_lockstep:
-            return False
-        counts = store.counts
-        may_lend = counts >= 2 * n_steps + _SPARE_ROWS
-        may_lend[[*loans, *loans.values()]] = False
-        lenders = np.flatnonzero(may_lend)
-        lacks = counts < n_steps
-        lacks[list(loans)] = False
-        borrowers = np.flatnonzero(lacks)
-        loans.update(zip(borrowers.tolist(), lenders.tolist(), strict=False))
-        return len(borrowers) <= len(lenders)
-
-    def _shares(self, n_episode: int) -> IdArray:
-        shares, self._n_extra = even_shares(n_episode, self.env_num, self._n_extra)
-        return shares
+    def _give_up_all_episodes(self) -> None:
+        """Start new episodes, because something else has launched, reset or stepped the envs."""
+        self.dropped_steps += self._store.drop(self.episode_id)
+        self._skipped.clear()
+        if any(self.env_manager.episode_lengths):
+            self.env_manager.reset()
+        self._mode.reset()
+        self._begin_all()
 
     def _give_up_cut_episodes(self) -> None:
-        cut = np.union1d(self._store.cut_episodes, np.array(list(self._headless), np.int64))
-        self._headless.clear()
-        self._dropped += self._store.drop(cut)
-        self._stepper.restart(np.flatnonzero(np.isin(self._stepper.episode_id, cut)))
+        """Start new episodes in place of those of which a call has returned some rows."""
+        cut = np.union1d(self._store.cut_episodes, np.array(list(self._partial_ids), np.int64))
+        self._partial_ids.clear()
+        self.dropped_steps += self._store.drop(cut)
+        env_ids = np.flatnonzero(np.isin(self.episode_id, cut)).tolist()
+        if env_ids:
+            self.env_manager.reset(env_ids)
+            self._revision = self.env_manager.revision
+            self._begin_episodes(env_ids)
 
-    def _step(
-        self, policy_kwargs: Mapping[str, Any], stamps: IdArray, random: bool, only: IdArray | None
-    ) -> VectorStep:
-        step = self._stepper.step(policy_kwargs, random=random, only=only)
-        self._keep(step, stamps)
-        return step
+    def _can_fill(self, n_steps: int, sources: dict[int, int]) -> bool:
+        """Return whether other envs have rows for the lanes of all envs that lack some.
 
-    def _is_plain(self, step: VectorStep) -> bool:
-        """Return whether a step gave one row per env and all of them are stored as they are."""
-        return step.timestep.is_full and self._make_transitions is None and not self._skipped
+        Args:
+            n_steps: the rows of a lane.
+            sources: the env whose rows fill the lane of another one, by that one; new ones are
+                added.
+        """
+        if not self.env_manager.in_lockstep:
+            return False
+        counts = self._store.counts
+        has_spare = counts >= 2 * n_steps + _SPARE_ROWS
+        has_spare[[*sources, *sources.values()]] = False
+        spare = np.flatnonzero(has_spare)
+        lacks = counts < n_steps
+        lacks[list(sources)] = False
+        lacking = np.flatnonzero(lacks)
+        sources.update(zip(lacking.tolist(), spare.tolist(), strict=False))
+        return len(lacking) <= len(spare)
 
-    def _is_rectangle(self, step: VectorStep) -> bool:
-        """Return whether a step gave one row per env, of which some are not transitions."""
-        covers_all = len(step.timestep) == self.env_num and not step.lost
-        return covers_all and self._make_transitions is None and not self._skipped
+    def _split_episode(self, episode_id: int) -> int:
+        """Give the remaining rows of an episode a new id, and return that id."""
+        rest = int(self._new_ids(1)[0])
+        self.episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
+        return rest
 
-    def _keep(self, step: VectorStep, stamps: IdArray) -> None:
-        if self._is_plain(step):
-            self._store.add(self._columns(step, stamps))
-            return
-        if self._is_rectangle(step):
-            self._store.add(self._columns(step, stamps), step.timestep.valid)
-            return
-        wanted = self._wanted_rows(step)
-        env_id = step.timestep.env_id[wanted]
-        if self._make_transitions is not None:
-            columns = self._transitions(step, stamps, wanted)
-        else:
-            columns = index_rows(self._columns(step, stamps), wanted)
-        self._store.add_some(columns, env_id)
+    def _keep_some(self, step: VectorStep) -> None:
+        """Keep the rows of a step that are transitions and belong to episodes that are wanted."""
+        timestep = step.timestep
+        is_kept = timestep.valid
+        if self._skipped:
+            unwanted = np.isin(timestep.env_id, list(self._skipped))
+            self.dropped_steps += int(np.count_nonzero(is_kept & unwanted))
+            is_kept = is_kept & ~unwanted
+        if self._make_transitions is None:
+            self._store.add(self._columns(step), np.where(is_kept, timestep.env_id, NO_ENV))
+        elif is_kept.any():
+            rows = np.flatnonzero(is_kept)
+            self._store.add(self._transitions(step, rows), timestep.env_id[rows])
         if step.lost:
-            self._dropped += self._store.drop(step.lost)
+            self.dropped_steps += self._store.drop(step.lost)
 
-    def _wanted_rows(self, step: VectorStep) -> IdArray:
-        is_real = step.timestep.valid
-        if not self._skipped:
-            return np.flatnonzero(is_real)
-        unwanted = np.isin(step.timestep.env_id, list(self._skipped))
-        self._dropped += int(np.count_nonzero(is_real & unwanted))
-        return np.flatnonzero(is_real & ~unwanted)
-
-    def _columns(self, step: VectorStep, stamps: IdArray) -> Columns:
+    def _columns(self, step: VectorStep) -> Columns:
         timestep = step.timestep
         return {
             "obs": step.obs,
@@ -388,51 +314,54 @@ class RolloutCollector:
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
             "episode_id": step.episode_id,
-            "collect_iter": stamps if timestep.is_full else stamps[: len(timestep.done)],
+            "collect_iter": self._collect_iter[: len(timestep.done)],
             **step.inputs,
             **step.output,
         }
 
-    def _transitions(self, step: VectorStep, stamps: IdArray, wanted: IdArray) -> Columns:
-        """Return the transitions that the policy makes itself, as columns."""
-        if len(wanted) == 0:
-            return {}
+    def _transitions(self, step: VectorStep, rows: IdArray) -> Columns:
+        """Return the transitions that the policy makes itself of some rows, as columns."""
         assert self._make_transitions is not None
-        timestep, kept = step.timestep, torch.from_numpy(wanted)
-        transitions = self._make_transitions(step.obs, step.output, timestep, wanted)
+        timestep, index = step.timestep, torch.from_numpy(rows)
+        transitions = self._make_transitions(step.obs, step.output, timestep, rows)
         return {
-            "done": timestep.done[wanted],
-            "terminated": timestep.terminated[wanted],
-            "truncated": timestep.truncated[wanted],
-            **{name: index_rows(column, kept) for name, column in step.inputs.items()},
+            "done": timestep.done[rows],
+            "terminated": timestep.terminated[rows],
+            "truncated": timestep.truncated[rows],
+            **{name: index_rows(column, index) for name, column in step.inputs.items()},
             **{str(key): transitions[key] for key in transitions},
-            "episode_id": step.episode_id[wanted],
-            "collect_iter": stamps[: len(wanted)],
+            "episode_id": step.episode_id[rows],
+            "collect_iter": self._collect_iter[: len(rows)],
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters, episode ids, waiting rows, and the envs' state where they have one."""
         return {
-            "stepper": self._stepper.state_dict(),
+            "stepper": super().state_dict(),
             "store": self._store.state_dict(),
-            "dropped": self._dropped,
+            "dropped": self.dropped_steps,
             "n_extra": self._n_extra,
             "skipped": sorted(self._skipped),
-            "headless": sorted(self._headless),
+            "partial_ids": sorted(self._partial_ids),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore what :meth:`state_dict` returned, to continue where that collector was.
 
         Where the state of the envs cannot be restored, they start new episodes with new ids, and
         the waiting rows of unfinished episodes are dropped and counted.
+
+        Returns:
+            Whether the envs continue their episodes.
         """
-        self._dropped, self._n_extra = state["dropped"], state["n_extra"]
+        self.dropped_steps, self._n_extra = state["dropped"], state["n_extra"]
         self._store.load_state_dict(state["store"])
-        self._skipped, self._headless = set(state["skipped"]), set(state["headless"])
-        if not self._stepper.load_state_dict(state["stepper"]):
-            self._dropped += self._store.drop(self._store.open_episodes)
-            self._skipped.clear()
+        self._skipped, self._partial_ids = set(state["skipped"]), set(state["partial_ids"])
+        if super().load_state_dict(state["stepper"]):
+            return True
+        self.dropped_steps += self._store.drop(self._store.open_episodes)
+        self._skipped.clear()
+        return False
 
 
 def even_shares(n_episode: int, env_num: int, first: int) -> tuple[IdArray, int]:

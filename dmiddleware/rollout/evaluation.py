@@ -25,7 +25,7 @@ Frame = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class _Film:
+class _Video:
     """The frames of one episode, compressed: most of them are almost flat color."""
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class VectorEvalMonitor:
     Args:
         env_num: number of envs.
         n_episode: number of episodes; the remainder goes to the first envs.
-        max_frames: longest film of an episode, in frames; None: no limit.
+        max_frames: longest video of an episode, in frames; None: no limit.
 
     Raises:
         ConfigError: if there are fewer episodes than envs.
@@ -67,8 +67,8 @@ class VectorEvalMonitor:
         self._returns: list[list[float]] = [[] for _ in range(env_num)]
         self._infos: list[list[dict[str, Any]]] = [[] for _ in range(env_num)]
         self._max_frames = max_frames
-        self._filming: dict[int, _Film] = {}
-        self._films: list[_Film] = []
+        self._recording: dict[int, _Video] = {}
+        self._videos: list[_Video] = []
 
     @property
     def unfinished(self) -> list[int]:
@@ -90,10 +90,10 @@ class VectorEvalMonitor:
         if len(self._returns[env_id]) >= self._shares[env_id]:
             return
         self._returns[env_id].append(float(reward))
-        film = self._filming.pop(env_id, None)
-        if film is not None:
-            film.episode_return = float(reward)
-            self._films.append(film)
+        video = self._recording.pop(env_id, None)
+        if video is not None:
+            video.episode_return = float(reward)
+            self._videos.append(video)
 
     def get_episode_return(self) -> list[float]:
         """Return the returns of all episodes so far, env by env."""
@@ -140,41 +140,41 @@ class VectorEvalMonitor:
                     lists.setdefault(key, []).append(value)
         return lists
 
-    def is_filmed(self, env_id: int) -> bool:
-        """Return whether the env's current episode counts and its film is not full yet."""
+    def is_recorded(self, env_id: int) -> bool:
+        """Return whether the env's current episode counts and its video is not full yet."""
         if len(self._returns[env_id]) >= self._shares[env_id]:
             return False
-        film = self._filming.get(env_id)
-        return self._max_frames is None or film is None or len(film.frames) < self._max_frames
+        video = self._recording.get(env_id)
+        return self._max_frames is None or video is None or len(video.frames) < self._max_frames
 
     def update_video(self, imgs: Mapping[int, Frame]) -> None:
         """Add one frame of some envs, ``[H, W, C] uint8``."""
         for env_id, frame in imgs.items():
-            if self.is_filmed(env_id):
-                self._filming.setdefault(env_id, _Film(frame.shape)).add(frame)
+            if self.is_recorded(env_id):
+                self._recording.setdefault(env_id, _Video(frame.shape)).add(frame)
 
     def drop_video(self, env_id: int) -> None:
         """Drop the frames of an env's current episode, which has no end."""
-        self._filming.pop(env_id, None)
+        self._recording.pop(env_id, None)
 
     def get_video(self) -> npt.NDArray[np.uint8]:
-        """Return films of the worst, the median (or both medians), and the best episode.
+        """Return videos of the worst, the median (or both medians), and the best episode.
 
         Returns:
-            ``[N, T, C, H, W] uint8``, worst first; shorter films repeat their last frame.
+            ``[N, T, C, H, W] uint8``, worst first; shorter videos repeat their last frame.
 
         Raises:
-            ValueError: if no episode was filmed to its end.
+            ValueError: if no episode was recorded to its end.
         """
-        if not self._films:
-            raise ValueError("no episode was filmed to its end; call update_video at each step")
-        films = sorted(self._films, key=lambda film: film.episode_return)
-        last = len(films) - 1
-        chosen = [films[i].decode() for i in sorted({0, last // 2, (last + 1) // 2, last})]
+        if not self._videos:
+            raise ValueError("no episode was recorded to its end; call update_video at each step")
+        videos = sorted(self._videos, key=lambda video: video.episode_return)
+        last = len(videos) - 1
+        chosen = [videos[i].decode() for i in sorted({0, last // 2, (last + 1) // 2, last})]
         length = max(map(len, chosen))
         padded = [
-            np.concatenate([film, np.repeat(film[-1:], length - len(film), axis=0)])
-            for film in chosen
+            np.concatenate([video, np.repeat(video[-1:], length - len(video), axis=0)])
+            for video in chosen
         ]
         return np.stack(padded).transpose(0, 1, 4, 2, 3)
 
@@ -201,8 +201,8 @@ def evaluate_episodes(
         env_manager: the envs; launched if they are closed, and left open.
         n_episode: number of episodes, at least one per env.
         policy_kwargs: passed to the policy's forward.
-        max_frames: film each episode, with at most this many frames; 0: no films. The envs must be
-            made with ``render_mode="rgb_array"``.
+        max_frames: record each episode, with at most this many frames; 0: no videos. The envs must
+            be made with ``render_mode="rgb_array"``.
 
     Returns:
         The monitor, with returns and infos of all episodes.
@@ -221,8 +221,8 @@ def evaluate_episodes(
     playing: list[int] = monitor.unfinished
     watch = EpisodeWatch(env_manager, user="the evaluation")
     while playing:
-        if max_frames and (filmed := [env for env in playing if monitor.is_filmed(env)]):
-            monitor.update_video(dict(zip(filmed, env_manager.render(filmed), strict=True)))
+        if max_frames and (recorded := [env for env in playing if monitor.is_recorded(env)]):
+            monitor.update_video(dict(zip(recorded, env_manager.render(recorded), strict=True)))
         everyone = len(playing) == env_manager.env_num
         step = stepper.step(kwargs, only=None if everyone else np.array(playing))
         if step.ended:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dmiddleware.env.timestep import IdArray
@@ -29,7 +28,7 @@ from dmiddleware.tree import (
     to_dict,
 )
 
-__all__ = ["Columns", "RowStore"]
+__all__ = ["NO_ENV", "Columns", "RowStore"]
 
 Columns: TypeAlias = dict[str, Any]
 """Columns ``[R, …]`` of one step, or of what is left of earlier ones: arrays, tensors or trees.
@@ -37,10 +36,8 @@ Columns: TypeAlias = dict[str, Any]
 As in a batch, ``obs`` is what was acted on, and ``next_obs`` what followed.
 """
 
-
-_NOWHERE: Final = torch.zeros(0, dtype=torch.int64)
-_FEW: Final = 64
-_DROPPED: Final = -1
+NO_ENV: Final = -1
+"""In place of the environment of a row: the row is not kept."""
 
 
 class RowStore:
@@ -50,10 +47,6 @@ class RowStore:
     is given when it is added. Pieces may share memory with each other; rows that are taken share
     none.
 
-    Attributes:
-        ends: the rows that end an episode in the rectangle that was taken last: int64 indices into
-            its ``T * E`` rows.
-
     Args:
         env_num: number of environments, ``E``.
     """
@@ -61,14 +54,10 @@ class RowStore:
     def __init__(self, env_num: int) -> None:
         self._env_num = env_num
         self._all = np.arange(env_num)
-        self.ends = _NOWHERE
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove all rows."""
         self._forget_rows()
-        self._last_id = np.zeros(self._env_num, np.int64)
-        self._last_done = np.ones(self._env_num, bool)
+        # Of the last row that was taken from each environment.
+        self._last_id = np.zeros(env_num, np.int64)
+        self._last_done = np.ones(env_num, bool)
 
     def _forget_rows(self) -> None:
         self._pieces: list[Columns] = []
@@ -81,21 +70,17 @@ class RowStore:
         return int(self.counts.sum())
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the store is empty."""
-        return not self._pieces
-
-    @property
     def counts(self) -> IdArray:
         """Rows of each environment, ``[E] int64``."""
         if self._regular:
             return np.full(self._env_num, len(self._pieces), np.int64)
         return self._counts
 
-    @property
-    def is_level(self) -> bool:
-        """Whether all environments have the same number of rows."""
-        return self._regular or bool((self._counts == self._counts[0]).all())
+    def lacking(self, n_steps: int) -> IdArray:
+        """Return the environments that have fewer than ``n_steps`` rows, ascending."""
+        if self._regular:
+            return self._all if len(self._pieces) < n_steps else self._all[:0]
+        return np.flatnonzero(self._counts < n_steps)
 
     @property
     def n_ends(self) -> IdArray:
@@ -115,111 +100,75 @@ class RowStore:
         """Ids of the episodes of which some rows, but not the last one, were taken."""
         return self._last_id[~self._last_done]
 
-    @property
-    def fewest(self) -> int:
-        """Rows of the environment that has the fewest."""
-        return len(self._pieces) if self._regular else int(self._counts.min())
-
-    def add(self, piece: Columns, valid: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add a piece with one row of every environment, in order.
+    def add(self, piece: Columns, env_id: IdArray | None = None) -> None:
+        """Add a piece.
 
         Args:
-            piece: its columns ``[E, …]``.
-            valid: ``[E]``, the rows to keep; None: all. The others are dropped when rows are taken,
-                which is faster than dropping them from every piece.
+            piece: its columns ``[R, …]``.
+            env_id: the environment of each row, ``[R]``; None: one row of every environment, in
+                order. Rows of ``NO_ENV`` are left out when rows are taken, which is faster than
+                leaving them out of every piece.
         """
-        if valid is not None:
-            self._sort_later()
-        self._pieces.append(piece)
+        if env_id is None and self._regular:
+            self._pieces.append(piece)
+            return
         if self._regular:
-            return
-        self._counts += 1
-        if valid is None:
-            self._env_ids.append(self._all)
-            return
-        dropped = (~valid).nonzero()[0]
-        self._counts[dropped] -= 1
-        env_id = self._all.copy()
-        env_id[dropped] = _DROPPED
-        self._env_ids.append(env_id)
-
-    def add_some(self, piece: Columns, env_id: IdArray) -> None:
-        """Add a piece whose row ``i`` comes from environment ``env_id[i]``."""
-        if len(env_id) == 0:
-            return
-        self._sort_later()
-        self._pieces.append(piece)
-        self._env_ids.append(env_id)
-        self._counts += np.bincount(env_id, minlength=self._env_num)
-
-    def _sort_later(self) -> None:
-        """Note the environment of each row from now on, because a piece lacks some."""
-        if self._regular:
+            # From now on, the environment of each row is noted.
             self._counts = self.counts
             self._env_ids = [self._all] * len(self._pieces)
             self._regular = False
+        env_id = self._all if env_id is None else env_id
+        self._pieces.append(piece)
+        self._env_ids.append(env_id)
+        self._counts += np.bincount(env_id - NO_ENV, minlength=self._env_num + 1)[1:]
 
     def take_rectangle(
         self,
         n_steps: int,
-        loans: Mapping[int, int] | None = None,
+        sources: Mapping[int, int] | None = None,
         split: Callable[[int], int] | None = None,
     ) -> Batch:
         """Take the oldest ``n_steps`` rows of every environment, as ``[T, E, …]``.
 
-        Every environment must have that many rows, or borrow them.
+        Every environment must have that many rows, or a source.
 
         Args:
             n_steps: the rectangle's height.
-            loans: the lender of each environment whose lane holds another one's rows: those that
-                follow the lender's oldest ``n_steps``. An episode that continues from its own lane
-                into the other one is split there, since no id may occur in two lanes of a
-                rectangle. An environment lends once at most, and none both lends and borrows.
+            sources: by environment that lacks rows, the one whose rows fill its lane: those that
+                follow the source's own oldest ``n_steps``. An episode that continues from one lane
+                into the other is split there, since no id may occur in two lanes of a rectangle. A
+                source fills one lane, and has enough rows for its own.
             split: gives the rest of an episode a new id, and returns that id.
         """
         if self._regular:
             taken = self._pieces[:n_steps]
             del self._pieces[:n_steps]
+            self._last_id, self._last_done = taken[-1]["episode_id"], taken[-1]["done"]
             if n_steps == 1:
-                return self.pass_on(taken[0])
-            self._last_id = to_array(taken[-1]["episode_id"])
-            self._last_done = to_array(taken[-1]["done"])
-            columns = {name: stack([piece[name] for piece in taken]) for name in taken[0]}
-            self.ends = _true_at(columns["done"].numpy())
-            return as_tree(columns)
+                return as_tree({name: _as_one_step(column) for name, column in taken[0].items()})
+            return as_tree({name: stack([piece[name] for piece in taken]) for name in taken[0]})
         rows, env_id = self._joined(with_dropped=True)
         order = np.argsort(env_id, kind="stable")[-len(self) :]  # dropped rows come first
         starts = np.cumsum(self._counts) - self._counts
         steps = np.arange(n_steps)[:, None]
         picked = order[np.minimum(starts + steps, len(order) - 1)]
-        source = self._all.copy()
-        for borrower, lender in (loans or {}).items():
+        source_of = self._all.copy()
+        for lane, source in (sources or {}).items():
             assert split is not None
-            mine = order[starts[lender] : starts[lender] + self._counts[lender]]
+            mine = order[starts[source] : starts[source] + self._counts[source]]
             rows = _split_at(rows, mine, n_steps, split)
-            picked[:, borrower] = mine[n_steps : 2 * n_steps]
-            source[borrower] = lender
+            picked[:, lane] = mine[n_steps : 2 * n_steps]
+            source_of[lane] = source
         self._keep_others(rows, env_id, picked)
-        # The last row taken from each environment; a borrower keeps the one before.
+        # The last row taken from each environment; one that lacked rows keeps the one before.
         self._last_id, self._last_done = self._last_id.copy(), self._last_done.copy()
         episode, done = to_array(rows["episode_id"]), to_array(rows["done"])
-        is_lent = source != self._all
-        for lanes in ((~is_lent).nonzero()[0], is_lent.nonzero()[0]):
-            self._last_id[source[lanes]] = episode[picked[-1, lanes]]
-            self._last_done[source[lanes]] = done[picked[-1, lanes]]
+        is_filled = source_of != self._all
+        for lanes in ((~is_filled).nonzero()[0], is_filled.nonzero()[0]):
+            self._last_id[source_of[lanes]] = episode[picked[-1, lanes]]
+            self._last_done[source_of[lanes]] = done[picked[-1, lanes]]
         index = torch.from_numpy(picked)
-        columns = {name: _select(column, index) for name, column in rows.items()}
-        self.ends = _true_at(columns["done"].numpy())
-        return as_tree(columns)
-
-    def pass_on(self, piece: Columns) -> Batch:
-        """Return a piece with one row of every environment, in order, as ``[1, E, …]``.
-
-        The store must be empty. Arrays are copied.
-        """
-        self._last_id, self._last_done = piece["episode_id"], piece["done"]
-        self.ends = _true_at(self._last_done)
-        return as_tree({name: _as_one_step(column) for name, column in piece.items()})
+        return as_tree({name: _select(column, index) for name, column in rows.items()})
 
     def take_all(self) -> tuple[Columns, IdArray]:
         """Take all rows, as columns ``[R, …]``, and the environment of each, ``[R] int64``."""
@@ -291,10 +240,11 @@ class RowStore:
         self._last_id = to_array(state["last_id"]).copy()
         self._last_done = to_array(state["last_done"]).copy()
         rows = {name: from_numpy(clone(column)) for name, column in state["rows"].items()}
-        self.add_some(rows, to_array(state["env_id"]).astype(np.int64))
+        if rows:
+            self.add(rows, to_array(state["env_id"]).astype(np.int64))
 
     def _joined(self, *, with_dropped: bool = False) -> tuple[Columns, IdArray]:
-        """Return all rows as one piece, with the environment of each (``_DROPPED``: none)."""
+        """Return all rows as one piece, with the environment of each (``NO_ENV``: none)."""
         if not self._pieces:
             return {"done": np.zeros(0, bool), "episode_id": np.zeros(0, np.int64)}, self._all[:0]
         rows = _join(self._pieces)
@@ -303,17 +253,18 @@ class RowStore:
         env_id = np.concatenate(self._env_ids)
         if with_dropped or len(env_id) == len(self):
             return rows, env_id
-        kept = np.flatnonzero(env_id != _DROPPED)
+        kept = np.flatnonzero(env_id != NO_ENV)
         index = torch.from_numpy(kept)
         return {name: _select(column, index) for name, column in rows.items()}, env_id[kept]
 
     def _keep_others(self, rows: Columns, env_id: IdArray, taken: IdArray) -> None:
-        keep = env_id != _DROPPED
+        keep = env_id != NO_ENV
         keep[taken.ravel()] = False
         left = np.flatnonzero(keep)
         self._forget_rows()
-        index = torch.from_numpy(left)
-        self.add_some({name: _select(column, index) for name, column in rows.items()}, env_id[left])
+        if len(left):
+            index = torch.from_numpy(left)
+            self.add({name: _select(column, index) for name, column in rows.items()}, env_id[left])
 
 
 def _join(pieces: Sequence[Columns]) -> Columns:
@@ -336,20 +287,12 @@ def _split_at(rows: Columns, mine: IdArray, position: int, split: Callable[[int]
 
 
 def _as_one_step(column: Any) -> Any:
-    """Return ``[1, E, …]``; arrays are copied."""
+    """Return ``[1, E, …]``; arrays are copied, because envs and pieces share them."""
     if type(column) is np.ndarray:
         return torch.from_numpy(column[None].copy())
     if type(column) is torch.Tensor or isinstance(column, torch.Tensor):
         return column.unsqueeze(0)
     return map_leaves(_as_one_step, column)
-
-
-def _true_at(flags: npt.NDArray[Any]) -> torch.Tensor:
-    # For so few values numpy is much faster than torch, and a list faster than numpy.
-    array = flags.ravel()
-    if array.size < _FEW and True not in array.tolist():
-        return _NOWHERE
-    return torch.from_numpy(array.nonzero()[0])
 
 
 def _select(column: Any, index: torch.Tensor) -> Any:

@@ -19,7 +19,7 @@ from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
-__all__ = ["Stepper", "VectorStep", "check_random_actions", "first_episode_id"]
+__all__ = ["Stepper", "VectorStep", "first_episode_id"]
 
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
@@ -66,6 +66,14 @@ class Stepper:
     Every episode has an id that no other episode has, in this process or any other: 35 random bits
     that each stepper draws from the operating system, followed by a 28-bit counter.
 
+    Attributes:
+        env_manager: the env manager.
+        env_num: number of envs, ``E``.
+        env_step: transitions made so far, over all envs.
+        env_episode: episodes finished so far, over all envs.
+        episode_returns: undiscounted returns of the episodes that ended, in this order.
+        episode_id: the id of each env's current episode, ``[E] int64``; empty before the first one.
+
     Args:
         mode: the policy's collect or eval mode.
         env_manager: the envs; launched at the first step if they are closed.
@@ -78,54 +86,41 @@ class Stepper:
     def __init__(
         self, mode: CollectMode | EvalMode, env_manager: BaseEnvManager, *, user: str
     ) -> None:
-        check_env_manager(env_manager, user=user)
-        self._mode = mode
-        self._manager = env_manager
         self._user = user
-        self._next_id = first_episode_id()
-        self._episode_id: IdArray | None = None
-        self._revision = 0
-        self._is_checked = False
+        self._mode = mode
         self._memory: ActingMemory | None = None
+        self._next_id = first_episode_id()
+        self._is_checked = False
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
+        self._use_envs(env_manager)
 
-    @property
-    def env_manager(self) -> BaseEnvManager:
-        """The env manager."""
-        return self._manager
-
-    @property
-    def env_num(self) -> int:
-        """Number of envs, ``E``."""
-        return self._manager.env_num
-
-    @property
-    def episode_id(self) -> IdArray:
-        """The id of each env's current episode, ``[E] int64``."""
-        if self._episode_id is None:
-            self.start()
-        assert self._episode_id is not None
-        return self._episode_id
-
-    @property
-    def has_started(self) -> bool:
-        """Whether the envs have had their first episodes."""
-        return self._episode_id is not None
+    def _use_envs(self, env_manager: BaseEnvManager) -> None:
+        check_env_manager(env_manager, user=self._user)
+        self.env_manager = env_manager
+        self.env_num = env_manager.env_num
+        self._all_ids: IdArray = np.arange(self.env_num)
+        self._revision = 0
+        self.episode_id = _NO_IDS
 
     def start(self) -> None:
-        """Launch the envs if they are closed, and start to number their episodes.
+        """Launch the envs if they are closed; the first time, check that the policy fits them.
+
+        Stepping does this too.
 
         Raises:
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        self._open()
-        self._start_all()
+        if not len(self.episode_id):
+            self._open()
+            self._begin_all()
+        elif self.env_manager.closed:
+            self.env_manager.launch()
 
     def _open(self) -> None:
         """Launch the envs if they are closed, check that the policy fits them, and forget."""
-        manager = self._manager
+        manager = self.env_manager
         launches = manager.closed
         if launches:
             manager.launch()
@@ -137,50 +132,17 @@ class Stepper:
                 manager.close()
             raise
 
-    def give_up_foreign_episodes(self) -> IdArray:
-        """Start new episodes if something else has launched, reset or stepped the envs.
-
-        Returns:
-            The ids of the episodes that were abandoned.
-        """
-        if self._episode_id is None or self._revision == self._manager.revision:
-            return _NO_IDS
-        given_up = self._episode_id
-        if any(self._manager.episode_lengths):
-            self._manager.reset()
-        self._mode.reset()
-        self._start_all()
-        return given_up
-
-    def restart(self, env_ids: IdArray) -> None:
-        """Abandon the current episodes of these envs and start new ones."""
-        if len(env_ids) == 0:
-            return
-        self._manager.reset(env_ids.tolist())
-        self._revision = self._manager.revision
-        self._start_episodes(env_ids.tolist())
-
-    def reset(
-        self,
-        *,
-        mode: CollectMode | EvalMode | None = None,
-        env_manager: BaseEnvManager | None = None,
-    ) -> None:
-        """Start new episodes in all envs, optionally of another manager or with another policy.
+    def reset(self) -> None:
+        """Start new episodes in all envs.
 
         Raises:
-            ConfigError: if ``env_manager`` is not an env manager.
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
-        if env_manager is not None:
-            check_env_manager(env_manager, user=self._user)
-            self._manager = env_manager
-        if mode is not None:
-            self._mode = mode
-        if not self._manager.closed:
-            self._manager.reset()
+        if not self.env_manager.closed:
+            self.env_manager.reset()
         self._mode.reset()
         self._is_checked = False
+        self.episode_id = _NO_IDS
         self.start()
 
     def step(
@@ -190,7 +152,7 @@ class Stepper:
         random: bool = False,
         only: IdArray | None = None,
     ) -> VectorStep:
-        """Let the policy act once in all envs that are ready.
+        """Let the policy act once in all envs.
 
         Args:
             policy_kwargs: passed to the policy's forward.
@@ -202,27 +164,32 @@ class Stepper:
             ConfigError: if ``random`` and the policy is on-policy.
             PolicyOutputError: if the policy does not return one row per env, with ``action``.
         """
-        episode_id = self._episode_id
-        if episode_id is None:
-            episode_id = self.episode_id
-        manager, memory = self._manager, self._memory
-        env_id, ready_obs = manager.ready_obs_id, manager.ready_obs
-        if only is not None and manager.in_lockstep:
-            only = None
-        if only is not None:
-            chosen = np.flatnonzero(np.isin(env_id, only))
-            env_id, ready_obs = env_id[chosen], index_rows(ready_obs, chosen)
+        if not len(self.episode_id):
+            self.start()
+        manager, memory, episode_id = self.env_manager, self._memory, self.episode_id
+        env_id, ready_obs = self._all_ids, manager.ready_obs
+        steps_some = only is not None and len(only) < self.env_num and not manager.in_lockstep
+        if steps_some:
+            assert only is not None
+            env_id, ready_obs = only, index_rows(ready_obs, only)
         is_array = type(ready_obs) is np.ndarray
         obs = torch.from_numpy(ready_obs) if is_array else from_numpy(ready_obs)
-        output = self._act(obs, env_id, policy_kwargs)
+        if memory is None:
+            output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
+        else:
+            output = memory.act(obs, env_id, policy_kwargs)
+        if not self._is_checked:
+            _check_output(output, len(env_id))
         if random:
             output = self._with_random_actions(output, env_id)
         action = output["action"]
         actions = action.numpy() if type(action) is torch.Tensor else to_numpy(action)
-        timestep = manager.step(actions if only is None else _by_env(actions, env_id))
+        timestep = manager.step(_by_env(actions, env_id) if steps_some else actions)
         self._revision = manager.revision
         if not self._is_checked:
-            self._check_masks()
+            if memory is None or not memory.has_masks:
+                check_masks(self._mode, manager)  # they must not appear only now
+            self._is_checked = True
         inputs = _NO_INPUTS if memory is None else memory.record(env_id, action, timestep)
         if timestep.is_full:
             step = VectorStep(timestep, obs, output, episode_id, inputs)
@@ -233,21 +200,6 @@ class Stepper:
         if True in done:
             self._end_episodes(step, [row for row, is_end in enumerate(done) if is_end])
         return step
-
-    def _act(self, obs: Value, env_id: IdArray, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if self._memory is None:
-            output = self._mode.forward(obs, env_id=env_id, **policy_kwargs)
-        else:
-            output = self._memory.act(obs, env_id, policy_kwargs)
-        if not self._is_checked:
-            _check_output(output, len(env_id))
-        return output
-
-    def _check_masks(self) -> None:
-        """Check, after the first step, that masks did not only appear then."""
-        if self._memory is None or not self._memory.has_masks:
-            check_masks(self._mode, self._manager)
-        self._is_checked = True
 
     def _align(
         self,
@@ -276,54 +228,59 @@ class Stepper:
         if timestep.abnormal.any():
             step.lost = step.episode_id[timestep.abnormal].tolist()
             step.begun = timestep.env_id[timestep.abnormal].tolist()
-            self._start_episodes(step.begun)
+            self._begin_episodes(step.begun)
         return step
 
     def _end_episodes(self, step: VectorStep, rows: list[int]) -> None:
         timestep = step.timestep
-        returns = timestep.info.values_at("eval_episode_return", rows)
-        self.episode_returns += map(_checked_return, returns, timestep.env_id[rows].tolist())
-        self.env_episode += len(rows)
         # Even a timestep of all envs may have its rows in another order, after a failure.
         step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
         step.begun = [*step.begun, *step.ended]
-        self._start_episodes(step.ended)
+        returns = timestep.info.values_at("eval_episode_return", rows)
+        for env_id, value in zip(step.ended, returns, strict=True):
+            if type(value) not in _FLOATS or not math.isfinite(value):
+                _check_return(value, env_id)
+            self.episode_returns.append(float(value))
+        self.env_episode += len(rows)
+        self._begin_episodes(step.ended)
 
-    def _start_all(self) -> None:
-        self._episode_id = np.zeros(self.env_num, np.int64)
-        self._number_episodes(range(self.env_num))
-        if self._memory is not None:
-            self._memory.restart(range(self.env_num))
-        self._revision = self._manager.revision
-
-    def _start_episodes(self, env_ids: Sequence[int]) -> None:
-        self._number_episodes(env_ids)
+    def _begin_episodes(self, env_ids: Sequence[int]) -> None:
+        """Give the new episodes of some envs their ids, and forget what acting kept of them."""
+        self.episode_id = self.episode_id.copy()  # earlier steps refer to the old array
+        self.episode_id[env_ids] = self._new_ids(len(env_ids))
         if self._memory is not None:
             self._memory.restart(env_ids)
         self._mode.reset(env_ids)
 
-    def _number_episodes(self, env_ids: Sequence[int]) -> None:
-        assert self._episode_id is not None
-        # Earlier steps refer to the old array.
-        self._episode_id = self._episode_id.copy()
-        for env in env_ids:
-            self._episode_id[env] = self._take_id()
+    def _begin_all(self) -> None:
+        self.episode_id = self._new_ids(self.env_num)
+        if self._memory is not None:
+            self._memory.restart(range(self.env_num))
+        self._revision = self.env_manager.revision
 
-    def _take_id(self) -> int:
-        taken = self._next_id
-        self._next_id += 1
-        if self._next_id % (1 << _COUNTER_BITS) == 0:
+    def _new_ids(self, n: int) -> IdArray:
+        """Return ids that no other episode has, ``[n] int64``."""
+        if self._next_id % (1 << _COUNTER_BITS) + n >= 1 << _COUNTER_BITS:
             self._next_id = first_episode_id()
-        return taken
+        first = self._next_id
+        self._next_id += n
+        return np.arange(first, self._next_id)
 
-    def split_episode(self, episode_id: int) -> int:
-        """Give the remaining rows of an episode a new id, and return that id."""
-        rest = self._take_id()
-        self._episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
-        return rest
+    def check_random_actions(self) -> None:
+        """Reject random actions for an on-policy policy, which cannot learn from them.
+
+        Raises:
+            ConfigError: if the policy is on-policy.
+        """
+        if self._mode.spec.on_policy:
+            raise ConfigError(
+                f"{self._user} cannot use random actions with an on-policy policy such as PPO, "
+                "which learns from the actions of its own distribution; collect without random "
+                "actions, they are for off-policy policies such as DQN"
+            )
 
     def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
-        check_random_actions(self._mode, user=self._user)
+        self.check_random_actions()
         wrong = [name for name in _OF_DRAWN_ACTION if name in output]
         if wrong:
             raise ConfigError(
@@ -331,12 +288,12 @@ class Stepper:
                 f"output also has {', '.join(wrong)} of the replaced actions; collect without "
                 "random actions"
             )
-        drawn = self._manager.sample_actions()
+        drawn = self.env_manager.sample_actions()
         if len(env_id) < self.env_num:
             drawn = index_rows(drawn, env_id)
-        mask = masks_in(self._manager.ready_obs, self._manager.ready_info)
+        mask = masks_in(self.env_manager.ready_obs, self.env_manager.ready_info)
         if mask is not None:
-            drawn = sample_allowed(self._manager.action_space, mask[torch.from_numpy(env_id)])
+            drawn = sample_allowed(self.env_manager.action_space, mask[torch.from_numpy(env_id)])
         actions, replaced = from_numpy(drawn), output["action"]
         if isinstance(actions, torch.Tensor) and isinstance(replaced, torch.Tensor):
             actions = actions.to(replaced.dtype)
@@ -348,8 +305,8 @@ class Stepper:
             "env_step": self.env_step,
             "env_episode": self.env_episode,
             "next_id": self._next_id,
-            "episode_id": None if self._episode_id is None else self._episode_id.tolist(),
-            "envs": None if self._manager.closed else self._manager.state_dict(),
+            "episode_id": self.episode_id.tolist(),
+            "envs": None if self.env_manager.closed else self.env_manager.state_dict(),
             "memory": None if self._memory is None else self._memory.state_dict(),
         }
 
@@ -366,52 +323,31 @@ class Stepper:
         self.env_step, self.env_episode = state["env_step"], state["env_episode"]
         self._next_id = state["next_id"]
         self.episode_returns = []
-        self._episode_id = None
-        if state["envs"] is None or state["episode_id"] is None:
+        self.episode_id = _NO_IDS
+        if state["envs"] is None or not state["episode_id"]:
             return False
         self._open()
-        if not self._manager.load_state_dict(state["envs"]):
+        if not self.env_manager.load_state_dict(state["envs"]):
             return False
-        self._revision = self._manager.revision
-        self._episode_id = np.array(state["episode_id"], np.int64)
+        self._revision = self.env_manager.revision
+        self.episode_id = np.array(state["episode_id"], np.int64)
         if self._memory is not None:
             self._memory.load_state_dict(state.get("memory") or {})
         return True
 
 
-def check_random_actions(mode: CollectMode | EvalMode, *, user: str) -> None:
-    """Reject random actions for an on-policy policy, which cannot learn from them.
-
-    Args:
-        mode: the policy's mode.
-        user: the caller's name, for the message.
-
-    Raises:
-        ConfigError: if the policy is on-policy.
-    """
-    if mode.spec.on_policy:
-        raise ConfigError(
-            f"{user} cannot use random actions with an on-policy policy such as PPO, which learns "
-            "from the actions of its own distribution; collect without random actions, they are "
-            "for off-policy policies such as DQN"
-        )
-
-
-def _checked_return(value: Any, env_id: int) -> float:
-    """Return the return of an episode, which the info of an env may give itself.
+def _check_return(value: Any, env_id: int) -> None:
+    """Check the return of an episode, which the info of an env may give itself.
 
     Raises:
         EnvProtocolError: if it is not a finite number.
     """
-    if type(value) in _FLOATS and math.isfinite(value):
-        return float(value)
     array = np.asarray(value)
-    if array.ndim == 0 and array.dtype.kind in "iufb" and math.isfinite(array):
-        return float(value)
-    raise EnvProtocolError(
-        f"env {env_id} ended an episode with info['eval_episode_return'] = {_short(value)}; it "
-        "must be a finite number. Correct the env, or leave the key out: the rewards are summed"
-    )
+    if array.ndim or array.dtype.kind not in "iufb" or not math.isfinite(array):
+        raise EnvProtocolError(
+            f"env {env_id} ended an episode with info['eval_episode_return'] = {_short(value)}; it "
+            "must be a finite number. Correct the env, or leave the key out: the rewards are summed"
+        )
 
 
 def first_episode_id() -> int:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.runs.record import EVALUATION, RunRecord, differing_settings, find_runs
+from dmiddleware.runs.record import COUNTERS, EVALUATION, RunRecord, differing_settings, find_runs
 from dmiddleware.runs.statistics import (
     Estimate,
     interquartile_mean,
     interval_of,
+    is_number,
     mean_score,
     performance_profile,
     probability_of_improvement,
@@ -24,12 +24,11 @@ from dmiddleware.runs.statistics import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 __all__ = ["Comparison", "TaskRow", "compare"]
 
 _POINTS: Final = 100
-ONE_RUN: Final = "A single run shows no spread: run other seeds before you trust a difference."
+_ONE_RUN: Final = "A single run shows no spread: run other seeds before you trust a difference."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,37 +74,54 @@ class Comparison:
     improvement: Mapping[tuple[str, str], Estimate]
     settings: Mapping[str, Sequence[Sequence[Any]]]
 
+    def tables(self) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+        """Yield the title, the head and the rows of each table: scores, chances and settings."""
+        yield (
+            f"{self.metric}, mean of the last tenth of each run",
+            ["task", "side", "runs", "interquartile mean", "mean", "best"],
+            [
+                [
+                    *(row.task or "-", row.side, str(row.n_runs)),
+                    *(str(row.iqm), str(row.mean), f"({short(row.best)})"),
+                ]
+                for row in self.rows
+            ],
+        )
+        if self.improvement:
+            yield (
+                "Probability that a run of one side scores higher",
+                ["side", "than", "probability"],
+                [[*sides, str(found)] for sides, found in self.improvement.items()],
+            )
+        if self.settings:
+            yield (
+                "Settings that differ",
+                ["setting", *self.sides],
+                [
+                    [name, *(", ".join(map(str, one)) for one in values)]
+                    for name, values in self.settings.items()
+                ],
+            )
+
+    @property
+    def warning(self) -> str:
+        """That a side has a single run, which shows no spread; empty: none has."""
+        has_one = any(len(side) < 2 for side in self.sides.values())
+        return _ONE_RUN if has_one else ""
+
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         """Return the tables, for rich."""
-        yield self._scores()
-        if self.improvement:
-            yield self._improvement()
-        if self.settings:
-            yield self._settings()
-        if any(len(side) < 2 for side in self.sides.values()):
-            yield ONE_RUN
+        from rich.table import Table
 
-    def _scores(self) -> Table:
-        table = _table(f"{self.metric}, mean of the last tenth of each run", ["task", "side"])
-        for name in ("runs", "interquartile mean", "mean", "best"):
-            table.add_column(name, justify="right")
-        for row in self.rows:
-            numbers = str(row.n_runs), str(row.iqm), str(row.mean), f"({short(row.best)})"
-            table.add_row(row.task or "-", row.side, *numbers)
-        return table
-
-    def _improvement(self) -> Table:
-        table = _table("Probability that a run of one side scores higher", ["side", "than"])
-        table.add_column("probability", justify="right")
-        for (first, second), found in self.improvement.items():
-            table.add_row(first, second, str(found))
-        return table
-
-    def _settings(self) -> Table:
-        table = _table("Settings that differ", ["setting", *self.sides])
-        for name, values in self.settings.items():
-            table.add_row(name, *(", ".join(map(str, one)) for one in values))
-        return table
+        for title, head, rows in self.tables():
+            table = Table(title=title)
+            for name, *cells in zip(head, *rows, strict=True):
+                table.add_column(name, justify="right" if all(map(is_number, cells)) else "left")
+            for row in rows:
+                table.add_row(*row)
+            yield table
+        if self.warning:
+            yield self.warning
 
     def __str__(self) -> str:
         import io
@@ -148,7 +164,7 @@ class Comparison:
                     _draw_curve(plot, side, of_task, color=f"C{number}")
             plot.set_title(task or self.metric)
             counters = {run.axis for runs in self.sides.values() for run in runs}
-            plot.set_xlabel(" or ".join(_COUNTERS[name] for name in sorted(counters)))
+            plot.set_xlabel(" or ".join(COUNTERS[name] for name in sorted(counters)))
             plot.set_ylabel(self.metric)
             plot.xaxis.set_major_formatter("{x:,.0f}")
         self._draw_profiles(axes[-1], tasks)
@@ -166,9 +182,6 @@ class Comparison:
         plot.set_title("performance profile")
         plot.set_xlabel("score")
         plot.set_ylabel("share of runs with a higher score")
-
-
-_COUNTERS: Final = {"env_step": "environment steps", "train_iter": "updates"}
 
 
 def compare(*sides: str, metric: str = EVALUATION) -> Comparison:
@@ -204,12 +217,6 @@ def compare(*sides: str, metric: str = EVALUATION) -> Comparison:
         improvement=_improvements(named, tasks),
         settings=differing_settings(list(named.values())),
     )
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    return Table(*columns, title=title)
 
 
 def _row(task: str, side: str, runs: Sequence[RunRecord]) -> TaskRow:
@@ -252,9 +259,5 @@ def _draw_curve(plot: Any, side: str, runs: Sequence[RunRecord], *, color: str) 
     middle, low, high = np.array(found).T
     label = f"{side} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
     plot.plot(at, middle, color=color, label=label)
-    if _has_spread(low):
+    if np.isfinite(low).all():
         plot.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
-
-
-def _has_spread(low: npt.NDArray[Any]) -> bool:
-    return bool(np.isfinite(low).all())

@@ -14,13 +14,14 @@ import yaml
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
 
-__all__ = ["EVALUATION", "RunRecord", "differing_settings", "find_runs"]
+__all__ = ["COUNTERS", "EVALUATION", "RunRecord", "differing_settings", "find_runs", "settings_of"]
 
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
 
 _NOT_COMPARED: Final = ("program", "arguments", "versions", "git")
-_AXES: Final = ("env_step", "train_iter")
+COUNTERS: Final = {"env_step": "env steps", "train_iter": "updates"}
+"""The counters over which metrics are given, in words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RunRecord:
     Attributes:
         path: the folder.
         settings: what ``config.yaml`` holds; empty: it is missing.
+        rows: all rows of ``metrics.jsonl``.
         axis: the counter over which the metric is given, ``env_step`` or ``train_iter``.
         at: ``[N] int64``, its values.
         values: ``[N] float64``, the metric's; at least one.
@@ -37,6 +39,7 @@ class RunRecord:
 
     path: Path
     settings: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
     axis: str
     at: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
@@ -56,14 +59,15 @@ class RunRecord:
         rows = read_metrics(path)
         found = [row for row in rows if row.get(metric) is not None]
         if not found:
-            names = sorted({name for row in rows for name in row} - {*_AXES, "time_s"})
+            names = sorted({name for row in rows for name in row} - {*COUNTERS, "time_s"})
             raise RunFolderError(
                 f"{path} has no values of {metric}; it has: {', '.join(names) or 'none'}"
             )
-        axis = next(name for name in _AXES if name in found[-1])
+        axis = next(name for name in COUNTERS if name in found[-1])
         return cls(
             path=path,
-            settings=_read_settings(path / "config.yaml"),
+            settings=settings_of(path),
+            rows=rows,
             axis=axis,
             at=np.array([row[axis] for row in found], np.int64),
             values=np.array([row[metric] for row in found], np.float64),
@@ -150,13 +154,17 @@ def _flat(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, settings
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return what the ``config.yaml`` of a run's folder holds; nothing: it is missing.
+
+    Raises:
+        RunFolderError: if it is not YAML.
+    """
+    path = run / "config.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    try:
-        settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RunFolderError(f"{path} is not YAML: {error}") from error
     return settings if isinstance(settings, dict) else {}

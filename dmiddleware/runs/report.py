@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from dmiddleware.runs.compare import ONE_RUN, Comparison, compare
-from dmiddleware.runs.metrics_file import read_metrics, read_rows
+from dmiddleware.runs.compare import Comparison, compare
+from dmiddleware.runs.metrics_file import read_rows
 from dmiddleware.runs.record import EVALUATION, RunRecord
-from dmiddleware.runs.statistics import short
+from dmiddleware.runs.statistics import is_number, short
 
 __all__ = ["write_report"]
 
@@ -33,7 +33,6 @@ _GROUPS: Final = {
 }
 
 _NUMBER: Final = ' class="number"'
-_DIGITS: Final = tuple("(-0123456789")
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
@@ -79,65 +78,41 @@ def write_report(path: str | Path, *sides: str, metric: str = EVALUATION) -> Com
 
 
 def _sections(found: Comparison) -> Iterator[str]:
-    runs = {name: list(side) for name, side in found.sides.items()}
+    runs = found.sides
+    every = [run for side in runs.values() for run in side]
     yield "<h2>Results</h2>"
-    yield _results(found)
+    for title, head, rows in found.tables():
+        yield f"<h3>{_text(title)}</h3>{_table(head, rows)}"
+    if found.warning:
+        yield f"<p>{found.warning}</p>"
     yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
-    metrics = {run.path: read_metrics(run.path) for side in runs.values() for run in side}
     yield "<h2>Runs</h2>"
-    yield _runs_table(runs, metrics)
+    yield _runs_table(runs)
     groups = defaultdict(set)
-    for rows in metrics.values():
-        for name in {name for row in rows for name in row}:
-            group, slash, _ = name.partition("/")
-            if slash and not name.startswith(_TIMES):
-                groups[group].add(name)
+    for name in {name for run in every for row in run.rows for name in row}:
+        group, slash, _ = name.partition("/")
+        if slash and not name.startswith(_TIMES):
+            groups[group].add(name)
     for group in sorted(groups, key=lambda one: ([*_GROUPS, one].index(one), one)):
         yield f"<h2>{_text(_GROUPS.get(group, group))}</h2>"
-        yield _figure(_small_multiples(runs, metrics, sorted(groups[group])), f"{group}/…")
+        yield _figure(_small_multiples(runs, sorted(groups[group])), f"{group}/…")
     yield "<h2>Where the time goes</h2>"
     yield _times(runs)
     yield "<h2>Settings</h2>"
-    if found.settings:
-        different = (
-            [name, *(", ".join(map(str, one)) for one in values)]
-            for name, values in found.settings.items()
-        )
-        yield "<h3>That differ</h3>" + _table(["setting", *runs], different)
-    for side in runs.values():
-        for run in side:
-            text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
-            yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
-    videos = list(_videos(run for side in runs.values() for run in side))
+    for run in every:
+        text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
+        yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
+    videos = list(_videos(every))
     if videos:
         yield "<h2>Videos</h2>"
         yield from videos
 
 
-def _results(found: Comparison) -> str:
-    scores = _table(
-        ["task", "side", "runs", "interquartile mean", "mean", "best"],
-        (
-            [row.task or "-", row.side, row.n_runs, row.iqm, row.mean, f"({short(row.best)})"]
-            for row in found.rows
-        ),
-    )
-    better = _table(
-        ["side", "than", "probability that a run scores higher"],
-        ([first, second, chance] for (first, second), chance in found.improvement.items()),
-    )
-    few = any(len(side) < 2 for side in found.sides.values())
-    return scores + (better if found.improvement else "") + (f"<p>{ONE_RUN}</p>" if few else "")
-
-
-def _runs_table(
-    runs: Mapping[str, Sequence[RunRecord]],
-    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
-) -> str:
+def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
     def rows() -> Iterator[list[Any]]:
         for side, of_side in runs.items():
             for run in of_side:
-                last = metrics[run.path][-1]
+                last = run.rows[-1]
                 seconds = last.get("time_s")
                 yield [
                     side,
@@ -154,11 +129,7 @@ def _runs_table(
     return _table(head, rows())
 
 
-def _small_multiples(
-    runs: Mapping[str, Sequence[RunRecord]],
-    metrics: Mapping[Path, Sequence[Mapping[str, Any]]],
-    names: Sequence[str],
-) -> Any:
+def _small_multiples(runs: Mapping[str, Sequence[RunRecord]], names: Sequence[str]) -> Any:
     """Return a figure with a picture for each metric, and a line for each run."""
     from matplotlib.figure import Figure
 
@@ -169,7 +140,7 @@ def _small_multiples(
     for plot, name in zip(axes, names, strict=False):
         for number, side in enumerate(runs.values()):
             for run in side:
-                rows = [row for row in metrics[run.path] if row.get(name) is not None]
+                rows = [row for row in run.rows if row.get(name) is not None]
                 at = [row[run.axis] for row in rows]
                 plot.plot(at, [row[name] for row in rows], color=f"C{number}", linewidth=1)
         plot.set_title(name, fontsize=10)
@@ -185,19 +156,20 @@ def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
     means: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for side, of_side in runs.items():
         for run in of_side:
-            for file in sorted(run.path.glob("metrics*.jsonl")):
-                process = file.name.removeprefix("metrics.").removesuffix("jsonl").strip(".")
-                for row in read_rows(file):
-                    for name, value in row.items():
-                        if name.startswith(_TIMES) and value is not None:
-                            means[side, process or "lead", name.removeprefix(_TIMES)].append(value)
+            of_processes = {"lead": run.rows}
+            for file in sorted(run.path.glob("metrics.*.jsonl")):
+                of_processes[file.name.split(".")[1]] = read_rows(file)
+            for process, rows in of_processes.items():
+                for name, value in (item for row in rows for item in row.items()):
+                    if name.startswith(_TIMES) and value is not None:
+                        means[side, process, name.removeprefix(_TIMES)].append(value)
     if not means:
         return (
             "<p>Add <code>task.use_wrapper(StepTimer(log=True))</code> to the program to see the "
             "seconds of each middleware.</p>"
         )
-    rows = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
-    return _table(["side", "process", "middleware", "mean of a step"], rows)
+    found = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
+    return _table(["side", "process", "middleware", "mean of a step"], found)
 
 
 def _videos(runs: Iterable[RunRecord]) -> Iterator[str]:
@@ -230,7 +202,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = ["<tr>" + "".join(f"<th>{_text(one)}</th>" for one in head) + "</tr>"]
     for row in rows:
         texts = map(_text, row)
-        cells = (f"<td{_NUMBER if text[:1] in _DIGITS else ''}>{text}</td>" for text in texts)
+        cells = (f"<td{_NUMBER if is_number(text) else ''}>{text}</td>" for text in texts)
         lines.append("<tr>" + "".join(cells) + "</tr>")
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 

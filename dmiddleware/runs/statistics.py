@@ -22,6 +22,7 @@ __all__ = [
     "Estimate",
     "interquartile_mean",
     "interval_of",
+    "is_number",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
@@ -56,6 +57,11 @@ class Estimate(NamedTuple):
 def short(value: float) -> str:
     """Return a number in four digits, or as an integer of five digits or more."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text of a cell begins as a number."""
+    return text[:1] in tuple("(-0123456789")
 
 
 def interquartile_mean(tasks: list[Floats]) -> Floats:
@@ -132,14 +138,7 @@ def mean_score(tasks: list[Floats]) -> Floats:
     return mean
 
 
-def probability_of_improvement(
-    scores: Scores,
-    others: Scores,
-    *,
-    confidence: float = 0.95,
-    n_resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Estimate:
+def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:
     """Return the probability that a run of one side scores higher than one of the other side.
 
     It is the mean over tasks of the Mann-Whitney statistic: the share of pairs of runs in which the
@@ -148,9 +147,9 @@ def probability_of_improvement(
     Args:
         scores: one array for each task.
         others: the same tasks of the other side.
-        confidence: the probability that the interval covers.
-        n_resamples: how many times the runs are drawn again.
-        seed: of these draws.
+
+    Returns:
+        The probability, with its 95% interval.
 
     Raises:
         ConfigError: if the sides have different numbers of tasks, or a score is not finite.
@@ -169,8 +168,7 @@ def probability_of_improvement(
         mean: Floats = np.mean(shares, axis=0)
         return mean
 
-    both = [*scores, *others]
-    return interval_of(statistic, both, confidence=confidence, n_resamples=n_resamples, seed=seed)
+    return interval_of(statistic, [*scores, *others])
 
 
 def performance_profile(scores: Scores, thresholds: npt.ArrayLike) -> Floats:

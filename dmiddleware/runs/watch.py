@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
+from dmiddleware.runs.record import COUNTERS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -18,7 +19,6 @@ __all__ = ["sparkline", "view", "watch"]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 40
-_COUNTERS: Final = {"env_step": "env steps", "train_iter": "updates"}
 
 
 def watch(run: str | Path, console: Console, *, every_s: float = 1.0) -> None:
@@ -57,7 +57,7 @@ def view(run: Path) -> RenderableType:
 
     rows = read_metrics(run)
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    counters = [f"{last[name]:,} {word}" for name, word in _COUNTERS.items() if name in last]
+    counters = [f"{last[name]:,} {word}" for name, word in COUNTERS.items() if name in last]
     if "time_s" in last:
         counters.append(f"{last['time_s']:,.0f} s")
     table = Table("metric", "last", "course")

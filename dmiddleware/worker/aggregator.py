@@ -11,14 +11,9 @@ from typing import Any, ClassVar, Final, Self
 
 from dmiddleware.classic.config import Configurable, Option, mapping, positive, text
 from dmiddleware.closing import Closing
-from dmiddleware.errors import (
-    ConfigError,
-    RequestFailed,
-    StructureError,
-    TaskFail,
-    WaitTimeout,
-)
+from dmiddleware.errors import ConfigError, StructureError, WaitTimeout
 from dmiddleware.worker.comm.http import HttpTask, Master, Slave, SlaveConnection, read_key
+from dmiddleware.worker.errors import RequestFailed, TaskFail
 
 __all__ = ["LearnerAggregator"]
 

@@ -157,7 +157,7 @@ def serial_run(
         {name: _section(cfg, path) for name, (path, _) in _PARTS.items()},
     )
     with ExitStack() as stack:
-        writer = TensorboardWriter(output_folder(exp_name) / "log" / "serial", must_write=False)
+        writer = TensorboardWriter(output_folder(exp_name) / "log" / "serial")
         stack.callback(writer.close)
         common: dict[str, Any] = {"tb_logger": writer, "exp_name": exp_name}
         learner = stack.enter_context(create_learner(parts["learner"], policy=policy, **common))

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.errors import CoordinatorError
 from dmiddleware.worker.comm import create_comm_collector, create_comm_learner
+from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["WorkerProcess"]
 

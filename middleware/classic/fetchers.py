@@ -17,7 +17,6 @@ from middleware.support.replay import (
     SkippedDraws,
     check_buffer,
     check_start,
-    count_drawn,
     counters_for,
     update_priorities,
 )
@@ -87,7 +86,7 @@ class OffPolicyDataFetcher(BaseMiddleware[RLContext]):
             self._skipped.add(ctx, error)
             return
         ctx.train_data = batch
-        count_drawn(ctx, buffer, batch_size)
+        ctx.trained_env_step += batch_size * (buffer.unroll_len or 1)
         yield
         output = ctx.train_output
         if output is not None:

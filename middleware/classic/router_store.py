@@ -16,8 +16,9 @@ import torch
 
 from dmiddleware.data.atomic_file import DTYPE_NAMES, raw_bytes
 from dmiddleware.data.serialization import pack, unpack
-from dmiddleware.errors import ConfigError, StepDataLost
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Event, Task
+from dmiddleware.worker.errors import StepDataLost
 
 __all__ = ["Packed", "RouterStore"]
 

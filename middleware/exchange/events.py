@@ -10,7 +10,6 @@ from dmiddleware.pipeline import Event
 __all__ = [
     "BATCH",
     "CONSUMED",
-    "ENDED",
     "EVALUATED",
     "EVALUATION",
     "LEARNED",
@@ -55,10 +54,6 @@ REACHED: Final = Event("exchange.barrier", timeout_s=120.0)
 
 WAITS: Final = Event("exchange.waits", delivery="lossy")
 """From a node that has waited for a while: its node id, and the nodes that it waits for."""
-
-ENDED: Final = Event("task.ended", timeout_s=5.0)
-"""Sent by every task that is closed: its node and roles, its error if it has failed, and whether
-those that wait for it should stop too."""
 
 BATCH: Final = ("trajectories", "trajectory_end_idx", "episodes")
 """The fields of a collector's context that go to the learner."""

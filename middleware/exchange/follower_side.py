@@ -78,11 +78,10 @@ class FollowerSide(Exchange[OnlineRLContext]):
 
     def _ask_for_updates(self, task: Task[Any]) -> None:
         """Ask for the counters after the next update, unless they arrive with the weights."""
-        assert task.router is not None
         with self._changed:
             needs_updates = self._learned is not None and not self._has_new_updates()
         if needs_updates and not self._gets_weights:
-            task.emit(WAITING, task.router.node_id, self._last[1], only_remote=True)
+            task.emit(WAITING, self._router.node_id, self._last[1], only_remote=True)
 
     def _on_updated(self, counters: Counters) -> None:
         self._gets_weights = True
@@ -119,10 +118,9 @@ class FollowerSide(Exchange[OnlineRLContext]):
     ) -> None:
         if ctx.trajectories is None and ctx.episodes is None:
             return
-        assert task.router is not None
         self._sent += 1
         batch = {
-            "node_id": task.router.node_id,
+            "node_id": self._router.node_id,
             "token": self._token,
             "number": self._sent,
             "env_step": env_step,
@@ -133,18 +131,13 @@ class FollowerSide(Exchange[OnlineRLContext]):
         }
         assert self._learned is not None
         n_ranks = self._learned["ranks"]
-        event = collected_event(self._number(task) % n_ranks, n_ranks)
-        task.emit(event, batch, only_remote=True)
-
-    def _number(self, task: Task[Any]) -> int:
-        """Return this collector's number among those of its launcher."""
-        assert task.router is not None
+        # This collector's number among those of its launcher.
         number = None if self._node is None else self._node.role_index
-        return task.router.node_id if number is None else number
+        rank = (self._router.node_id if number is None else number) % n_ranks
+        task.emit(collected_event(rank, n_ranks), batch, only_remote=True)
 
     def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
-        assert task.router is not None
         evaluation = {name: getattr(ctx, name) for name in EVALUATION}
         if isinstance(ctx.eval_output, Mapping | None):
-            evaluation["eval_output"] = {**(ctx.eval_output or {}), "node_id": task.router.node_id}
+            evaluation["eval_output"] = {**(ctx.eval_output or {}), "node_id": self._router.node_id}
         task.emit(EVALUATED, evaluation, only_remote=True)

@@ -98,7 +98,6 @@ class LearnerSide(Exchange[OnlineRLContext]):
     def _on_evaluator_left(self, node_id: int, reason: str) -> None:
         """Say if nobody evaluates any more, which a run without a limit may wait for forever."""
         task = self._task
-        assert task is not None
         planned = () if self._node is None else self._node.run_roles or ()
         evaluates = task.has_role(Role.EVALUATOR) or bool(task.participants(Role.EVALUATOR))
         if evaluates or task.finish or not (self._has_evaluator or Role.EVALUATOR in planned):
@@ -151,7 +150,6 @@ class LearnerSide(Exchange[OnlineRLContext]):
     def _announce(self, *_: Any, **__: Any) -> None:
         """Send the counters to all nodes, those that connect later included."""
         task = self._task
-        assert task is not None
         with self._changed:
             self._learned = self._counters(task.ctx)
             counters = self._learned
@@ -169,7 +167,6 @@ class LearnerSide(Exchange[OnlineRLContext]):
 
     def _on_waiting(self, node_id: int, train_iter: int) -> None:
         task = self._task
-        assert task is not None
         with self._changed:
             counters = self._learned
             if counters is None or counters["train_iter"] == train_iter:

@@ -79,6 +79,7 @@ class ModelExchanger(Exchange[OnlineRLContext]):
     writes = ("train_iter",)
 
     settings: ModelExchangerSettings
+    _published: tuple[Counters, dict[str, Any]]
 
     @takes_settings(ModelExchangerSettings)
     def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
@@ -87,7 +88,6 @@ class ModelExchanger(Exchange[OnlineRLContext]):
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
-        self._published: tuple[Counters, dict[str, Any]] | None = None
         self._publishing = threading.Lock()
         self._announced = 0
         self._max_lag = settings.max_policy_lag
@@ -98,9 +98,9 @@ class ModelExchanger(Exchange[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Exchange."""
-        task = self._task
-        if task is None:
+        if not self._has_peers:
             return
+        task = self._task
         if not task.has_role(Role.LEARNER):
             self._take(ctx, task)
             return
@@ -109,7 +109,6 @@ class ModelExchanger(Exchange[OnlineRLContext]):
         if not self._ranks.leads:
             return
         yield
-        assert self._published is not None
         if ctx.train_iter - self._published[0]["train_iter"] >= self.settings.every_train_iter:
             self._publish(ctx)
         if self._max_lag is not None and ctx.train_iter - self._announced > self._max_lag // 2:
@@ -141,7 +140,6 @@ class ModelExchanger(Exchange[OnlineRLContext]):
         self._learned = merge_counters(self._learned, counters)
 
     def _on_model(self, counters: Counters, state: dict[str, Any]) -> None:
-        assert self._task is not None
         version = counters["epoch"], counters["train_iter"]
         with self._changed:
             if self._newest is None or version >= self._newest[0]:
@@ -161,7 +159,6 @@ class ModelExchanger(Exchange[OnlineRLContext]):
 
     def _publish(self, ctx: OnlineRLContext) -> None:
         # A policy's state is a copy of its parameters, which no update changes while it is sent.
-        assert self._task is not None
         state = self._policy.eval_mode.state_dict()
         with self._publishing:
             self._published = self._counters(ctx), state
@@ -169,15 +166,12 @@ class ModelExchanger(Exchange[OnlineRLContext]):
 
     def _publish_again(self, *_: Any, **__: Any) -> None:
         """Publish under the current epoch, which grows if a peer knows an earlier learner."""
-        task = self._task
-        assert task is not None and task.router is not None
         with self._publishing:
-            assert self._published is not None
             counters, state = self._published
-            epoch = task.router.incarnation
+            epoch = self._router.incarnation
             if epoch != counters["epoch"]:
                 self._published = {**counters, "epoch": epoch}, state
-                task.emit(MODEL, *self._published, only_remote=True)
+                self._task.emit(MODEL, *self._published, only_remote=True)
 
     def _take(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         with self._changed:

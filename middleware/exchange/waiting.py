@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from dmiddleware.errors import WaitTimeout
-from dmiddleware.pipeline import CurrentNode, Patience, SkipRest, Task, current_node
+from dmiddleware.pipeline import CurrentNode, EventRouter, Patience, SkipRest, Task, current_node
+from dmiddleware.pipeline.task import ENDED
 from middleware.base import BaseMiddleware, C
 from middleware.context import OnlineRLContext
-from middleware.exchange.events import ENDED, WAITS, Counters
+from middleware.exchange.events import WAITS, Counters
 from middleware.roles import Role
 from middleware.support.ranks import Ranks
 
@@ -39,12 +40,15 @@ class Exchange(BaseMiddleware[C]):
     """
 
     needs_learner = True
+    _has_peers = False
+    # Of a run of several processes, from the set-up on.
+    _task: Task[Any]
+    _router: EventRouter
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._ranks = Ranks()
-        self._task: Task[Any] | None = None
         self._node: CurrentNode | None = None
         self._left: dict[int, str] = {}
         self._waits: dict[int, tuple[float, list[int]]] = {}
@@ -53,10 +57,10 @@ class Exchange(BaseMiddleware[C]):
 
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to the events of the other nodes."""
-        self._task = task if task.router is not None else None
         self._node = current_node()
         self._ranks = Ranks()
-        if self._task is not None:
+        if task.router is not None:
+            self._has_peers, self._task, self._router = True, task, task.router
             task.at_stop(self._wake)
             task.on(ENDED, self._handler(self._on_ended))
             task.on(WAITS, self._handler(self._on_waits))
@@ -74,8 +78,7 @@ class Exchange(BaseMiddleware[C]):
         return {**counters, "epoch": self._epoch(), "ranks": self._ranks.size}
 
     def _epoch(self) -> int:
-        assert self._task is not None and self._task.router is not None
-        return self._task.router.incarnation
+        return self._router.incarnation
 
     def _wake(self) -> None:
         with self._changed:
@@ -93,7 +96,6 @@ class Exchange(BaseMiddleware[C]):
             self._learner_ended = True
 
     def _on_waits(self, node_id: int, awaited: list[int]) -> None:
-        assert self._task is not None
         self._waits[node_id] = self._task.clock.now(), awaited
 
     def _handler(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -126,14 +128,13 @@ class Exchange(BaseMiddleware[C]):
             SkipRest: if the task is stopped, or the learner has ended or gone on to another task.
             WaitTimeout: at the deadline, with ``missing()`` and the nodes that have left.
         """
-        task = self._task
-        assert task is not None
-        began = task.clock.now()
+        now = self._task.clock.now
+        began = now()
         try:
             if not self._arrives(predicate, missing, awaited):
                 raise self._interruption(missing)
         finally:
-            blocked_s = task.clock.now() - began
+            blocked_s = now() - began
             if self._node is not None:
                 self._node.note_blocked(blocked_s)
         return blocked_s
@@ -145,9 +146,7 @@ class Exchange(BaseMiddleware[C]):
         awaited: Callable[[], list[int]],
     ) -> bool:
         """Wait until the predicate is true; return False if waiting longer is useless."""
-        task = self._task
-        assert task is not None
-        clock = task.clock
+        task, clock = self._task, self._task.clock
 
         def done() -> bool:
             return predicate() or self._learner_ended or task.finish
@@ -163,7 +162,7 @@ class Exchange(BaseMiddleware[C]):
                 self._learner_ended = True
             if now - told_at >= _WAITS_EVERY_S:
                 told_at = now
-                task.emit(WAITS, task.router.node_id, nodes, only_remote=True)  # type: ignore[union-attr]
+                task.emit(WAITS, self._router.node_id, nodes, only_remote=True)
             if patience.should_say(now):
                 self._say(missing(), patience.waited_s(now), nodes if hope else [])
         return predicate()
@@ -171,15 +170,12 @@ class Exchange(BaseMiddleware[C]):
     @property
     def _follows(self) -> bool:
         """Whether this middleware cannot continue without a learner elsewhere."""
-        is_learner = self._task is None or self._task.has_role(Role.LEARNER)
-        return self.needs_learner and not is_learner
+        return self.needs_learner and not self._task.has_role(Role.LEARNER)
 
     def _has_hope(self, nodes: Iterable[int]) -> bool:
         """Return whether one of the nodes makes progress, or one that they wait for."""
-        task = self._task
-        assert task is not None and task.router is not None
-        valid_from = task.clock.now() - _WAITS_VALID_S
-        seen, left = {task.router.node_id}, list(nodes)
+        valid_from = self._task.clock.now() - _WAITS_VALID_S
+        seen, left = {self._router.node_id}, list(nodes)
         while left:
             node_id = left.pop()
             if node_id in seen:
@@ -192,9 +188,7 @@ class Exchange(BaseMiddleware[C]):
         return False
 
     def _say(self, missing: str, waited_s: float, nodes: list[int]) -> None:
-        task = self._task
-        assert task is not None and task.router is not None
-        since = time.strftime("%H:%M:%S", time.localtime(task.clock.wall() - waited_s))
+        since = time.strftime("%H:%M:%S", time.localtime(self._task.clock.wall() - waited_s))
         if nodes:
             outlook = (
                 f"node(s) {', '.join(map(str, nodes))} can still bring it, so the wait continues; "
@@ -211,13 +205,12 @@ class Exchange(BaseMiddleware[C]):
         _log.log(
             logging.WARNING if is_news else logging.INFO,
             "node %d has waited since %s (%.0f s) for %s: %s",
-            task.router.node_id, since, waited_s, missing, outlook,
+            self._router.node_id, since, waited_s, missing, outlook,
         )  # fmt: skip
 
     def _interruption(self, missing: Callable[[], str]) -> BaseException:
         """Return what ends a wait in which nothing has arrived."""
         task = self._task
-        assert task is not None
         if self._learner_ended and not task.finish:
             later = task.later_tasks(Role.LEARNER)
             how = f"gone on to task {max(later.values())}" if later else "ended"
@@ -230,7 +223,6 @@ class Exchange(BaseMiddleware[C]):
     def _nodes_left(self) -> str:
         """Return which nodes are lost, and which are alive and have ended their part."""
         task = self._task
-        assert task is not None
         left = [f"node {node_id} ({reason})" for node_id, reason in sorted(self._left.items())]
         text = f"; disconnected: {', '.join(left)}" if left else ""
         ended = [

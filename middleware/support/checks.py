@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dmiddleware.errors import ConfigError
 
-__all__ = [
-    "as_float",
-    "check_instance",
-]
+__all__ = ["check_instance"]
 
 T = TypeVar("T")
-
-
-def as_float(value: Any) -> float:
-    """Return a number as a float, also if it is an array or a tensor with one element."""
-    return float(value.item() if hasattr(value, "item") else value)
 
 
 def check_instance(value: object, kind: type[T], *, user: str, hint: str) -> T:

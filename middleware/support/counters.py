@@ -15,23 +15,22 @@ __all__ = ["RunCounters"]
 class RunCounters:
     """Reads the counters that schedules depend on from a context.
 
-    The progress is the greatest part of a limit of the chain's termination_checker that has been
+    The progress is the greatest part of a limit of the chain's TerminationChecker that has been
     reached, of those that count steps, updates or epochs.
 
     Args:
         schedules: the schedules that need the counters, by the names of their settings.
+
+    Attributes:
+        needed: whether any of them depends on a counter.
     """
 
     def __init__(self, schedules: Mapping[str, Schedule]) -> None:
         self._schedules = {
             name: schedule for name, schedule in schedules.items() if not schedule.is_constant
         }
+        self.needed = bool(self._schedules)
         self._limits: dict[str, float] = {}
-
-    @property
-    def needed(self) -> bool:
-        """Whether any schedule depends on a counter."""
-        return bool(self._schedules)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Take the limits of the chain; refuse schedules by a counter that it does not have."""
@@ -46,7 +45,7 @@ class RunCounters:
             if schedule.by == "progress" and not self._limits:
                 yield (
                     f"{name} is scheduled by progress, but nothing says how long the run is; add "
-                    "termination_checker(max_env_step=...), or schedule it by env_step or update"
+                    "TerminationChecker(max_env_step=...), or schedule it by env_step or update"
                 )
 
     def of(self, ctx: RLContext) -> Counters:

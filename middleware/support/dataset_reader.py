@@ -34,7 +34,7 @@ class DatasetReader:
 
     @property
     def has_n_step(self) -> bool:
-        """Whether the rows have n-step returns: the column of ``nstep_reward_enhancer``."""
+        """Whether the rows have n-step returns: the column of ``NStepRewardEnhancer``."""
         return "discount" in self._dataset.leaves
 
     def setup(self, task: Task[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Push rows into a replay buffer, draw batches from it and update its priorities."""
+"""Check a replay buffer, draw batches from it and update its priorities."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch
 from middleware.base import stock_middleware
-from middleware.context import RLContext
 from middleware.support.counters import RunCounters
-from middleware.support.policy_settings import burn_in_of
+from middleware.support.policy_settings import setting_of
 
 __all__ = [
     "bind_to_policy",
     "check_buffer",
     "check_start",
-    "count_drawn",
     "counters_for",
     "n_step_problems",
-    "push_rows",
     "update_priorities",
     "SkippedDraws",
 ]
@@ -63,18 +58,6 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
             f"starts; got {start}"
         )
     return start
-
-
-def push_rows(buffer: ReplayBuffer, batch: Batch) -> None:
-    """Push the rows of a batch; a column ``priority`` sets their priorities and is not stored."""
-    priority = batch.get("priority")
-    if priority is None:
-        buffer.push(batch)
-        return
-    rows = {key: column for key, column in batch.items() if key != "priority"}
-    index = buffer.push(as_tree(rows))
-    # Of more rows than fit, only the newest were stored.
-    buffer.update_priority(np.asarray(index), priority.flatten()[-len(index) :])
 
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
@@ -117,7 +100,7 @@ def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
     buffer.bind(
         n_step=mode.spec.n_step,
         discount=mode.spec.discount,
-        burn_in=burn_in_of(mode),
+        burn_in=setting_of(mode, "burn_in"),
     )
 
 
@@ -146,14 +129,6 @@ def n_step_problems(
             f"the policy has n_step={n_step}, but the buffer has n_step={buffer.n_step}; build it "
             "with TensorBuffer(size, n_step=policy.n_step)"
         )
-
-
-def count_drawn(ctx: RLContext, buffer: ReplayBuffer, n: int) -> None:
-    """Add the rows of ``n`` drawn items to ``ctx.trained_env_step``.
-
-    An item has as many rows to learn from as a sequence, or one.
-    """
-    ctx.trained_env_step += n * (buffer.unroll_len or 1)
 
 
 class SkippedDraws:

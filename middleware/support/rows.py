@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from dmiddleware.errors import StructureError
 from dmiddleware.tree import Batch, as_tree, stack
 
-__all__ = ["is_empty", "rows_of"]
-
-
-def is_empty(collected: object) -> bool:
-    """Return whether nothing was collected: None, or a list without transitions."""
-    return collected is None or (isinstance(collected, list) and not collected)
+__all__ = ["rows_of"]
 
 
 def rows_of(collected: object, *, name: str = "ctx.trajectories") -> Batch:

@@ -10,8 +10,11 @@ import pytest
 
 from dmiddleware import errors
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.worker import errors as worker_errors
+from dmiddleware.worker.errors import TaskFail
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
+WORKERS = [getattr(worker_errors, name) for name in worker_errors.__all__]
 
 
 def drawn():
@@ -47,10 +50,10 @@ def test_every_public_error_is_listed():
     assert defined == set(errors.__all__)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("cls", [*CLASSES, *WORKERS])
 def test_every_error_has_its_message_and_can_be_pickled(cls):
     text = "what happened, with 3, and what to do"
-    error = cls({"task_id": "t"}, text) if cls is errors.TaskFail else cls(text)
+    error = cls({"task_id": "t"}, text) if cls is TaskFail else cls(text)
     assert isinstance(error, DMiddlewareError)
     assert str(error) == "what happened, with 3, and what to do"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -62,3 +65,7 @@ def test_errors_are_also_built_in_errors():
     for cls in CLASSES:
         if not cls.__subclasses__():
             assert builtin_of[cls.__name__] is not None, cls
+    for cls in WORKERS:
+        base, builtin = cls.__bases__
+        assert issubclass(base, DMiddlewareError)
+        assert builtin.__module__ == "builtins"

@@ -65,7 +65,7 @@ def test_an_option_of_another_library_names_ours(cls: Any, name: str, ours: str)
         ("buffer_size", "TensorBuffer(size)"),
         ("learning_starts", "OffPolicyLearner(policy, buffer, learn_start=...)"),
         ("gradient_steps", "OffPolicyLearner(policy, buffer, update_per_collect=...)"),
-        ("total_timesteps", "termination_checker(max_env_step=...)"),
+        ("total_timesteps", "TerminationChecker(max_env_step=...)"),
         ("n_envs", "make_env_manager(env, env_num=...)"),
         ("num_envs", "make_env_manager(env, env_num=...)"),
         ("net_arch", "for_env(env, model={"),

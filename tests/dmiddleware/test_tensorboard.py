@@ -21,23 +21,18 @@ DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize("method", ["add_scalar", "add_scalars"])
-def test_a_full_disk_is_an_error_in_the_thread_that_logs_and_never_a_hang(
-    tmp_path: Path, method: str
+def test_a_full_disk_is_a_warning_in_the_thread_that_logs_and_never_a_hang(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     value: Any = 1.0 if method == "add_scalar" else {"a": 1.0, "b": 2.0}
-    raised: list[OSError] = []
+    closed = threading.Event()
 
     def log() -> None:
         writer = TensorboardWriter(tmp_path)
-        try:
-            for step in range(1000):
-                getattr(writer, method)("loss", value, step)
-        except OSError as error:
-            raised.append(error)
-        try:
-            writer.close()
-        except OSError as error:
-            raised.append(error)
+        for step in range(1000):
+            getattr(writer, method)("loss", value, step)
+        writer.close()
+        closed.set()
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
@@ -47,8 +42,8 @@ def test_a_full_disk_is_an_error_in_the_thread_that_logs_and_never_a_hang(
         thread.join(DEADLINE_S)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not thread.is_alive()
-    assert len(raised) == 2
+    assert closed.is_set()
+    assert caplog.text.count("cannot write TensorBoard events") == 1
 
 
 def scalars(folder: Path) -> list[float]:
@@ -112,11 +107,11 @@ def test_two_writers_in_the_same_second_use_two_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["add_scalar", "add_scalars"])
-def test_events_that_need_not_be_written_are_dropped_while_the_disk_is_full(
+def test_events_are_dropped_while_the_disk_is_full(
     tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with TensorboardWriter(tmp_path, must_write=False) as writer:
+    with TensorboardWriter(tmp_path) as writer:
 
         def log(value: float) -> None:
             getattr(writer, method)("loss", value if method == "add_scalar" else {"a": value}, 0)
@@ -137,11 +132,11 @@ def test_events_that_need_not_be_written_are_dropped_while_the_disk_is_full(
     assert caplog.text.count("cannot write TensorBoard events") == 1
 
 
-def test_a_folder_that_cannot_be_made_is_a_warning_where_events_need_not_be_written(
+def test_a_folder_that_cannot_be_made_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tb").write_text("a file")
-    with TensorboardWriter(tmp_path / "tb", must_write=False) as writer:
+    with TensorboardWriter(tmp_path / "tb") as writer:
         writer.add_scalar("loss", 1.0, 0)
         (tmp_path / "tb").unlink()
         writer.flush()

@@ -153,7 +153,7 @@ NAMES = {
         _finish_task _iter_after_hook
     """,
     f"{WORKER}.LearnerAggregator": "start close merge_info",
-    "dmiddleware.errors": """
+    f"{WORKER}.errors": """
         CoordinatorError StepDataLost TaskFail ConnectionRefuse DisconnectionRefuse TaskRefuse
     """,
     "middleware.classic": "RouterLink RouterStore RouterCollector RouterLearner",

@@ -1,6 +1,5 @@
 """What the tests of the examples share."""
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch._dynamo
 from click.testing import CliRunner
 
 from dmiddleware.policy import Policy
+from dmiddleware.policy.update import UpdateRunner
 from tests.dmiddleware.env.optional import needed
 
 # The examples are not an installed package; they run from the root of the repository.
@@ -55,8 +55,11 @@ def n_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
             update, backend="eager", fullgraph=True, isolate_recompiles=True
         ),
     )
-    option = dataclasses.replace(Policy.config["compile"], default=True)
-    monkeypatch.setitem(Policy.config, "compile", option)
+    make = UpdateRunner.__init__
+    always = {"compiles": True}
+    monkeypatch.setattr(
+        UpdateRunner, "__init__", lambda *args, **given: make(*args, **{**given, **always})
+    )
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()

@@ -189,7 +189,7 @@ def test_reads_that_nothing_writes_are_all_reported(dqn: DQNPolicy) -> None:
     assert "middleware 1 (DataPusher) reads ctx.trajectories" in message
     assert "add StepCollector(" in message
     assert "middleware 2 (OnPolicyLearner) reads ctx.train_data" in message
-    assert "gae_estimator(" in message
+    assert "GAEEstimator(" in message
 
 
 def test_estimator_before_its_collector_is_rejected(dqn: DQNPolicy) -> None:

@@ -167,7 +167,7 @@ def test_some_evaluations_are_filmed(run_steps: Any, dqn: DQNPolicy) -> None:
 
     envs = cartpole(render_mode="rgb_array", max_episode_steps=4)
     evaluator = interaction_evaluator(
-        dqn.eval_mode, envs, n_episode=2, every_train_iter=1, film_every=2, max_frames=3
+        dqn.eval_mode, envs, n_episode=2, every_train_iter=1, video_every=2, max_frames=3
     )
     run_steps(learn, evaluator, note, n_steps=3)
     assert [film is None for film in films] == [False, True, False]
@@ -196,7 +196,7 @@ def test_it_is_active_in_the_role_evaluator(dqn: DQNPolicy) -> None:
     assert evaluator.roles == (Role.EVALUATOR,)
 
 
-@pytest.mark.parametrize("name", ["every_train_iter", "film_every", "max_frames"])
+@pytest.mark.parametrize("name", ["every_train_iter", "video_every", "max_frames"])
 def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be an integer ≥ 1"):
         interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def test_epsilon_follows_the_schedule_of_the_policy(run_steps: Any) -> None:
 def test_progress_without_a_length_of_the_run_is_refused_before_the_first_step(
     run_steps: Any,
 ) -> None:
-    with pytest.raises(ChainError, match=r"scheduled by progress.*add termination_checker"):
+    with pytest.raises(ChainError, match=r"scheduled by progress.*add TerminationChecker"):
         run_steps(eps_greedy_handler(with_epsilon(decay=1, by="progress")))
 
 

@@ -73,8 +73,6 @@ def a_full_device(path: Path) -> None:
         ("curve.png", a_folder),
         ("result.json", a_folder),
         ("final_ctx.json", a_folder),
-        ("evaluations.jsonl", a_folder),
-        ("evaluations.jsonl", a_full_device),
         ("metrics.jsonl", a_folder),
         ("metrics.jsonl", a_full_device),
         ("log.txt", a_full_device),

@@ -1,4 +1,3 @@
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,9 @@ import pytest
 from matplotlib.image import imread
 
 from dmiddleware.data import pack_checkpoint, unpack_checkpoint
-from dmiddleware.pipeline import Task
-from middleware import OfflineRLContext, OnlineRLContext
+from dmiddleware.errors import ChainError
+from dmiddleware.pipeline import Task, middleware
+from middleware import OfflineLogger, OfflineRLContext, OnlineLogger, OnlineRLContext
 from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -35,12 +35,16 @@ ORANGE = (1.0, 0x7F / 255, 0x0E / 255)
 
 
 def test_picture_shows_training_and_evaluation(run: RunFolder, run_steps: Any) -> None:
-    run_steps(LearningCurve(run), collect, evaluate, n_steps=30)
+    run_steps(LearningCurve(run), OnlineLogger(run), collect, evaluate, n_steps=30)
     picture = imread(run.curve_path)
     assert picture.shape[0] > 300
     assert has_color(picture, *BLUE)
     assert has_color(picture, *ORANGE)
-    assert sorted(path.name for path in run.path.iterdir()) == ["curve.png"]
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        "curve.png",
+        "metrics.jsonl",
+        "tb",
+    ]
 
 
 def test_curve_without_evaluations_is_drawn(run: RunFolder, run_steps: Any) -> None:
@@ -55,7 +59,7 @@ def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:
         ctx.train_iter += 7
 
     curve: Any = LearningCurve(run)
-    run_steps(curve, learn, evaluate, n_steps=11, ctx=OfflineRLContext())
+    run_steps(curve, OfflineLogger(run), learn, evaluate, n_steps=11, ctx=OfflineRLContext())
     assert curve.evaluations == [(7, 1.0), (77, 11.0)]
     assert run.curve_path.exists()
 
@@ -83,9 +87,9 @@ def both(ctx: Any) -> None:
         ctx.eval_value = math.cos(ctx.env_step)
 
 
-def saved(curve: Any) -> Any:
-    """Pass the state through the bytes of a snapshot."""
-    return unpack_checkpoint(pack_checkpoint(curve.state_dict()))
+def saved(*parts: Any) -> Any:
+    """Pass the states through the bytes of a snapshot."""
+    return unpack_checkpoint(pack_checkpoint([one.state_dict() for one in parts]))
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 40, 700])
@@ -97,22 +101,24 @@ def test_a_resumed_curve_equals_one_that_was_never_stopped(
     n_steps = 900
     whole_run, run = (RunFolder.create(name, root=tmp_path) for name in ("whole", "parts"))
     whole, killed, resumed = (LearningCurve(one, title="") for one in (whole_run, run, run))
-    run_steps(whole, both, n_steps=n_steps)
+    run_steps(whole, OnlineLogger(whole_run), both, n_steps=n_steps)
     with Task() as task:
-        task.use(killed).use(both).run(max_step=stop_at)
-        state, ctx = saved(killed), task.ctx.state_dict()
+        logger = OnlineLogger(run)
+        task.use(killed).use(logger).use(both).run(max_step=stop_at)
+        state, ctx = saved(killed, logger), task.ctx.state_dict()
         task.run(max_step=goes_on)
-        saved(killed)
     with Task() as task:
+        logger = OnlineLogger(run)
         task.ctx.load_state_dict(ctx)
-        resumed.load_state_dict(state)
+        for one, its_state in zip((resumed, logger), state, strict=True):
+            one.load_state_dict(its_state)
         task.ctx = task.ctx.renew()
-        task.use(resumed).use(both).run(max_step=n_steps - stop_at)
-        saved(resumed)
+        task.use(resumed).use(logger).use(both).run(max_step=n_steps - stop_at)
+    assert len(whole.evaluations) == n_steps / 3
     assert resumed.evaluations == whole.evaluations
     assert run.curve_path.read_bytes() == whole_run.curve_path.read_bytes()
-    lines = (run.path / "evaluations.jsonl").read_text().splitlines()
-    assert [tuple(json.loads(line).values()) for line in lines] == whole.evaluations
+    for one in (whole_run, run):
+        one.close()
 
 
 def test_the_state_takes_space_that_does_not_grow_with_the_run(run: RunFolder) -> None:
@@ -127,52 +133,6 @@ def test_the_state_takes_space_that_does_not_grow_with_the_run(run: RunFolder) -
     assert sizes[2] < 20_000
 
 
-def test_a_curve_can_be_continued_in_another_folder(tmp_path: Path, run_steps: Any) -> None:
-    run, copy = (RunFolder.create(name, root=tmp_path) for name in ("run", "copy"))
-    first, second, third = LearningCurve(run), LearningCurve(copy), LearningCurve(copy)
-    run_steps(first, both, n_steps=10)
-    second.load_state_dict(saved(first))
-    assert second.evaluations == first.evaluations
-    third.load_state_dict(saved(second))
-    assert third.evaluations == first.evaluations
-    assert (copy.path / "evaluations.jsonl").exists()
-
-
-@pytest.mark.parametrize("damage", ["removed", "changed", "cut"])
-def test_a_curve_whose_file_is_gone_begins_where_the_run_resumes(
-    run: RunFolder, run_steps: Any, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = LearningCurve(run), LearningCurve(run)
-    run_steps(first, both, n_steps=10)
-    state = saved(first)
-    path = run.path / "evaluations.jsonl"
-    content = path.read_bytes()
-    path.write_bytes(content[:-9] if damage == "cut" else content.replace(b"return", b"Return"))
-    if damage == "removed":
-        path.unlink()
-    second.load_state_dict(state)
-    assert second.evaluations == []
-    assert "evaluations.jsonl is missing or was changed" in caplog.text
-
-
-def test_evaluations_that_cannot_be_written_are_in_the_state(
-    run: RunFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second, third = (LearningCurve(run) for _ in range(3))
-    with Task() as task:
-        task.use(first).use(both).run(max_step=30)
-        saved(first)
-        task.run(max_step=60)
-        with no_room((run.path / "evaluations.jsonl").stat().st_size + 70):
-            state = saved(first)
-            saved(first)
-        second.load_state_dict(state)
-        assert second.evaluations == first.evaluations
-        third.load_state_dict(saved(second))
-        assert third.evaluations == first.evaluations
-    assert caplog.text.count("cannot write") == 1
-
-
 @pytest.mark.parametrize("values", [[math.nan], [math.nan, 1.0, math.inf, 2.0, -math.inf]])
 def test_a_curve_with_values_that_are_not_finite_is_drawn(
     run: RunFolder, run_steps: Any, values: list[float]
@@ -185,12 +145,19 @@ def test_a_curve_with_values_that_are_not_finite_is_drawn(
         ctx.eval_value = left.pop(0)
 
     first, second = LearningCurve(run), LearningCurve(run)
-    run_steps(first, report, n_steps=len(values))
+    run_steps(first, OnlineLogger(run), report, n_steps=len(values))
     assert run.curve_path.exists()
-    second.load_state_dict(saved(first))
-    for line in (run.path / "evaluations.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=pytest.fail)
-    assert len(second.evaluations) == len(values)
+    second.load_state_dict(*saved(first))
+    assert len(first.evaluations) == len(values)
+
+
+def test_a_curve_of_evaluations_that_no_logger_writes_is_refused(run: RunFolder) -> None:
+    @middleware(writes=("eval_value",))
+    def judge(ctx: Any) -> None:
+        ctx.eval_value = 1.0
+
+    with Task() as task, pytest.raises(ChainError, match="add OnlineLogger"):
+        task.use(LearningCurve(run)).use(judge).run(max_step=1)
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_fail_the_run(

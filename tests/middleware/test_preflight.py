@@ -66,14 +66,14 @@ def test_buffer_that_nothing_fills_is_rejected(dqn: DQNPolicy, buffer: TensorBuf
         StepCollector(dqn, envs(), n_sample=8),
         OffPolicyLearner(dqn, buffer),
     )
-    assert "add data_pusher(buffer)" in message
+    assert "add DataPusher(buffer)" in message
 
 
 def test_policy_that_never_explores_is_rejected(dqn: DQNPolicy, buffer: TensorBuffer) -> None:
     message = refused(
         StepCollector(dqn, envs(), n_sample=8), data_pusher(buffer), OffPolicyLearner(dqn, buffer)
     )
-    assert "add eps_greedy_handler(" in message
+    assert "add EpsGreedyHandler(" in message
 
 
 def test_epsilon_follows_the_schedule_of_the_policy(buffer: TensorBuffer) -> None:

@@ -284,7 +284,7 @@ def test_rank_0_alone_evaluates_logs_and_saves(ranks: Any, folder: Path) -> None
     names = {path.name for path in run.iterdir()}
     assert names == {
         *("ckpt", "tb", "snapshots", "config.yaml", "curve.png", "final_ctx.json"),
-        *("log.txt", "log.rank-1.txt", "result.json", "evaluations.jsonl", "metrics.jsonl"),
+        *("log.txt", "log.rank-1.txt", "result.json", "metrics.jsonl"),
     }
     assert [path for path in (run / "tb").iterdir() if path.is_dir()] == []
     assert "mean return" in (run / "log.txt").read_text()

@@ -130,9 +130,7 @@ class OneSetting(Policy):
     """An algorithm of one's own."""
 
     cfg: OneSettings
-
-    def default_model(self) -> tuple[str, list[str]]:
-        return "q_network", ["dmiddleware.model"]
+    model_type = "q_network"
 
     def learn(self, batch: Any) -> dict[str, Any]:
         return {"total_loss": 0.0}

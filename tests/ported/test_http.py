@@ -5,8 +5,8 @@ import threading
 import pytest
 from easydict import EasyDict
 
-from dmiddleware.errors import TaskFail
 from dmiddleware.worker import Coordinator, Master, NaiveCollector, NaiveLearner, Slave
+from dmiddleware.worker.errors import TaskFail
 
 DEADLINE_S = 60.0
 

@@ -18,6 +18,7 @@ from dmiddleware.data.ring.storage import Allocate
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
 from dmiddleware.errors import CheckpointMismatch, StructureError
+from dmiddleware.tree import Batch
 
 __all__ = ["RowRing"]
 
@@ -83,7 +84,8 @@ class RowRing:
         )
         self._reserved = reserved
         self._schema: Schema | None = None
-        self._columns: Columns | None = None
+        # Of the leaves that every row has, [size, …] by path.
+        self._columns: dict[str, Array] = {}
         self._links: EpisodeLinks | None = None
         self._episodes: EpisodeTable | None = None
         self._starts: SequenceStarts | None = None
@@ -102,8 +104,8 @@ class RowRing:
     @property
     def nbytes(self) -> int:
         """Memory of columns and index structures, in bytes; zero before the first push."""
-        columns = 0 if self._columns is None else self._columns.nbytes
-        return columns + sum(structure.nbytes for structure in self._structures())
+        held = (*self._columns.values(), *self._structures())
+        return sum(one.nbytes for one in held)
 
     def push(self, batch: Rows) -> tuple[int, int]:
         """Append a batch ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
@@ -115,15 +117,16 @@ class RowRing:
             StructureError: if the batch differs in structure from the first one, or does not have a
                 column that the buffer's options need; nothing has changed.
         """
-        batch = as_batch(batch)
+        if type(batch) is not Batch:
+            batch = as_batch(batch)
         lead = lead_of(batch)
-        if self._schema is None or self._columns is None:
+        schema = self._schema
+        if schema is None:
             schema = Schema.of(batch, len(lead))
             self._check(schema)
-            rows = schema.arrays(batch, lead)
+        rows = schema.arrays(batch, lead)
+        if self._schema is None:
             self._set_up(schema)
-        else:
-            rows = self._schema.arrays(batch, lead)
         n_pushed = lead[0] if len(lead) == 1 else lead[0] * lead[1]
         first, size = self.total, self.size
         n = n_pushed
@@ -211,9 +214,8 @@ class RowRing:
     def close(self) -> None:
         """Free the memory; may be called twice."""
         self.first = self.total
-        if self._columns is not None:
-            self._columns.arrays.clear()
-        self._columns = self._links = self._episodes = self._starts = None
+        self._columns.clear()
+        self._links = self._episodes = self._starts = None
         self._side = self._at_starts = self._stacks = None
 
     def state_dict(self, *, live: bool = False) -> dict[str, Any]:
@@ -255,22 +257,25 @@ class RowRing:
             self._load_structure(state)
         self.clear()
         self.first, self.total = state["first"], state["total"]
-        if self._columns is None or not state["leaves"]:
+        if not state["leaves"]:
             return  # the state of a buffer before its first push
         index = np.arange(self.first, self.total)
         for path, column in state["columns"].items():
             start = self.first
             for part in column if isinstance(column, list) else [column]:
-                self._columns.write(start % self.size, {path: np.asarray(part)}, len(part))
+                self._write({path: np.asarray(part)}, start, len(part))
                 start += len(part)
         self._load_structures(state, index)
 
     def _column_state(self, slots: Ints, *, live: bool) -> dict[str, Any]:
-        if self._columns is None:
-            return {}
         if not live:
-            return self._columns.take(slots)
-        return self._columns.parts(self.first % self.size, len(slots))
+            return {path: column.take(slots, axis=0) for path, column in self._columns.items()}
+        start = self.first % self.size
+        wrapped = max(start + len(slots) - self.size, 0)
+        return {
+            path: [column[start : start + len(slots)], *([column[:wrapped]] if wrapped else [])]
+            for path, column in self._columns.items()
+        }
 
     def _load_structures(self, state: Mapping[str, Any], index: Ints) -> None:
         slots = index % self.size
@@ -368,8 +373,10 @@ class RowRing:
             stored = stored.without(name)
         stacked = [schema.leaves[path] for path in sorted(self._frame_stacks)]
         frames = [Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in stacked]
-        stored = Schema(list((stored.leaves | {leaf.path: leaf for leaf in frames}).values()))
-        self._columns = Columns(self.size, stored, self._allocate)
+        self._columns |= {
+            leaf.path: self._allocate(leaf.path, (self.size, *leaf.shape), leaf.dtype)
+            for leaf in (*stored.leaves.values(), *frames)
+        }
         self._schema = schema
         sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in schema.leaves.values()]
         self.row_nbytes = sum(sizes)
@@ -386,7 +393,7 @@ class RowRing:
         if not self._store_next_obs:
             self._side = SideTable(self.size, schema.below(_NEXT))
         if stacked:
-            self._stacks = FrameStacks(self.size, stacked, self._columns.arrays)
+            self._stacks = FrameStacks(self.size, stacked, self._columns)
         if self._start_columns:
             at_starts = [
                 leaf for name in sorted(self._start_columns) for leaf in schema.below(name)
@@ -394,16 +401,25 @@ class RowRing:
             self._at_starts = SideTable(self.size, at_starts)
 
     def _store(self, rows: Mapping[str, Array], first: int, n: int) -> None:
-        assert self._columns is not None  # set up by push
-        start = first % self.size
-        if len(self._columns.arrays) < len(rows):
-            rows = {path: rows[path] for path in self._columns.arrays}
+        if len(self._columns) < len(rows):
+            rows = {path: rows[path] for path in self._columns}
         for path in self._frame_stacks:
             rows = {**rows, path: rows[path][:, -1]}
-        self._columns.write(start, rows, n)
+        self._write(rows, first, n)
         for side in (self._side, self._at_starts):
             if side is not None:
-                side.free(np.arange(start, start + n) % self.size)
+                side.free(np.arange(first, first + n) % self.size)
+
+    def _write(self, rows: Mapping[str, Array], first: int, n: int) -> None:
+        """Write ``n <= size`` rows, the first of which has the index ``first``."""
+        start = first % self.size
+        until_end = self.size - start
+        for path, array in rows.items():
+            column = self._columns[path]
+            if n <= until_end:
+                column[start : start + n] = array
+            else:
+                column[start:], column[: n - until_end] = array[:until_end], array[until_end:]
 
     def _link(
         self, links: EpisodeLinks, rows: Mapping[str, Array], first: int, lead: tuple[int, ...]
@@ -474,10 +490,9 @@ class RowRing:
         return same
 
     def _next_obs_of_tails(self, path: str, slots: Ints) -> Array:
-        assert self._columns is not None  # set up by push
         if self._side is not None:  # an open tail always has its next_obs there
             return self._side.get(path, slots)
-        return self._columns.arrays[path].take(slots, axis=0)
+        return self._columns[path].take(slots, axis=0)
 
     def _keep_next_obs(
         self, side: SideTable, links: EpisodeLinks, rows: Mapping[str, Array], first: int
@@ -506,17 +521,17 @@ class RowRing:
 
     def _take_columns(self, index: Ints, paths: Collection[str] | None) -> dict[str, Array]:
         """Copy the leaves that every row has, ``next_obs`` aside if it is not stored."""
-        assert self._columns is not None  # what is held has been pushed
         slots = index if self.total <= self.size else index % self.size
+        wanted = self._columns
+        if paths is not None:
+            wanted = {path: column for path, column in wanted.items() if path in paths}
         if self._stacks is None:
-            return self._columns.take(slots, paths)
+            return {path: column.take(slots, axis=0) for path, column in wanted.items()}
         stacked = self._stacks.paths
-        wanted = [path for path in self._columns.arrays if paths is None or path in paths]
-        taken = self._columns.take(slots, [path for path in wanted if path not in stacked])
-        for path in stacked:
-            if path in wanted:
-                taken[path] = self._stacks.take(path, index)
-        return taken
+        return {
+            path: self._stacks.take(path, index) if path in stacked else column.take(slots, axis=0)
+            for path, column in wanted.items()
+        }
 
     def _take_next_obs(
         self,
@@ -536,59 +551,6 @@ class RowRing:
         for path in wanted:
             taken[path] = obs[_obs_path(path)]
             side.overlay(path, index % self.size, taken[path])
-
-
-class Columns:
-    """Preallocated arrays ``[size, …]``, one per leaf.
-
-    Args:
-        size: number of rows.
-        schema: the structure of a row.
-        allocate: returns an array of zeros for ``(name, shape, dtype)``.
-    """
-
-    def __init__(self, size: int, schema: Schema, allocate: Allocate) -> None:
-        self.size = size
-        self.schema = schema
-        self.arrays: dict[str, Array] = {
-            leaf.path: allocate(leaf.path, (size, *leaf.shape), leaf.dtype)
-            for leaf in schema.leaves.values()
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all columns, in bytes."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-    def write(self, start: int, rows: Mapping[str, Array], n_rows: int) -> None:
-        """Write ``n_rows <= size`` rows from slot ``start`` on, wrapping around the end."""
-        until_end = self.size - start
-        if n_rows <= until_end:
-            for path, array in rows.items():
-                self.arrays[path][start : start + n_rows] = array
-            return
-        for path, array in rows.items():
-            column = self.arrays[path]
-            column[start:] = array[:until_end]
-            column[: n_rows - until_end] = array[until_end:]
-
-    def parts(self, start: int, n_rows: int) -> dict[str, list[Array]]:
-        """Return views of ``n_rows <= size`` rows from slot ``start`` on, in one or two parts."""
-        wrapped = max(start + n_rows - self.size, 0)
-        return {
-            path: [array[start : start + n_rows], *([array[:wrapped]] if wrapped else [])]
-            for path, array in self.arrays.items()
-        }
-
-    def take(
-        self, slots: npt.NDArray[np.int64], paths: Collection[str] | None = None
-    ) -> dict[str, Array]:
-        """Copy rows to new arrays ``[*slots.shape, …]`` by leaf path; None takes all paths."""
-        return {
-            path: array.take(slots, axis=0)
-            for path, array in self.arrays.items()
-            if paths is None or path in paths
-        }
 
 
 def _check_next_obs(schema: Schema) -> None:

@@ -81,22 +81,22 @@ class EnvProcess:
         refuse_at_import("starts processes of envs")
         self.env_ids = env_ids
         ours, theirs = socket.socketpair()
-        self._black_box, black_box_in = os.pipe()
-        code = _START.format(path=sys.path, fds=(theirs.fileno(), black_box_in))
+        self._traceback_fd, traceback_in = os.pipe()
+        code = _START.format(path=sys.path, fds=(theirs.fileno(), traceback_in))
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), black_box_in),
+                pass_fds=(theirs.fileno(), traceback_in),
                 start_new_session=True,
             )
         except BaseException:
             ours.close()
-            os.close(self._black_box)
+            os.close(self._traceback_fd)
             raise
         finally:
             theirs.close()
-            os.close(black_box_in)
+            os.close(traceback_in)
         self._pipe = WorkerPipe(ours, is_peer_alive=lambda: self._process.poll() is None)
         self._is_open = True
 
@@ -143,7 +143,7 @@ class EnvProcess:
             raise ProcessFailure(ids, ids[0], doing, error, self._where_it_hangs()) from None
         except PipeClosed:
             died = EnvCrashed(f"lost its process, which {self._how_it_died()}")
-            raise ProcessFailure(ids, ids[0], doing, died, self._read_black_box(0.0)) from None
+            raise ProcessFailure(ids, ids[0], doing, died, self._read_traceback(0.0)) from None
         content: Any = pickle.loads(message[1:]) if len(message) > 1 else None
         if message[:1] == b"e":
             kind = EnvProtocolError if content.breaks_protocol else EnvCrashed
@@ -170,7 +170,7 @@ class EnvProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
         self._pipe.close()
-        os.close(self._black_box)
+        os.close(self._traceback_fd)
 
     def _how_it_died(self) -> str:
         try:
@@ -186,11 +186,11 @@ class EnvProcess:
     def _where_it_hangs(self) -> str:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
-        found = self._read_black_box(1.0)
+        found = self._read_traceback(1.0)
         return f"It hangs here:\n{found}" if found else "It does not report where it hangs."
 
-    def _read_black_box(self, wait_s: float) -> str:
-        return read_available(self._black_box, wait_s=wait_s)
+    def _read_traceback(self, wait_s: float) -> str:
+        return read_available(self._traceback_fd, wait_s=wait_s)
 
 
 class EnvPool:

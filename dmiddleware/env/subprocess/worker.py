@@ -255,17 +255,17 @@ def _summarize(error: Exception) -> str:
     return f"{type(error).__name__}: {hint if needs_terminal(error) else error}"
 
 
-def main(socket_fd: int, black_box_fd: int) -> None:
+def main(socket_fd: int, traceback_fd: int) -> None:
     """Run a worker: the entry point of its process.
 
     Args:
         socket_fd: one end of a stream socket; the manager has the other.
-        black_box_fd: a pipe for the traceback that is written when the interpreter dies, or when
+        traceback_fd: a pipe for the traceback that is written when the interpreter dies, or when
             the manager sends SIGUSR1 to find out where the env hangs.
     """
-    faulthandler.enable(black_box_fd)
+    faulthandler.enable(traceback_fd)
     if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, file=black_box_fd)
+        faulthandler.register(signal.SIGUSR1, file=traceback_fd)
     pipe = WorkerPipe(socket.socket(fileno=socket_fd))
     threading.Thread(target=_die_with_manager, args=(pipe,), daemon=True).start()
     worker = _Worker(pipe)

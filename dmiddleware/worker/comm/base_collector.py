@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 from easydict import EasyDict
 
 from dmiddleware.classic.config import Option, at_least
-from dmiddleware.errors import ConfigError, TaskFail
+from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
@@ -20,6 +20,7 @@ from dmiddleware.worker.coordinator.messages import (
     StepDataReady,
     TaskDone,
 )
+from dmiddleware.worker.errors import TaskFail
 
 __all__ = ["COMM_COLLECTOR_REGISTRY", "BaseCommCollector", "create_comm_collector"]
 

@@ -15,7 +15,7 @@ from dmiddleware.classic import create_policy
 from dmiddleware.classic.config import Option, count, mapping
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.distributed import data_parallel
-from dmiddleware.errors import ConfigError, StepDataLost, TaskFail
+from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
@@ -27,6 +27,7 @@ from dmiddleware.worker.coordinator.messages import (
     Message,
     TaskDone,
 )
+from dmiddleware.worker.errors import StepDataLost, TaskFail
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from dmiddleware.worker.learner.prefetch import LoaderClosed
 from dmiddleware.worker.ranks import rank_and_world_size

@@ -23,13 +23,14 @@ from dmiddleware.classic.config import (
     text,
 )
 from dmiddleware.closing import Closing
-from dmiddleware.errors import ConfigError, TaskFail
+from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point
 from dmiddleware.worker.comm.received import check_imports
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.coordinator.messages import LearnData, Message
+from dmiddleware.worker.errors import TaskFail
 from dmiddleware.worker.serial_worker import get_worker_cls
 
 __all__ = ["WAIT_S", "CommWorker", "Job", "get_comm_cls"]

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from dmiddleware.data import pack_checkpoint, unpack_checkpoint
 from dmiddleware.data.atomic_file import remove_leftovers, write_atomically
-from dmiddleware.errors import CheckpointDamaged, ConfigError, StepDataLost
+from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.worker.comm.compression import (
     COMPRESSORS,
     compress,
     decompress,
     usable_compressor,
 )
+from dmiddleware.worker.errors import StepDataLost
 
 __all__ = ["FileStore"]
 

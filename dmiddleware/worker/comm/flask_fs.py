@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from dmiddleware.classic.config import Option, at_least, text
-from dmiddleware.errors import ConfigError, TaskFail
+from dmiddleware.errors import ConfigError
 from dmiddleware.signals import HeldSignals
 from dmiddleware.worker.collector.parallel import BaseParallelCollector
 from dmiddleware.worker.comm.base_collector import COMM_COLLECTOR_REGISTRY, BaseCommCollector
@@ -23,6 +23,7 @@ from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Slave, read_key
 from dmiddleware.worker.comm.store import Store
+from dmiddleware.worker.errors import TaskFail
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["FlaskFileSystemCollector", "FlaskFileSystemLearner"]

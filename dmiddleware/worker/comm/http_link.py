@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dmiddleware.errors import ConfigError, DeliveryTimeout, RequestFailed, TaskFail, WaitTimeout
+from dmiddleware.errors import ConfigError, DeliveryTimeout, WaitTimeout
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Master, SlaveConnection, read_key
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
@@ -37,6 +37,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskRefused,
     TaskStarted,
 )
+from dmiddleware.worker.errors import RequestFailed, TaskFail
 
 __all__ = ["HttpLink", "open_coordinator_link"]
 

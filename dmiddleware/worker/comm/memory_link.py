@@ -6,8 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from dmiddleware.errors import CoordinatorError, DeliveryTimeout
+from dmiddleware.errors import DeliveryTimeout
 from dmiddleware.worker.coordinator.messages import Joined, Left, Message
+from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["MemoryLink", "MemoryNetwork"]
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
-from dmiddleware.errors import TaskFail
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Slave
+from dmiddleware.worker.errors import TaskFail
 
 __all__ = ["NaiveCollector", "NaiveLearner"]
 

@@ -9,7 +9,7 @@ import traceback
 from typing import Any, Final, Self
 
 from dmiddleware.closing import Closing
-from dmiddleware.errors import ConfigError, DeliveryTimeout, TaskFail
+from dmiddleware.errors import ConfigError, DeliveryTimeout
 from dmiddleware.worker.comm.comm_worker import CommWorker, Job
 from dmiddleware.worker.comm.link import Link
 from dmiddleware.worker.coordinator.messages import (
@@ -27,6 +27,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskRefused,
     TaskStarted,
 )
+from dmiddleware.worker.errors import TaskFail
 
 __all__ = ["WorkerPump"]
 

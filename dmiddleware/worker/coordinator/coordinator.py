@@ -28,7 +28,7 @@ from dmiddleware.classic.logs import TextLog
 from dmiddleware.classic.replay_buffers import get_buffer_cls
 from dmiddleware.closing import Closing
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
-from dmiddleware.errors import ConfigError, CoordinatorError, DMiddlewareError
+from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.worker.comm.link import Link, create_coordinator_link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander
@@ -59,6 +59,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskOffer,
 )
 from dmiddleware.worker.coordinator.tasks import Task, TaskState
+from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["Coordinator"]
 

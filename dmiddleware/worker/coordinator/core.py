@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from dmiddleware.errors import CoordinatorError
 from dmiddleware.worker.coordinator.actions import (
     Action,
     CloseBuffer,
@@ -50,6 +49,7 @@ from dmiddleware.worker.coordinator.messages import (
 )
 from dmiddleware.worker.coordinator.tasks import Task, TaskState
 from dmiddleware.worker.coordinator.workers import Worker, WorkerState
+from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["CoordinatorCore"]
 

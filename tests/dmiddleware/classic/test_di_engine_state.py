@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from dmiddleware.classic import Policy, as_collect_mode, as_eval_mode, as_learn_mode
+from dmiddleware.classic import (
+    Policy,
+    as_collect_mode,
+    as_eval_mode,
+    as_learn_mode,
+    create_policy,
+)
 from dmiddleware.data import convert_checkpoint
 from dmiddleware.errors import CheckpointMismatch
 from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy
@@ -121,7 +127,7 @@ def test_dqn_loads_a_checkpoint_of_di_engine(dueling, tmp_path, transitions, cap
         "obs_shape": 4, "action_shape": 2, "encoder_hidden_size_list": [16, 8], "dueling": dueling,
         "head_hidden_size": 8,
     }  # fmt: skip
-    policy = DQNPolicy({"model": model})
+    policy = create_policy({"type": "dqn", "model": model})
     state = {
         "model": theirs.state_dict(), "target_model": target.state_dict(),
         "optimizer": optimizer.state_dict(), "last_iter": 7, "last_step": 90,
@@ -146,7 +152,7 @@ def test_ppo_loads_a_checkpoint_of_di_engine(shared, tmp_path, ppo_batch):
         "share_encoder": shared, "actor_head_hidden_size": 8, "critic_head_hidden_size": 8,
         "activation": "relu",
     }  # fmt: skip
-    policy = PPOPolicy({"model": model})
+    policy = create_policy({"type": "ppo", "model": model})
     loaded(policy, {"model": theirs.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
     obs = torch.randn(5, 4)
     output = policy.collect_mode.forward(obs)

@@ -1,4 +1,3 @@
-import copy
 import re
 import threading
 import tracemalloc
@@ -448,33 +447,6 @@ def test_columns_that_cannot_be_stored_are_rejected_with_the_remedy(column, mess
         buffer.push({**columns, **column})
     assert len(buffer) == 0
     buffer.push(columns)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_deep_copy_is_independent_and_draws_the_same(name):
-    collector = Collector(3, seed=1)
-    batches = [as_batch([r for step in collector.rows(8) for r in step], (8, 3)) for _ in range(3)]
-    original = build(name, 0)
-    original.push(batches[0])
-    copied = copy.deepcopy(original)
-    for pushed in batches[1:]:
-        for buffer in (original, copied):
-            buffer.push(pushed)
-        samples = [buffer.sample(4) for buffer in (original, copied)]
-        assert equal(*samples)
-        if "weight" in samples[0]:
-            for buffer in (original, copied):
-                buffer.update_priority(samples[0]["index"], [0.1, 2.0, 3.0, 0.5])
-    copied.clear()
-    assert len(original) == 50
-
-
-def test_a_buffer_in_files_cannot_be_copied(tmp_path):
-    with (
-        TensorBuffer(10, storage=tmp_path) as buffer,
-        pytest.raises(TypeError, match="state_dict"),
-    ):
-        copy.deepcopy(buffer)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from dmiddleware import classic
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NonFiniteLoss
 from dmiddleware.policy import (
@@ -341,5 +342,9 @@ def test_several_ranks_need_a_process_group():
 
 
 def test_alone_there_is_nothing_to_average():
-    policy = DQNPolicy({"model": SMALL})
+    class Acting(classic.Policy):
+        def _forward_eval(self, data):
+            return {}
+
+    policy = Acting(model=torch.nn.Linear(2, 1), enable_field=["eval"])
     policy.sync_gradients(policy.model)

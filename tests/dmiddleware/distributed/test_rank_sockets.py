@@ -106,7 +106,7 @@ def test_a_text_from_a_store_cannot_forge_an_error(
 
     monkeypatch.setenv("MASTER_ADDR", host)
     store = dist.HashStore()
-    life = module._StoreOfLife(store)
+    life = module._HeartbeatStore(store)
     dist.PrefixStore("life", store).set("end-1", forged)
     shown = module._one_line(life.read("end-1"))
     assert len(shown) <= 300 and shown.isprintable()

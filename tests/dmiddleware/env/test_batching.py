@@ -129,11 +129,12 @@ def test_fractions_do_not_become_whole_numbers(space, write):
 )
 def test_discrete_actions_are_integers_one_per_env(actions):
     with pytest.raises(StructureError, match=r"Discrete\(3\): pass integers of shape \[E\]"):
-        make_split(spaces.Discrete(3))(actions)
+        make_check(spaces.Discrete(3))(actions)
 
 
 def test_box_actions_take_the_dtype_of_the_space():
-    actions = make_split(spaces.Box(-1, 1, (2,), np.float32))(np.zeros((3, 2)))
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    actions = make_split(space)(make_check(space)(np.zeros((3, 2))))
     assert [action.dtype for action in actions] == [np.float32] * 3
 
 
@@ -142,27 +143,20 @@ def test_box_actions_of_another_shape_are_rejected():
         make_check(spaces.Box(-1, 1, (2,), np.float32))(np.zeros((3, 4)))
 
 
-def test_the_parts_of_nested_actions_must_agree_in_length():
-    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
-    with pytest.raises(StructureError, match=r"differ in length: \[2, 3\]"):
-        make_split(space)({"a": np.zeros(2, int), "b": np.zeros(3, int)})
-
-
 def test_nested_actions_need_every_key():
     space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
-    for function in (make_split(space), make_check(space)):
-        with pytest.raises(StructureError, match=r"a dict with its keys, got \['a'\]"):
-            function({"a": np.zeros(2, int)})
-        with pytest.raises(StructureError, match="a dict with its keys"):
-            function(np.zeros(2, int))
+    with pytest.raises(StructureError, match=r"a dict with its keys, got \['a'\]"):
+        make_check(space)({"a": np.zeros(2, int)})
+    with pytest.raises(StructureError, match="a dict with its keys"):
+        make_check(space)(np.zeros(2, int))
 
 
 def test_tuple_actions_may_come_as_a_treetensor_has_them():
     space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
     parts = {"0": np.array([1, 0]), "1": np.array([2, 1])}
-    assert make_split(space)(parts) == [(1, 2), (0, 1)]
+    assert make_split(space)(make_check(space)(parts)) == [(1, 2), (0, 1)]
     with pytest.raises(StructureError, match="a tuple of 2"):
-        make_split(space)((np.array([1, 0]),))
+        make_check(space)((np.array([1, 0]),))
 
 
 @pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))])

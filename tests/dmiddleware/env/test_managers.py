@@ -246,6 +246,15 @@ def test_infos_of_resets_come_with_the_observations_to_act_on(kind):
         assert "begun" not in batch.info
 
 
+def test_every_part_of_nested_actions_has_a_row_per_env():
+    with make("sync", Nested) as manager:
+        actions = manager.sample_actions()
+        first = next(iter(actions))
+        with pytest.raises(StructureError, match="given 2 actions for 3 ready envs"):
+            manager.step({**actions, first: actions[first][:2]})
+        manager.step(actions)
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_actions_that_do_not_fit_are_rejected_before_any_env_steps(kind):
     with make(kind, Walk) as manager:

@@ -71,7 +71,7 @@ def test_a_space_that_cannot_be_divided_is_refused():
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
 def test_rewards_have_a_number_for_each_agent(mode):
     with make_env_manager(CountingTeam, env_num=2, mode=mode) as envs:
-        assert envs.n_agent == 3
+        assert n_agent_of(envs.observation_space) == 3
         assert envs.ready_obs["agents"].shape == (2, 3, 2)
         for t in range(1, 6):
             step = envs.step(np.ones((2, 3), np.int64))
@@ -134,6 +134,6 @@ def test_a_single_agent_returns_one_number():
             return np.zeros(2, np.float32), np.ones(2), False, False, {}
 
     manager = SyncEnvManager([Wrong])
-    assert manager.n_agent is None
+    assert n_agent_of(manager.observation_space) is None
     with manager as envs, pytest.raises(EnvProtocolError, match="must be one number"):
         envs.step(np.zeros(1, np.int64))

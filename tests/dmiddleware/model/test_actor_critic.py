@@ -4,9 +4,26 @@ import torch
 from gymnasium import spaces
 
 from dmiddleware.errors import SpaceError
-from dmiddleware.model import Actor, ActorCritic, ImageEncoder
+from dmiddleware.model import (
+    Actor,
+    ActorCritic,
+    ImageEncoder,
+    action_kind_of,
+    action_shape_of,
+    obs_shape_of,
+)
 
 KINDS = [Actor, ActorCritic]
+
+
+def built(kind, observation_space, action_space, **options):
+    """Return the network for an environment's spaces."""
+    return kind(
+        obs_shape_of(observation_space),
+        action_shape_of(action_space),
+        action_space=action_kind_of(action_space),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("share_encoder", [None, False, True])
@@ -101,7 +118,7 @@ def test_the_default_initialization_of_torch_can_be_kept():
 )
 def test_a_network_built_from_spaces_knows_its_kind_of_action(kind, action_space, name):
     observation_space = spaces.Box(-1, 1, (4,))
-    network = kind.from_spaces(observation_space, action_space, encoder_hidden_sizes=(16,))
+    network = built(kind, observation_space, action_space, encoder_hidden_sizes=(16,))
     assert type(network) is kind
     assert (network.action_space, network.action_shape) == (name, 5)
     network.check_spaces(observation_space, action_space)
@@ -127,7 +144,7 @@ def test_a_kind_of_action_that_does_not_exist_is_rejected():
     ids=str,
 )
 def test_an_action_of_any_kind_has_its_logits_and_means(space, sizes, lead):
-    network = ActorCritic.from_spaces(spaces.Box(-1, 1, (4,)), space)
+    network = built(ActorCritic, spaces.Box(-1, 1, (4,)), space)
     output = network(torch.randn(*lead, 4))
     value = output.pop("value")
     assert value.shape == lead

@@ -76,8 +76,8 @@ def test_an_unknown_activation_is_rejected_with_the_nearest():
         ((4, 8), {}, r"hidden_sizes must be a list of integers ≥ 1, got 8"),
         ((4, "8"), {}, r"hidden_sizes must be a list of integers ≥ 1, got the text '8'"),
         ((4, (8,)), {"out_features": 0}, r"out_features must be an integer ≥ 1, got 0"),
-        ((4, (8,)), {"norm": "batch"}, r"norm must be one of 'layer', None, got 'batch'"),
-        ((4, (8,)), {"init": "zeros"}, r"init must be one of 'orthogonal', None, got 'zeros'"),
+        ((4, (8,)), {"norm": "batch"}, r"norm must be 'layer' or None, got 'batch'"),
+        ((4, (8,)), {"init": "zeros"}, r"init must be 'orthogonal' or None, got 'zeros'"),
     ],
 )
 def test_invalid_options_are_rejected(arguments, options, message):

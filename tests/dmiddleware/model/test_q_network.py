@@ -12,6 +12,8 @@ from dmiddleware.model import (
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
+    action_shape_of,
+    obs_shape_of,
 )
 
 NETWORKS = [QNetwork, CategoricalQNetwork, QuantileQNetwork, ImplicitQuantileQNetwork]
@@ -87,7 +89,9 @@ def test_default_layers_are_those_of_the_benchmarks():
 )
 def test_a_network_built_from_spaces_takes_what_they_give(observation_space):
     action_space = spaces.Discrete(5)
-    network = QNetwork.from_spaces(observation_space, action_space, encoder_hidden_sizes=(16,))
+    network = QNetwork(
+        obs_shape_of(observation_space), action_shape_of(action_space), encoder_hidden_sizes=(16,)
+    )
     network.check_spaces(observation_space, action_space)
     assert network.action_shape == 5
     assert network.action_space == "discrete"
@@ -95,18 +99,13 @@ def test_a_network_built_from_spaces_takes_what_they_give(observation_space):
 
 def test_a_whole_episode_of_a_real_environment_goes_through():
     with gym.make("FrozenLake-v1") as env:
-        network = QNetwork.from_spaces(env.observation_space, env.action_space)
+        network = QNetwork(obs_shape_of(env.observation_space), action_shape_of(env.action_space))
         obs, _ = env.reset(seed=0)
         done = False
         while not done:
             action = network(torch.tensor([obs]))["logit"].argmax(-1).item()
             obs, _, terminated, truncated, _ = env.step(action)
             done = terminated or truncated
-
-
-def test_continuous_actions_are_rejected_with_what_to_do():
-    with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
-        QNetwork.from_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)))
 
 
 def test_other_observations_than_the_network_was_built_for_are_rejected():

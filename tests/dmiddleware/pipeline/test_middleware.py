@@ -56,14 +56,6 @@ class Asynchronous:
         pass
 
 
-@middleware(writes=("train_data",), factory=True)
-def declared_factory(buffer):
-    def fetch(ctx):
-        pass
-
-    return fetch
-
-
 @pytest.mark.parametrize(
     ("candidate", "remedy"),
     [
@@ -74,7 +66,6 @@ def declared_factory(buffer):
         ("step", "an? str is not callable"),
         (pusher, r"returns a middleware; call it: use\(pusher\(\.\.\.\)\)"),
         (fetcher, r"returns a middleware; call it: use\(fetcher\(\.\.\.\)\)"),
-        (declared_factory, r"call it: use\(declared_factory\(\.\.\.\)\)"),
         (asynchronous, "it is asynchronous"),
         (asynchronous_generator, "it is asynchronous"),
         (Asynchronous(), "it is asynchronous"),
@@ -95,7 +86,6 @@ def test_an_object_that_is_not_a_middleware_is_refused_with_a_remedy(candidate, 
         generator,
         Collector(),
         pusher([], size=3),
-        declared_factory([]),
         lambda ctx, size=3: None,
         lambda *args: None,
         functools.partial(lambda size, ctx: None, 3),
@@ -124,29 +114,12 @@ def test_the_decorator_declares_for_a_class():
     assert Reader().reads == ("a",)
 
 
-def test_the_decorator_of_a_factory_declares_the_middleware_that_it_returns():
-    fetch = declared_factory([])
-    assert fetch.writes == ("train_data",)
-    assert fetch.__name__ == "fetch"
-    assert declared_factory.__name__ == "declared_factory"
-
-
 def test_decorating_a_factory_as_if_it_were_a_middleware_is_refused():
-    with pytest.raises(MiddlewareError, match=r"or decorate it with .*factory=True"):
+    with pytest.raises(MiddlewareError, match="decorate the one that it returns"):
 
         @middleware(reads=("a",))
         def build(buffer, *, size):
             return step
-
-
-def test_a_factory_that_returns_nothing_is_refused_when_called():
-    @middleware(factory=True)
-    def forgetful():
-        def inner(ctx):
-            pass
-
-    with pytest.raises(MiddlewareError, match="return statement"):
-        forgetful()
 
 
 def test_roles_are_strings():

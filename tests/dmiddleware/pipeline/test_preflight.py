@@ -72,8 +72,8 @@ def test_all_problems_are_listed_at_once_each_with_its_remedy():
         "add StepCollector(policy, env, n_sample=...) before it"
     )
     assert "middleware 2 (learn) reads ctx.train_data" in problems[1]
-    assert "offpolicy_data_fetcher" in problems[1]
-    assert "interaction_evaluator" in problems[2]
+    assert "add GAEEstimator(policy), or a middleware that samples a buffer, before" in problems[1]
+    assert "InteractionEvaluator" in problems[2]
 
 
 def test_every_produced_field_of_the_stock_contexts_has_its_own_remedy():
@@ -201,7 +201,7 @@ def test_a_buffer_that_is_drawn_from_and_never_filled_is_refused():
     sampler = part("sample", draws_from=(buffer,))
     (problem,) = problems_of(sampler, part(fills=(other,)))
     assert "middleware 1 (sample) draws from a list, which is empty" in problem
-    assert "data_pusher(buffer)" in problem
+    assert "DataPusher(buffer)" in problem
     assert "@middleware(fills=(buffer,))" in problem
     assert problems_of(sampler, part(fills=(buffer,))) == []
     assert problems_of(sampler, part(roles=(Role.LEARNER,), fills=(buffer,))) == []
@@ -225,18 +225,17 @@ def test_a_middleware_can_report_further_problems():
             return self.problems
 
     buffer, other, ctx = [1], [], OnlineRLContext()
-    learner = Learner("it explores nothing; add eps_greedy_handler(policy)")
+    learner = Learner("it explores nothing; add EpsGreedyHandler(policy)")
     sampler = part("sample", roles=(Role.LEARNER,), draws_from=(buffer,))
     pusher = part("push", roles=(Role.COLLECTOR,), fills=(buffer,), writes=("bonus",))
     (problem,) = problems_of(sampler, pusher, learner.__call__, ctx=ctx, roles=(Role.LEARNER,))
-    assert "middleware 3 (__call__): it explores nothing; add eps_greedy_handler" in problem
+    assert "middleware 3 (__call__): it explores nothing; add EpsGreedyHandler" in problem
     chain = learner.chain
     assert list(chain.middleware) == [sampler, pusher, learner]
     assert list(chain.active) == [sampler, learner]
-    assert (chain.roles, chain.context) == ({"learner"}, ctx)
+    assert chain.context is ctx
     assert (chain.writes("bonus"), chain.writes("obs")) == (True, False)
     assert (chain.fills(buffer), chain.fills(other)) == (True, False)
-    assert (chain.draws_from(buffer), chain.draws_from(other)) == (True, False)
     inactive = part(roles=(Role.COLLECTOR,))
     inactive.preflight = lambda chain: ["never called"]
     assert problems_of(inactive, part(roles=(Role.LEARNER,)), roles=(Role.LEARNER,)) == []

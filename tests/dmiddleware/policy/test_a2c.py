@@ -196,7 +196,7 @@ def test_it_learns_which_action_pays() -> None:
 
 def test_the_policy_is_built_for_an_environment() -> None:
     policy = A2CPolicy.for_env(gym.make("Pendulum-v1"), gae_lambda=0.9, optimizer="adam")
-    assert policy.gae_lambda == 0.9
+    assert policy.spec.gae_lambda == 0.9
     assert policy.cfg.optimizer == "adam"
     action = policy.collect_mode.forward(torch.randn(100, 3))["action"]
     assert action.abs().max() <= 2.0

@@ -199,9 +199,9 @@ def test_bounds_of_another_length_or_for_other_actions_are_rejected():
 )
 def test_another_space_is_rejected(space, other):
     codec = ActionCodec.for_space(space)
-    codec.adopt(space)
+    codec.set_space(space)
     with pytest.raises(SpaceError, match="the environment takes"):
-        codec.adopt(other)
+        codec.set_space(other)
 
 
 def test_without_a_space_actions_are_those_of_the_outputs():
@@ -224,8 +224,8 @@ def test_bounds_are_not_adopted_once_actions_were_used_without_them():
     used, fresh = ActionCodec(), ActionCodec()
     raw = used.distribution({"mu": torch.full((1, 2), 9.0)}).mode()
     used.to_env(raw)
-    used.adopt(space)
-    fresh.adopt(space)
+    used.set_space(space)
+    fresh.set_space(space)
     assert used.to_env(raw).tolist() == [[[9.0], [9.0]]]
     assert fresh.to_env(raw).tolist() == [[[3.0], [3.0]]]
 
@@ -239,7 +239,7 @@ def test_a_restored_codec_maps_as_the_saved_one(space, kind):
         leaves(codec.to_env(raw)), leaves(restored.to_env(raw)), strict=True
     ):
         assert torch.equal(one, other)
-    restored.adopt(space)
+    restored.set_space(space)
     with pytest.raises(CheckpointMismatch, match="the same kind of environment"):
         ActionCodec.for_space(spaces.Discrete(99)).load_state_dict(codec.state_dict())
 

@@ -164,5 +164,5 @@ def test_mapped_actions_are_in_the_box_and_back_again(bounds: Any, raw: float, d
         assert action.numpy().astype(dtype) in space
     assert codec.to_raw(action).isfinite().all()
     again = ActionCodec.for_space(space, low=[low], high=[high]) if high - low > 1 else codec
-    again.adopt(space)
+    again.set_space(space)
     assert torch.equal(again.to_env(torch.tensor([raw])), action)

@@ -217,8 +217,7 @@ def test_a_compiled_update_follows_the_statistics() -> None:
 class Recording(Policy):
     """Regression of rewards, and actions of an actor; remembers what reaches its methods."""
 
-    def default_model(self) -> tuple[str, list[str]]:
-        return "actor_q", ["dmiddleware.model"]
+    model_type = "actor_q"
 
     def make_components(self) -> dict[str, Component]:
         self.seen: dict[str, Any] = {}
@@ -276,10 +275,10 @@ def test_the_order_of_base_classes_does_not_matter(bases: Any) -> None:
 def test_an_algorithm_of_ones_own_may_act_by_the_methods_of_its_base_classes() -> None:
     class Mine(TDPolicy, Normalizing, Recording):
         def act_collect(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
-            return self.acted(obs, None, self.generator)
+            return self.acted(self.actor_output(obs), obs, None, self.generator)
 
         def act_eval(self, obs: Any, env_id: Any, **kwargs: Any) -> dict[str, Any]:
-            return self.acted(obs, None, None)
+            return self.acted(self.actor_output(obs), obs, None, None)
 
     env = gym.make("Pendulum-v1")
     policy, twin = (Mine.for_env(env, seed=0, obs_norm=flag) for flag in (True, False))

@@ -308,7 +308,7 @@ def test_the_modes_expose_discount_nstep_and_lambda(small):
     ppo = PPOPolicy({"model": small, "gae_lambda": 0.8})
     assert dqn.discount == dqn.learn_mode.spec.discount == 0.9
     assert dqn.n_step == dqn.learn_mode.spec.n_step == 3
-    assert ppo.gae_lambda == ppo.collect_mode.spec.gae_lambda == 0.8
+    assert ppo.cfg.gae_lambda == ppo.collect_mode.spec.gae_lambda == 0.8
     assert (ppo.discount, ppo.n_step) == (0.99, 1)
     assert BCPolicy({"model": small}).discount is None
 

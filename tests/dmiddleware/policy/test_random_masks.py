@@ -20,6 +20,9 @@ from dmiddleware.model import (
     ImplicitQuantileQNetwork,
     QNetwork,
     QuantileQNetwork,
+    action_kind_of,
+    action_shape_of,
+    obs_shape_of,
 )
 from dmiddleware.policy import (
     BCPolicy,
@@ -98,7 +101,10 @@ def tempted(network, **options):
     """Return what makes a network, given the spaces of an env, that prefers forbidden actions."""
 
     def make(observation_space, action_space):
-        return Tempted(network.from_spaces(observation_space, action_space, **options))
+        obs_shape, action_shape = obs_shape_of(observation_space), action_shape_of(action_space)
+        actor = issubclass(network, ActorCritic)
+        kind = {"action_space": action_kind_of(action_space)} if actor else {}
+        return Tempted(network(obs_shape, action_shape, **kind, **options))
 
     return make
 

@@ -131,7 +131,7 @@ def test_advantages_bootstrap_from_these_values():
 
 def test_an_observation_alone_has_no_value():
     policy, rows = collected(30)
-    with pytest.raises(StructureError, match="use gae_estimator"):
+    with pytest.raises(StructureError, match="use GAEEstimator"):
         policy.value_fn(rows["next_obs"][0])
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmiddleware.classic.policy_config import from_nested, nested
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import POLICY_REGISTRY, PolicySettings
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import describe, from_nested, nested, plain_values
+from dmiddleware.settings import describe, plain_values
 from tests.dmiddleware.policy.every_policy import EVERY
 from tests.type_checker import type_check
 

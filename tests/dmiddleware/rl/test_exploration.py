@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.rl import epsilon_greedy, epsilon_schedule
+from dmiddleware.policy import DQNSettings
+from dmiddleware.rl import Schedule, epsilon_greedy
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -11,9 +12,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize(("setting", "got"), [(1.5, "1.5"), ({"start": 1.0, "end": -0.1}, "-0.1")])
 def test_epsilon_is_a_probability(setting, got):
-    assert epsilon_schedule({"type": "exp", "start": 1.0, "end": 0.0, "decay": 2})(2) < 0.4
+    eps = DQNSettings(eps={"type": "exp", "start": 1.0, "end": 0.0, "decay": 2}).eps
+    assert Schedule.of(eps)(2) < 0.4
     with pytest.raises(ConfigError, match=f"got {got}"):
-        epsilon_schedule(setting)
+        DQNSettings(eps=setting)
 
 
 @pytest.mark.parametrize("lead", [(), (7,), (3, 7)], ids=str)

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from dmiddleware.rl import bc_continuous_loss, bc_discrete_loss
+from dmiddleware.rl import Categorical, Gaussian, bc_loss
+
+
+def bc_discrete_loss(logit, action, **options):
+    return bc_loss(Categorical(logit), action, **options)
+
+
+def bc_continuous_loss(mu, action, **options):
+    return bc_loss(Gaussian(mu, torch.ones_like(mu)), action, **options)
 
 
 def test_discrete_loss_is_the_mean_negative_log_likelihood():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import StructureError
-from dmiddleware.rl import approx_kl, ppo_policy_loss, ppo_value_loss
+from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 
 numbers = st.floats(-3.0, 3.0, width=32)
 samples = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8)
@@ -99,6 +99,10 @@ def test_value_loss_weights_the_samples():
     value = torch.tensor([2.0, 7.0])
     loss = ppo_value_loss(value, torch.zeros(2), weight=torch.tensor([1.0, 0.0]))
     assert loss.item() == pytest.approx(0.5 * 4.0 / 2)
+
+
+def approx_kl(log_prob, old_log_prob):
+    return ppo_policy_loss(log_prob, old_log_prob, torch.zeros_like(log_prob)).approx_kl
 
 
 def test_approx_kl_is_the_estimator_k3_not_the_log_ratio():

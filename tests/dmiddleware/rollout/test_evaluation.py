@@ -125,5 +125,5 @@ def test_films_show_the_worst_median_and_best_episode(returns, chosen):
 def test_without_a_film_there_is_no_video():
     monitor = VectorEvalMonitor(1, 1)
     monitor.update_video({0: frame(1)})
-    with pytest.raises(ValueError, match="filmed to its end"):
+    with pytest.raises(ValueError, match="recorded to its end"):
         monitor.get_video()

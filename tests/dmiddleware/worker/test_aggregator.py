@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmiddleware.errors import ConfigError, StructureError, TaskFail, WaitTimeout
+from dmiddleware.errors import ConfigError, StructureError, WaitTimeout
 from dmiddleware.worker import LearnerAggregator
 from dmiddleware.worker.comm.http import Master, Slave
+from dmiddleware.worker.errors import TaskFail
 
 DEADLINE_S = 20.0
 QUICK = {"request_retries": 1, "request_retry_waiting": 0.02}

@@ -116,7 +116,7 @@ def test_every_episode_is_filmed():
     video = monitor.get_video()
     assert video[:, 0, 0, 0, 0].tolist() == [1, 3, 0, 2]
     assert video.shape[1] == 2
-    assert not monitor.is_filmed(0)
+    assert not monitor.is_recorded(0)
 
 
 def test_a_film_ends_after_its_last_frame(batched_policy, counting_envs):

@@ -4,9 +4,10 @@ import contextlib
 
 import pytest
 
-from dmiddleware.errors import ConfigError, CoordinatorError
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.worker import PROCESS_ROLE_REGISTRY, classic_run
+from dmiddleware.worker.errors import CoordinatorError
 from dmiddleware.worker.worker_process import WorkerProcess
 
 MAIN = {"exp_name": "exp", "env": {"id": "CartPole-v1"}, "policy": {"type": "dqn"}}

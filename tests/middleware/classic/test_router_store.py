@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dmiddleware.data import pack_checkpoint
-from dmiddleware.errors import ConfigError, StepDataLost
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import Context, Task
+from dmiddleware.worker.errors import StepDataLost
 from middleware.classic import RouterStore
 from tests.middleware.classic.router_nodes import DEADLINE_S
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from dmiddleware.errors import ConfigError, RequestFailed
+from dmiddleware.errors import ConfigError
 from dmiddleware.worker.comm.http.signing import (
     HttpNode,
     SignedRequest,
@@ -17,6 +17,7 @@ from dmiddleware.worker.comm.http.signing import (
     reply_signature,
     sign,
 )
+from dmiddleware.worker.errors import RequestFailed
 
 try:
     import requests

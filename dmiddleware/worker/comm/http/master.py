@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dmiddleware.closing import Closing
-from dmiddleware.errors import ConfigError, RequestFailed, WaitTimeout
+from dmiddleware.errors import ConfigError, WaitTimeout
 from dmiddleware.worker.comm.http.client import HttpClient
 from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
 from dmiddleware.worker.comm.http.signing import HttpNode, is_loopback
@@ -23,6 +23,7 @@ from dmiddleware.worker.comm.http.slave import (
     local_address,
     nothing,
 )
+from dmiddleware.worker.errors import RequestFailed
 
 __all__ = ["HttpTask", "Master", "SlaveConnection"]
 

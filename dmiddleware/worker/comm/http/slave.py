@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from dmiddleware.closing import Closing
-from dmiddleware.errors import (
-    ConfigError,
+from dmiddleware.errors import ConfigError
+from dmiddleware.worker.comm.http.client import HttpClient
+from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
+from dmiddleware.worker.comm.http.signing import HttpNode
+from dmiddleware.worker.errors import (
     ConnectionRefuse,
     DisconnectionRefuse,
     RequestFailed,
     TaskFail,
     TaskRefuse,
 )
-from dmiddleware.worker.comm.http.client import HttpClient
-from dmiddleware.worker.comm.http.server import Code, HttpServer, Refusal, Route
-from dmiddleware.worker.comm.http.signing import HttpNode
 
 __all__ = ["Slave"]
 

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from dmiddleware.errors import StepDataLost
 from dmiddleware.worker.comm.base_collector import BaseCommCollector
 from dmiddleware.worker.comm.base_learner import BaseCommLearner
+from dmiddleware.worker.errors import StepDataLost
 
 DEADLINE_S = 30.0
 

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from dmiddleware.errors import ConfigError, RegistryError, TaskFail
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.worker.comm.base_collector import create_comm_collector
+from dmiddleware.worker.errors import TaskFail
 from tests.dmiddleware.worker.comm.comm_workers import (
     DEADLINE_S,
     Collector,

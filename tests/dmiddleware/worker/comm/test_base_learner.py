@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from dmiddleware.classic import Policy
-from dmiddleware.errors import ConfigError, RegistryError, StepDataLost, TaskFail
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.worker import BaseLearner, FlaskFileSystemLearner
 from dmiddleware.worker.comm.base_learner import create_comm_learner, load_data_fn
 from dmiddleware.worker.coordinator.messages import DataDemand, LearnData, LearnInfo, TaskDone
+from dmiddleware.worker.errors import StepDataLost, TaskFail
 from tests.dmiddleware.worker.comm.comm_workers import (
     DEADLINE_S,
     Learner,

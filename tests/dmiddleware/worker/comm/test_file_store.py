@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.errors import CheckpointDamaged, ConfigError, StepDataLost
+from dmiddleware.errors import CheckpointDamaged, ConfigError
 from dmiddleware.worker.comm import compression
 from dmiddleware.worker.comm.compression import compress, decompress
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.store import Store
+from dmiddleware.worker.errors import StepDataLost
 
 STEPS = [
     {"obs": torch.arange(4.0), "action": torch.tensor(1), "done": False, "id": "a"},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.errors import ConfigError, DeliveryTimeout, TaskRefuse
+from dmiddleware.errors import ConfigError, DeliveryTimeout
 from dmiddleware.worker import NaiveCollector, NaiveLearner
 from dmiddleware.worker.comm import create_coordinator_link
 from dmiddleware.worker.comm.http import Master
@@ -34,6 +34,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskRefused,
     TaskStarted,
 )
+from dmiddleware.worker.errors import TaskRefuse
 
 DEADLINE_S = 20.0
 COLLECTOR_TASK = {"task_id": "c", "buffer_id": "b", "collector_cfg": {"collect_setting": {"e": 1}}}

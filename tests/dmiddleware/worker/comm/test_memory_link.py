@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from dmiddleware.errors import CoordinatorError, DeliveryTimeout
+from dmiddleware.errors import DeliveryTimeout
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
 from dmiddleware.worker.coordinator.messages import Joined, Left, ResourceQuery, TaskClose
+from dmiddleware.worker.errors import CoordinatorError
 
 
 def test_peers_learn_of_each_other_whoever_comes_first():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmiddleware.errors import StepDataLost
 from dmiddleware.testing import FakeClock
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
@@ -29,6 +28,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskRefused,
     TaskStarted,
 )
+from dmiddleware.worker.errors import StepDataLost
 
 STEP_S = 0.5
 

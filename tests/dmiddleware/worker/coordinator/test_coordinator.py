@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmiddleware.classic.replay_buffers import BUFFER_REGISTRY, NaiveReplayBuffer
-from dmiddleware.errors import CheckpointDamaged, ConfigError, CoordinatorError, RegistryError
+from dmiddleware.errors import CheckpointDamaged, ConfigError, RegistryError
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
@@ -18,6 +18,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskClose,
     TaskOffer,
 )
+from dmiddleware.worker.errors import CoordinatorError
 from tests.dmiddleware.worker.coordinator.local_cluster import LocalCluster, config
 
 NAMED = {"c0": ["c0", "127.0.0.1", 1], "c1": ["c1", "127.0.0.1", 2]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.errors import CoordinatorError
 from dmiddleware.worker.coordinator.actions import (
     CloseBuffer,
     Collected,
@@ -43,6 +42,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskStarted,
 )
 from dmiddleware.worker.coordinator.tasks import SeenNumbers
+from dmiddleware.worker.errors import CoordinatorError
 
 LEARN = {"task_id": "learn", "buffer_id": "b"}
 COLLECT = {"task_id": "collect", "buffer_id": "b"}

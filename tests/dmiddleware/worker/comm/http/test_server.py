@@ -13,12 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmiddleware.errors import ConfigError, RequestFailed, TransportError
+from dmiddleware.errors import ConfigError, TransportError
 from dmiddleware.worker.comm.http import client as client_module
 from dmiddleware.worker.comm.http import server as server_module
 from dmiddleware.worker.comm.http.client import HttpClient, encoded
 from dmiddleware.worker.comm.http.server import MAX_BODY_BYTES, Code, HttpServer, Refusal, Route
 from dmiddleware.worker.comm.http.signing import WINDOW_S, HttpNode, sign
+from dmiddleware.worker.errors import RequestFailed
 
 KEY = b"k" * 32
 SERVER, CLIENT = HttpNode("run", 0, "server"), HttpNode("run", 0, "client")

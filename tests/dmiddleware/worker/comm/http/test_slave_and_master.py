@@ -4,20 +4,18 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.errors import (
-    ConfigError,
+from dmiddleware.errors import ConfigError, TransportError, WaitTimeout
+from dmiddleware.testing import FakeClock
+from dmiddleware.worker.comm.http import Code, Master, Slave, SlaveConnection
+from dmiddleware.worker.comm.http.client import HttpClient
+from dmiddleware.worker.comm.http.signing import HttpNode
+from dmiddleware.worker.errors import (
     ConnectionRefuse,
     DisconnectionRefuse,
     RequestFailed,
     TaskFail,
     TaskRefuse,
-    TransportError,
-    WaitTimeout,
 )
-from dmiddleware.testing import FakeClock
-from dmiddleware.worker.comm.http import Code, Master, Slave, SlaveConnection
-from dmiddleware.worker.comm.http.client import HttpClient
-from dmiddleware.worker.comm.http.signing import HttpNode
 
 KEY = b"k" * 32
 DEADLINE_S = 20.0

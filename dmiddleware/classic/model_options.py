@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from torch import nn
 
 from dmiddleware.errors import ConfigError
+from dmiddleware.model import MODEL_REGISTRY
+from dmiddleware.model.model_registry import parameters_of
 
-__all__ = ["in_own_names", "parameters_of"]
+__all__ = ["in_own_names"]
+
+_OURS: Final = "dmiddleware."
 
 _RENAMED: Final = {"num_quantiles": "n_quantiles", "n_atom": "n_atoms", "agent_num": "n_agent"}
 
@@ -48,18 +51,26 @@ _CONVOLUTIONS: Final = ((8, 4), (4, 2), (3, 1))
 """Kernel size and stride of the convolutions there."""
 
 
-def in_own_names(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of a network, those of DI-engine under the names that they have here.
+def in_own_names(model: Mapping[str, Any], default_type: str) -> dict[str, Any]:
+    """Return a model's config, arguments of DI-engine under the names that they have here.
 
-    Arguments that the network has itself stay as they are.
+    Arguments that the network has itself stay as they are, and so do those of other networks than
+    the ones of :mod:`dmiddleware.model`.
 
     Args:
-        options: the arguments.
-        parameters: the names that the network takes.
+        model: the config.
+        default_type: the registered name of the network if the config has none.
 
     Raises:
         ConfigError: for a value that the network cannot have, with what to write instead.
     """
+    name = model.get("type", default_type)
+    if name not in MODEL_REGISTRY or not MODEL_REGISTRY.get(name).__module__.startswith(_OURS):
+        return dict(model)
+    return _renamed(model, parameters_of(MODEL_REGISTRY.get(name)))
+
+
+def _renamed(options: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
     own = dict(options)
     for old, new in _RENAMED.items():
         if old in own and old not in parameters and new in parameters:
@@ -78,29 +89,6 @@ def in_own_names(options: Mapping[str, Any], parameters: Collection[str]) -> dic
     if isinstance(own.get("activation"), nn.Module) and "activation" in parameters:
         own["activation"] = _name_of(own["activation"])
     return own
-
-
-def parameters_of(build: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a network, with those that ``**options`` go to.
-
-    They go to the base class, or to the part of the network that ``options_of`` names.
-    """
-    found: dict[str, inspect.Parameter] = {}
-    for cls in build.__mro__:
-        if "__init__" not in vars(cls):
-            continue
-        own = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
-        for one in own:
-            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
-                found.setdefault(one.name, one)
-        rest = [one for one in own if one.kind is one.VAR_KEYWORD]
-        if not rest:
-            return found
-        if "options_of" in vars(cls):
-            return {**parameters_of(vars(cls)["options_of"]), **found}
-        if cls.__mro__[1] is nn.Module:
-            return {**found, rest[0].name: rest[0]}
-    return found
 
 
 def _take_encoder(own: dict[str, Any], parameters: Collection[str]) -> None:
