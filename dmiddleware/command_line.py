@@ -43,7 +43,6 @@ __all__ = [
     "arguments_of",
     "called_as",
     "program_call",
-    "reads_arguments",
 ]
 
 _CONFIG_HELP: Final = (
@@ -123,20 +122,6 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         yield
     finally:
         _call.reset(token)
-
-
-def reads_arguments(main: Callable[..., Any]) -> bool:
-    """Return whether a function takes its arguments from a command line.
-
-    It has parameters, all of them have types, and none is ``argv``, with which a function reads the
-    command line itself.
-    """
-    try:
-        parameters = _parameters(main)
-    except (TypeError, ValueError):
-        return False  # it is not written in Python
-    untyped = [one for one in parameters.values() if one.annotation is inspect.Parameter.empty]
-    return bool(parameters) and not untyped and "argv" not in parameters
 
 
 def arguments_of(

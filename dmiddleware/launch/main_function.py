@@ -14,10 +14,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.command_line import arguments_of, called_as, reads_arguments
 from dmiddleware.errors import LaunchError
 
-__all__ = ["call_main", "check_main", "import_main", "with_arguments"]
+__all__ = ["call_main", "check_main", "import_main", "reads_arguments", "with_arguments"]
 
 _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
@@ -104,6 +103,21 @@ def import_main(main: str, package: str) -> Callable[..., object]:
     return function  # type: ignore[no-any-return]
 
 
+def reads_arguments(main: Callable[..., Any]) -> bool:
+    """Return whether a function takes its arguments from a command line.
+
+    It has parameters, all of them have types, and none is ``argv``, with which a function reads the
+    command line itself.
+    """
+    try:
+        parameters = inspect.signature(main).parameters.values()
+    except (TypeError, ValueError):
+        return False  # it is not written in Python
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    typed = all(one.annotation is not one.empty and one.name != "argv" for one in named)
+    return bool(named) and typed
+
+
 def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> Callable[[], Any]:
     """Return the function with the arguments of ``sys.argv``, if it reads some.
 
@@ -118,6 +132,7 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     """
     if not reads_arguments(function):
         return function
+    from dmiddleware.command_line import arguments_of, called_as  # imports YAML's parser
 
     def call() -> Any:
         out, err = io.StringIO(), io.StringIO()

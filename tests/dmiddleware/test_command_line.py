@@ -14,7 +14,6 @@ from dmiddleware.command_line import (
     arguments_of,
     called_as,
     program_call,
-    reads_arguments,
 )
 from dmiddleware.data import TensorBufferSettings
 from dmiddleware.env import EnvSettings
@@ -258,17 +257,6 @@ def test_parameters_without_types_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="seed has no type"):
         arguments_of(main, [])
-
-
-def own_parser(argv: list[str] | None = None) -> None: ...
-
-
-def test_a_function_with_types_reads_arguments() -> None:
-    assert reads_arguments(train)
-    assert not reads_arguments(own_parser)
-    assert not reads_arguments(lambda *args, **kwargs: None)
-    assert not reads_arguments(lambda: None)
-    assert not reads_arguments(lambda seed=0: None)
 
 
 def test_further_options_are_checked_and_returned() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.launch.main_function import call_main, check_main
+from dmiddleware.launch.main_function import call_main, check_main, reads_arguments
 from tests.dmiddleware.launch.ditask_process import start
 
 PROGRAM = """
@@ -120,3 +120,18 @@ def test_options_have_the_short_forms_of_di_engine():
     assert {"-p", "-m", "-v", "-h"} <= options | set(ditask.context_settings["help_option_names"])
     result = CliRunner().invoke(ditask, ["-p", ".", "-m", "nowhere.main"])
     assert "nowhere" in result.output
+
+
+def typed(seed: int = 0) -> None: ...
+
+
+def own_parser(argv: list[str] | None = None) -> None: ...
+
+
+def test_a_function_with_types_reads_arguments() -> None:
+    assert reads_arguments(typed)
+    assert not reads_arguments(own_parser)
+    assert not reads_arguments(lambda *args, **kwargs: None)
+    assert not reads_arguments(lambda: None)
+    assert not reads_arguments(lambda seed=0: None)
+    assert not reads_arguments(print) and not reads_arguments(dict)
