@@ -60,9 +60,8 @@ class _Taken:
 def rows() -> list[Row]:
     """Measure bytes and time."""
     data = _collected()
-    learn = {"batch_size": BATCH_SIZE, "epoch_per_collect": EPOCHS}
     model = {"obs_shape": [4, 84, 84], "action_shape": N_ACTIONS}
-    policy = PPOPolicy({"model": model, "learn": learn})
+    policy = PPOPolicy({"model": model, "batch_size": BATCH_SIZE, "epoch_per_collect": EPOCHS})
     ours_taken, reference_taken = _Taken(), _Taken()
     learner = OnPolicyLearner(dataclasses.replace(policy.learn_mode, forward=ours_taken))
     generator = torch.Generator().manual_seed(0)
