@@ -53,9 +53,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """What others read of a policy: settings that have their home in it, and what it needs.
-
-    What is not described here is the attribute or the method of :class:`Policy` of the same name.
+    """What others read of a policy: the settings of which it is the home, and its needs.
 
     Attributes:
         kind: the class of the policy.

@@ -77,10 +77,9 @@ def write_video(path: Path, frames: Sequence[npt.NDArray[np.uint8]], *, fps: int
     """
     check_video_path(path)
     if path.suffix.lower() == ".gif":
-        from PIL import Image
+        from dmiddleware.tensorboard import encode_video
 
-        first, *rest = [Image.fromarray(frame) for frame in frames]
-        first.save(path, save_all=True, append_images=rest, duration=1000 // fps, loop=0)
+        path.write_bytes(encode_video(np.stack(frames).transpose(0, 3, 1, 2)[None], fps=fps))
         return
     imageio: Any
     try:

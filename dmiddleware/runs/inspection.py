@@ -54,7 +54,7 @@ def _rows(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _is_long(value: Sequence[Any]) -> bool:
     """Return whether a sequence holds more than a few plain values, which fit into one line."""
-    return any(isinstance(one, torch.Tensor | np.ndarray | Mapping) for one in value)
+    return any(isinstance(one, torch.Tensor | np.ndarray | Batch | Mapping) for one in value)
 
 
 def _shown(value: Any) -> tuple[str, str]:
