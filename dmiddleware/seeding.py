@@ -6,8 +6,12 @@ import hashlib
 import operator
 import random
 import sys
+import threading
 
-__all__ = ["derive_seed", "seed_libraries"]
+__all__ = ["GLOBAL_GENERATORS", "derive_seed", "seed_libraries"]
+
+GLOBAL_GENERATORS = threading.RLock()
+"""Whoever sets the state of a library's global generator holds this lock."""
 
 
 def derive_seed(run_seed: int, *scope: str | int) -> int:
@@ -51,8 +55,9 @@ def seed_libraries(seed: int) -> None:
     # Loading numpy takes a quarter of the start of a process that does not use it.
     import numpy as np
 
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
+    with GLOBAL_GENERATORS:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.manual_seed(seed)

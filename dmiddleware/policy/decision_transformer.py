@@ -21,6 +21,7 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import At, Number, Positive
+from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Nested, Value
 
 __all__ = ["DecisionTransformerPolicy", "DecisionTransformerSettings"]
@@ -111,10 +112,8 @@ class DecisionTransformerPolicy(Policy):
     def learn(self, batch: Batch, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Make one update; see :meth:`Policy.learn`."""
         # Dropout draws from torch's generator. Seeded like this, a resumed run is exact.
-        devices = [self.device] if self.on_gpu else []
-        with torch.random.fork_rng(devices):
-            seed = torch.randint(2**62, (), generator=self.learn_generator)
-            torch.manual_seed(int(seed))
+        seed = int(torch.randint(2**62, (), generator=self.learn_generator))
+        with torch_seeded(seed, self.device):
             return super().learn(batch, **kwargs)
 
     def n_learned_rows(self, batch: Batch | Mapping[str, Any]) -> int:

@@ -58,6 +58,7 @@ from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import hints_of
+from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import (
     Batch,
     Nested,
@@ -838,8 +839,7 @@ class Policy:
             )
         if self.cfg.seed is None:
             return self.make_model()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.cfg.seed, "policy", "model"))
+        with torch_seeded(derive_seed(self.cfg.seed, "policy", "model")):
             return self.make_model()
 
     def _common_components(self) -> dict[str, Component]:

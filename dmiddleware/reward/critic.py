@@ -18,6 +18,7 @@ from dmiddleware.reward.base import RowLearner
 from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
+from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, as_tree, to_device
 
 __all__ = ["IntrinsicCritic"]
@@ -66,8 +67,7 @@ class IntrinsicCritic(RowLearner):
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "intrinsic_critic", "model"))
+        with torch_seeded(derive_seed(seed, "intrinsic_critic", "model")):
             encoder = make_encoder(
                 obs_shape, hidden_sizes, conv_layers=conv_layers, init="orthogonal"
             )

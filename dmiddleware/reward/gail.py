@@ -18,6 +18,7 @@ from dmiddleware.model.spaces import HasSpaces, spaces_of
 from dmiddleware.policy import ActionCodec, Component, adam
 from dmiddleware.reward.base import RewardModel
 from dmiddleware.seeding import derive_seed
+from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Nested, flatten_lead, index_rows, lead_shape, to_device
 
 __all__ = ["GAIL", "Discriminator"]
@@ -151,8 +152,7 @@ class GAIL(RewardModel):
             ValueError: if an option is invalid.
             SpaceError: if a space is not supported, or an image is too small for the convolutions.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "discriminator"))
+        with torch_seeded(derive_seed(seed, "discriminator")):
             network = Discriminator(
                 *spaces_of(env),
                 hidden_sizes=hidden_sizes,

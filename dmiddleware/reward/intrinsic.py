@@ -15,6 +15,7 @@ from dmiddleware.reward.base import RewardModel
 from dmiddleware.rl import RewardNormalizer
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Positive, checked
+from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Value
 
 __all__ = ["IntrinsicReward", "settings_of"]
@@ -58,8 +59,7 @@ class IntrinsicReward(RewardModel):
         seed: int = 0,
     ) -> None:
         obs_clip = checked("obs_clip", obs_clip, Positive)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, "reward", "model"))
+        with torch_seeded(derive_seed(seed, "reward", "model")):
             modules = make_components()
         self._obs_norm = ObsNorm(obs_shape, clip=obs_clip, device=device)
         self._reward_normalizer = RewardNormalizer(discount=discount, clip=None)
