@@ -59,5 +59,8 @@ def seed_libraries(seed: int) -> None:
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(seed)
+        if torch is None:
+            return
+        # torch.manual_seed imports torch's compiler, which takes longer than torch itself.
+        has_device = torch.accelerator.is_available()
+        (torch.manual_seed if has_device else torch.default_generator.manual_seed)(seed)

@@ -9,7 +9,7 @@ import to take the plain paths. See docs/decisions/private-torch.md.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim.adam import adam
 
 __all__ = [
+    "UncompiledOptimizer",
     "call",
     "compiler_traces_gradients",
     "forward_layers",
@@ -74,6 +75,32 @@ def _can_skip_call(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
+
+
+class UncompiledOptimizer(torch.optim.Optimizer):
+    """An optimizer that does not import torch's compiler.
+
+    torch wraps the methods below, so that its compiler does not trace them. The wrapper imports the
+    compiler, which takes longer than to import torch itself.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own."""
+        _unwrapped(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parameters, and the options of all groups."""
+        state: dict[str, Any] = _unwrapped(torch.optim.Optimizer.state_dict)(self)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned."""
+        _unwrapped(torch.optim.Optimizer.load_state_dict)(self, state_dict)
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    inner: Callable[..., Any] = getattr(function, "__wrapped__", function)
+    return inner if _is_on else function
 
 
 def fused_adam(

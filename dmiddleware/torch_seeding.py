@@ -28,6 +28,9 @@ def torch_seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     with GLOBAL_GENERATORS, torch.random.fork_rng([device] if on_gpu else []):
-        # torch.manual_seed also notes the seed and its caller for each kind of device.
-        (torch.manual_seed if on_gpu else torch.default_generator.manual_seed)(seed)
+        # Unlike torch.manual_seed, this does not import torch's compiler, or touch other devices.
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dmiddleware.torch_private import fused_adam
+from dmiddleware.torch_private import UncompiledOptimizer, fused_adam
 
 __all__ = ["FusedAdam", "OpaqueStep", "RMSprop"]
 
@@ -56,7 +56,7 @@ class _Lists(NamedTuple):
         )
 
 
-class FusedAdam(torch.optim.Adam):
+class FusedAdam(UncompiledOptimizer, torch.optim.Adam):
     """``torch.optim.Adam(fused=True)`` with less overhead per step.
 
     With small networks, half of an ordinary step is spent on profiler hooks, compiler guards and
@@ -182,7 +182,7 @@ class FusedAdam(torch.optim.Adam):
         self._lists = None
 
 
-class RMSprop(torch.optim.Optimizer):
+class RMSprop(UncompiledOptimizer):
     """RMSprop as A3C has it (Mnih et al., "Asynchronous Methods for Deep RL", 2016, section 4).
 
     ``g = decay * g + (1 - decay) * gradient²``, and the parameters change by ``-lr * gradient /
