@@ -14,7 +14,7 @@ from dmiddleware.rl import td_loss
 __all__ = ["DQNPolicy", "DQNSettings"]
 
 
-class DQNSettings(QLearningSettings, section="learn"):
+class DQNSettings(QLearningSettings):
     """The settings of DQN."""
 
     loss: Literal["huber", "mse"] = "huber"
