@@ -56,7 +56,6 @@ from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
 from dmiddleware.model import create_model
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import check_finite
-from dmiddleware.policy.actions import check_allowed
 from dmiddleware.policy.component import Component, load_optimizer_state, optimizer_state
 from dmiddleware.policy.env_spaces import check_number_of_agents, network_shapes
 from dmiddleware.policy.hooks import Hook
@@ -712,7 +711,7 @@ class Policy(CorePolicy, Configurable):
         masks, user = kwargs.get("action_mask"), f"{type(self).__name__}.{name}"
         for env_id, one in data.items():
             own = None if masks is None else masks[env_id]
-            check_allowed(one, outputs[env_id], mask=own, allows=self._allows, user=user)
+            self.codec.check_allowed(one, outputs[env_id], mask=own, user=user)
         return outputs
 
     def _check_answers(self, answers: object, name: str) -> None:

@@ -41,14 +41,7 @@ from dmiddleware.rl import (
 from dmiddleware.settings import Numbers
 from dmiddleware.tree import Batch, Nested, leaves, nest
 
-__all__ = [
-    "ActionBounding",
-    "ActionCodec",
-    "ActorSettings",
-    "allows_choice",
-    "check_allowed",
-    "mask_of",
-]
+__all__ = ["ActionBounding", "ActionCodec", "ActorSettings", "mask_of"]
 
 ActionBounding = Literal["rescale", "clip", "tanh"]
 Bounds = Sequence[Any] | torch.Tensor
@@ -295,15 +288,45 @@ class ActionCodec:
             [part.features(by_path[path]).float() for path, part in self._parts.items()], -1
         )
 
-    def allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-        """Return ``[…]`` bool, whether a mask allows the environment's actions; None: unknown.
+    def check_allowed(
+        self, obs: Nested, outputs: Mapping[Any, Any], *, mask: Nested | None = None, user: str
+    ) -> None:
+        """Reject an action that its mask forbids.
 
         Args:
-            mask: ``[…, A]`` bool, one entry per logit.
-            action: ``[…]``, as the environment takes them.
+            obs: the observations ``[E, …]`` that the policy acted on.
+            outputs: what it returned: ``{"action": [E, …]}``, as the environment takes them.
+            mask: what is allowed, ``[E, A]`` bool; None takes the mask that the observations have.
+            user: the policy's method, for the message.
+
+        Raises:
+            PolicyOutputError: naming the action and the allowed ones.
         """
+        given = mask_of(obs, mask)
+        if given is None:
+            return
+        own, action = given.cpu(), outputs["action"]
+        if not isinstance(action, Batch | Mapping | tuple):
+            action = torch.as_tensor(action)
+        allowed = self._allows(own, action)
+        if allowed is None or bool(allowed.all()):
+            return
+        row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
+        chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
+        raise PolicyOutputError(
+            f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
+            f"{own[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, "
+            "for example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an "
+            "action where none is allowed"
+        )
+
+    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+        """Return ``[…]`` bool, whether a mask ``[…, A]`` allows actions ``[…]``; None: unknown."""
         if not self._parts:
-            return allows_choice(mask, action)
+            # Choices count from 0, and of other actions a mask alone says nothing.
+            if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
+                return None
+            return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         self._check_mask(mask)
         by_path = dict(leaves(action))
         masks = torch.split(mask, self._n_logits, -1)
@@ -401,57 +424,6 @@ class ActionCodec:
         by_path = dict(leaves(action))
         mapped = {path: convert(part, by_path[path]) for path, part in self._parts.items()}
         return nest(mapped) if isinstance(action, Batch) else mapped
-
-
-def check_allowed(
-    obs: Nested,
-    outputs: Mapping[Any, Any],
-    *,
-    mask: Any = None,
-    allows: Callable[[torch.Tensor, Any], torch.Tensor | None],
-    user: str,
-) -> None:
-    """Reject an action that its mask forbids.
-
-    Args:
-        obs: the observations ``[E, …]`` that the policy acted on.
-        outputs: what it returned: ``{"action": [E, …]}``.
-        mask: what is allowed, ``[E, A]`` bool; None takes the mask that the observations have.
-        allows: whether a mask ``[…, A]`` allows actions ``[…]``, bool; None where that is unknown.
-        user: the policy's method, for the message.
-
-    Raises:
-        PolicyOutputError: naming the action and the allowed ones.
-    """
-    if mask is None:
-        mask = action_mask_of(obs)
-    if mask is None:
-        return
-    mask, action = mask.cpu(), outputs["action"]
-    if not isinstance(action, Batch | Mapping | tuple):
-        action = torch.as_tensor(action)
-    allowed = allows(mask, action)
-    if allowed is None or bool(allowed.all()):
-        return
-    row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
-    chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
-    raise PolicyOutputError(
-        f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
-        f"{mask[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, for "
-        "example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an action "
-        "where none is allowed"
-    )
-
-
-def allows_choice(mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-    """Return ``[…]`` bool, whether a mask ``[…, A]`` allows choices ``[…]``, counted from 0.
-
-    Returns:
-        None for other actions, about which a mask alone says nothing.
-    """
-    if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
-        return None
-    return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
 
 class _Part(ABC):

@@ -33,13 +33,7 @@ from dmiddleware.policy.acting import (
     check_finite,
     probe_inputs,
 )
-from dmiddleware.policy.actions import (
-    ActionCodec,
-    ActorSettings,
-    allows_choice,
-    check_allowed,
-    mask_of,
-)
+from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_observations
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.env_spaces import check_action_kind, check_number_of_agents, network_shapes
@@ -774,13 +768,8 @@ class Policy:
         acted: dict[str, Any] = _to_cpu(output) if self.on_gpu else output
         if type(data) is not torch.Tensor or "action_mask" in kwargs:
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
-            check_allowed(data, acted, mask=mask, allows=self._allows, user=user)
+            self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted
-
-    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-        """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
-        allows = allows_choice if self.several_agents else self.codec.allows
-        return allows(mask, action)
 
     def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
         """Check what can be wrong with a call of a mode's forward, whatever its data."""

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.data import as_tree, leaves, to_numpy
-from dmiddleware.errors import CheckpointMismatch, ConfigError, SpaceError, StructureError
+from dmiddleware.errors import (
+    CheckpointMismatch,
+    ConfigError,
+    PolicyOutputError,
+    SpaceError,
+    StructureError,
+)
 from dmiddleware.policy import ActionCodec
 from dmiddleware.rl import Bernoulli, Categorical, Gaussian, Hybrid, MultiCategorical, TanhGaussian
 
@@ -269,9 +275,14 @@ def test_only_allowed_actions_are_drawn_and_recognised(name, firsts):
     mask = torch.rand(outputs["logit"].shape, generator=seeded(1)) < 0.4
     mask[:, firsts] = True  # every choice keeps an option
     masked, free = codec.distribution(outputs, mask), codec.distribution(outputs)
+
+    def check(raw):
+        codec.check_allowed(torch.zeros(500), {"action": codec.to_env(raw)}, mask=mask, user="it")
+
     for raw in (masked.sample(seeded()), masked.mode()):
-        assert codec.allows(mask, codec.to_env(raw)).all()
-    assert not codec.allows(mask, codec.to_env(free.sample(seeded()))).all()
+        check(raw)
+    with pytest.raises(PolicyOutputError, match="its action_mask allows only"):
+        check(free.sample(seeded()))
 
 
 def test_a_mask_of_another_length_is_rejected():
