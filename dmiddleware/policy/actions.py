@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from dmiddleware.errors import (
     CheckpointMismatch,
@@ -22,7 +21,7 @@ from dmiddleware.errors import (
 from dmiddleware.model.action_mask import action_mask_of, as_mask, sorted_names
 from dmiddleware.model.spaces import (
     ActionPart,
-    SimpleKind,
+    action_features,
     action_kind_of,
     action_parts,
     action_shape_of,
@@ -283,10 +282,7 @@ class ActionCodec:
         Args:
             action: ``[…]``, as the environment takes them.
         """
-        by_path = dict(leaves(self.to_raw(action)))
-        return torch.cat(
-            [part.features(by_path[path]).float() for path, part in self._parts.items()], -1
-        )
+        return action_features([part.leaf for part in self._parts.values()], self.to_raw(action))
 
     def check_allowed(
         self, obs: Nested, outputs: Mapping[Any, Any], *, mask: Nested | None = None, user: str
@@ -348,8 +344,7 @@ class ActionCodec:
         parts = action_parts(action_kind_of(space), action_shape_of(space))
         if not self._parts:
             self._build(parts)
-        own = [(path, part.kind, part.sizes) for path, part in self._parts.items()]
-        if own != [(part.name, part.kind, part.sizes) for part in parts]:
+        if tuple(part.leaf for part in self._parts.values()) != parts:
             raise SpaceError(
                 f"the policy's actions are {self}, but the environment takes {space}; build the "
                 "policy with for_env(env)"
@@ -362,7 +357,7 @@ class ActionCodec:
         return {
             "was_used": self._was_used,
             "parts": {
-                path: {"kind": part.kind, "sizes": list(part.sizes), **part.state()}
+                path: {"kind": part.leaf.kind, "sizes": list(part.leaf.sizes), **part.state()}
                 for path, part in self._parts.items()
             },
         }
@@ -382,7 +377,7 @@ class ActionCodec:
             self._build(known)
         for part in known:
             own = self._parts.get(part.name)
-            if own is None or (own.kind, own.sizes) != (part.kind, part.sizes):
+            if own is None or own.leaf != part:
                 raise CheckpointMismatch(
                     f"the checkpoint's actions are {state['parts']}, but this policy's are {self}; "
                     "load a checkpoint of the same kind of environment"
@@ -392,19 +387,19 @@ class ActionCodec:
 
     def __repr__(self) -> str:
         parts = [
-            f"{path}: {part.kind} {list(part.sizes)}".removeprefix(": ")
+            f"{path}: {part.leaf.kind} {list(part.leaf.sizes)}".removeprefix(": ")
             for path, part in self._parts.items()
         ]
         return ", ".join(parts) or "unknown"
 
     def _build(self, parts: Sequence[ActionPart]) -> None:
         self._parts = {
-            part.name: (
-                _Box(part.sizes, self._bounding)
-                if part.kind == "continuous"
-                else _DISCRETE[part.kind](part.sizes)
+            leaf.name: (
+                _Box(leaf, self._bounding)
+                if leaf.kind == "continuous"
+                else _DISCRETE[leaf.kind](leaf)
             )
-            for part in parts
+            for leaf in parts
         }
         self._only = self._parts.get("")
         self._n_logits = [part.n_logits for part in self._parts.values()]
@@ -429,12 +424,10 @@ class ActionCodec:
 class _Part(ABC):
     """One leaf of an action: raw actions are ``[…]`` or ``[…, n]``."""
 
-    kind: ClassVar[SimpleKind]
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.n_logits, self.n_means = sum(sizes), 0
-        self._shape: tuple[int, ...] = (len(sizes),)
+    def __init__(self, leaf: ActionPart) -> None:
+        self.leaf = leaf
+        self.sizes, self.n_logits, self.n_means = leaf.sizes, leaf.n_logits, leaf.n_means
+        self._shape: tuple[int, ...] = (len(leaf.sizes),)
         self._start: Any = None  # of choices: an int, or one for each; None: not known, so 0
 
     @abstractmethod
@@ -454,10 +447,6 @@ class _Part(ABC):
     @abstractmethod
     def describe(self) -> str:
         """Name the space, for a message."""
-
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
-        return raw
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions."""
@@ -493,8 +482,6 @@ class _Part(ABC):
 
 
 class _Discrete(_Part):
-    kind = "discrete"
-
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Categorical:
@@ -511,9 +498,6 @@ class _Discrete(_Part):
         first = self._start or 0
         return f"the choices {first} to {first + self.n_logits - 1}"
 
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        return F.one_hot(raw, self.n_logits)
-
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return raw + self._start if self._start else raw
 
@@ -523,8 +507,6 @@ class _Discrete(_Part):
 
 
 class _MultiDiscrete(_Part):
-    kind = "multi_discrete"
-
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> MultiCategorical:
@@ -543,10 +525,6 @@ class _MultiDiscrete(_Part):
         first = "" if self._start is None else f", counted from {self._start}"
         return f"the numbers of choices {[*self.sizes]}{first}"
 
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        choices = zip(raw.unbind(-1), self.sizes, strict=True)
-        return torch.cat([F.one_hot(choice, size) for choice, size in choices], -1)
-
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return super().to_env(self._shifted(raw, 1))
 
@@ -560,11 +538,9 @@ class _MultiDiscrete(_Part):
 
 
 class _MultiBinary(_Part):
-    kind = "multi_binary"
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__(sizes)
-        self._shape = sizes
+    def __init__(self, leaf: ActionPart) -> None:
+        super().__init__(leaf)
+        self._shape = leaf.sizes
 
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
@@ -583,12 +559,9 @@ class _MultiBinary(_Part):
 
 
 class _Box(_Part):
-    kind = "continuous"
-
-    def __init__(self, sizes: tuple[int, ...], bounding: ActionBounding) -> None:
-        super().__init__(sizes)
-        self.n_logits, self.n_means = 0, sizes[0]
-        self._shape = sizes
+    def __init__(self, leaf: ActionPart, bounding: ActionBounding) -> None:
+        super().__init__(leaf)
+        self._shape = leaf.sizes
         self._bounding = bounding
         self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
         self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
@@ -699,8 +672,10 @@ class _Box(_Part):
             self.set_bounds(*(state[name].to("cpu", torch.float32) for name in ("low", "high")))
 
 
-_DISCRETE: dict[SimpleKind, type[_Part]] = {
-    part.kind: part for part in (_Discrete, _MultiDiscrete, _MultiBinary)
+_DISCRETE: Final[Mapping[str, type[_Part]]] = {
+    "discrete": _Discrete,
+    "multi_discrete": _MultiDiscrete,
+    "multi_binary": _MultiBinary,
 }
 
 
