@@ -643,10 +643,8 @@ class Policy:
         space = action_space
         if several:
             space = agent_spaces(observation_space, action_space).action
-        has_own_check = bool(getattr(self.model, "action_parts", ()))
-        if several or not has_own_check:
-            check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        if not has_own_check:
+        check_action_kind(space, self.action_kinds, several_agents=several, user=user)
+        if not hasattr(self.model, "check_spaces"):
             # The model is tried, for which the codec has to know what its outputs mean.
             self.codec.set_space(space)
 
@@ -654,8 +652,7 @@ class Policy:
             return self._probe(obs, action_space)
 
         check_spaces(self.model, act, observation_space, action_space)
-        if has_own_check:
-            self.codec.set_space(space)
+        self.codec.set_space(space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self.device}, model={self.model})"

@@ -178,7 +178,7 @@ def test_a_column_discount_must_be_made_of_the_policys_own_discount() -> None:
 
 
 def test_continuous_actions_are_refused() -> None:
-    with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
+    with pytest.raises(SpaceError, match=r"supports discrete actions.*Box.*use PPO"):
         DiscreteSACPolicy.for_env(gym.make("Pendulum-v1"))
 
 
