@@ -54,7 +54,8 @@ SPACES = {
 
 def outputs_of(codec, lead=(6,)):
     """Random outputs of a network with as many numbers as the codec says."""
-    n_logits = sum(part.n_logits for part in codec._parts.values())
+    parts = codec.state_dict()["parts"].values()
+    n_logits = sum(sum(one["sizes"]) for one in parts if one["kind"] != "continuous")
     n_means = codec.n_outputs - n_logits
     outputs = {}
     if n_logits:
