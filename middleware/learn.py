@@ -219,7 +219,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     ``kl_stop``, because it has moved too far from the one that collected, the remaining minibatches
     and epochs are skipped.
 
-    With the policy's ``learn.recompute_advantage``, every epoch but the first starts with new
+    With the policy's ``recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
     "What Matters for On-Policy Deep Actor-Critic Methods?", 2021, section 3.5).
 
@@ -261,7 +261,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         if setting_of(mode, "recompute_advantage"):
             if self._unit != "rows":
                 raise ConfigError(
-                    "learn.recompute_advantage computes the values of single rows, but this policy "
+                    "recompute_advantage computes the values of single rows, but this policy "
                     "learns from lanes; set it to False"
                 )
             self._estimator = AdvantageEstimator(mode, user=user)
