@@ -40,8 +40,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dmiddleware.env.team import ACTION_MASK
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.action_mask import ACTION_MASK, sorted_names
+from dmiddleware.model.action_mask import sorted_names
 from dmiddleware.tree import Nested, Value, from_numpy, leaves
 
 __all__ = [
