@@ -175,8 +175,8 @@ class QLearningPolicy(TDPolicy):
             batch: the columns.
             action: ``[B]`` int64, from 0.
             output: of the online network for the observations.
-            following: ``[B, …]``: of the target network's output that is learned, the rows of the
-                best next actions; without gradient.
+            following: ``[B, …]``: what the target network returns for the best next actions,
+                without gradient.
         """
         raise NotImplementedError
 
