@@ -437,7 +437,8 @@ class Policy(CorePolicy, Configurable):
         """Return everything needed to resume: model, optimizer, update count, generator."""
         whole = {
             **self._state_dict_collect(),
-            **self._generator_states(),
+            "generator": self.generator.get_state(),
+            "eval_generator": self.eval_generator.get_state(),
             "train_iter": self.train_iter,
         }
         if self._optimizer is not None:
@@ -464,7 +465,8 @@ class Policy(CorePolicy, Configurable):
         entry_of(state_dict, "generator")
         train_iter = entry_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
-        self._set_generator_states(state_dict)
+        self.generator.set_state(state_dict["generator"].cpu())
+        self.eval_generator.set_state(state_dict["eval_generator"].cpu())
         self.train_iter = int(train_iter)
         if self._optimizer is not None:
             load_optimizer_state(self._optimizer, entry_of(state_dict, "optimizer"))
