@@ -26,7 +26,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import MISSING
 from pathlib import Path
@@ -57,7 +57,6 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "AS_TUPLE",
-    "At",
     "BY_PROGRAM",
     "Convert",
     "Count",
@@ -106,17 +105,6 @@ class Convert:
         from pydantic_core.core_schema import no_info_before_validator_function
 
         return no_info_before_validator_function(self.function, handler(hint))
-
-
-@dataclasses.dataclass(frozen=True)
-class At:
-    """An annotation with the path of a setting in the configs of DI-engine.
-
-    Args:
-        path: such as ``"collect.n_sample"``.
-    """
-
-    path: str
 
 
 class _ByProgram:
@@ -209,10 +197,6 @@ class Settings:
     position.
     ``__post_init__`` refuses combinations, by a :class:`ConfigError`; call ``super()`` in it.
 
-    Args:
-        section: a class argument: the section that has the new fields in the configs of DI-engine,
-            such as ``"learn"``; :class:`At` names another path for one of them.
-
     Raises:
         ConfigError: for an unknown name, with the nearest known one, a wrong type or a value out
             of range, and for a setting that is missing.
@@ -239,12 +223,11 @@ class Settings:
 
     raises: ClassVar[type[DMiddlewareError]] = ConfigError
     """The error for a wrong name or value."""
-    _section: ClassVar[str] = ""
     _declares: ClassVar[frozenset[str]] = frozenset()
     _types: ClassVar[dict[str, Any]]
     _validates: ClassVar[Any]
 
-    def __init_subclass__(cls, *, section: str = "", **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A dataclass takes inherited fields from the base that comes first, even those that it
         # only inherits itself; here, the class counts that declares them, as for any attribute.
@@ -257,7 +240,7 @@ class Settings:
             if name not in declares:
                 setattr(cls, name, copy(nearest[name].__dataclass_fields__[name]))
         dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
-        cls._section, cls._declares = section, frozenset(declares & _fields(cls).keys())
+        cls._declares = frozenset(declares & _fields(cls).keys())
 
     def __init__(self, /, *args: Any, **given: Any) -> None:
         _fill(self, _named(type(self), args) | given, type(self).__name__, str)
@@ -600,7 +583,6 @@ class SettingInfo:
         default: its default; ``dataclasses.MISSING``: it must be given.
         words: which values it takes, in words.
         meaning: the sentence below its declaration; empty: there is none.
-        path: its path in the configs of DI-engine.
         by_program: whether it is declared :data:`BY_PROGRAM`, or is an object, which is left out of
             :func:`plain_values`; command lines do not offer it.
     """
@@ -610,7 +592,6 @@ class SettingInfo:
     default: Any
     words: str
     meaning: str
-    path: str
     by_program: bool
 
 
@@ -625,7 +606,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
 
     This reads the source of the classes, for the sentences below the settings.
     """
-    hints, paths, fields = _hints(cls), _paths(cls), _fields(cls)
+    hints, fields = _hints(cls), _fields(cls)
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if _declared_by(base):
@@ -637,7 +618,6 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
             default,
             values_in_words(hints[name]),
             sentences.get(name, ""),
-            paths[name],
             BY_PROGRAM in getattr(hints[name], "__metadata__", ()) or not fields[name].repr,
         )
         for name, default in _defaults(cls).items()
@@ -704,25 +684,6 @@ def _hints(cls: type[Settings]) -> dict[str, Any]:
     if "_types" not in vars(cls):
         cls._types = typing.get_type_hints(cls, include_extras=True)
     return cls._types
-
-
-def _declaring(cls: type[Settings], name: str) -> Iterator[type[Settings]]:
-    """Yield the classes that declare a field, or give it another default, the nearest first."""
-    return (base for base in cls.__mro__ if name in _declared_by(base))
-
-
-def _paths(cls: type[Settings]) -> dict[str, str]:
-    """Return the path of each field in the configs of DI-engine."""
-    paths = {}
-    for name in _fields(cls):
-        *_, first = _declaring(cls, name)
-        paths[name] = f"{first._section}.{name}".removeprefix(".")
-        for base in _declaring(cls, name):
-            at = [one for one in getattr(_hints(base)[name], "__metadata__", ()) if type(one) is At]
-            if at:
-                paths[name] = at[0].path
-                break
-    return paths
 
 
 @functools.cache

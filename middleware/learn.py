@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -25,7 +25,7 @@ from dmiddleware.tree import Batch, as_tree, flatten_lead, to_device
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
-from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
+from middleware.context import OfflineRLContext, RLContext
 from middleware.exchange import ContextExchanger
 from middleware.roles import Role
 from middleware.support.counters import RunCounters
@@ -51,69 +51,21 @@ __all__ = [
 ]
 
 
-@runtime_checkable
-class LearnerWithHooks(Protocol):
-    """A learner that calls hooks: :class:`dmiddleware.worker.BaseLearner`, or one like it."""
-
-    @property
-    def policy(self) -> LearnMode:
-        """The learn mode of the policy that it trains."""
-        ...
-
-    @property
-    def train_iter(self) -> int:
-        """Finished updates."""
-        ...
-
-    def train(self, data: Any, envstep: int = -1) -> Any:
-        """Make an update, with the hooks before and after it."""
-        ...
-
-    def call_hook(self, position: str) -> None:
-        """Call the hooks of ``"before_run"`` or ``"after_run"``."""
-        ...
-
-
-Learner: TypeAlias = HasModes | LearnMode | LearnerWithHooks
-"""What updates a policy: the policy, its learn mode, or a learner with hooks around each update."""
-
-
 class PolicyUpdater(BaseMiddleware[C]):
-    """Base of the middleware that learn: makes updates and runs the hooks of a learner's run."""
+    """Base of the middleware that learn: it makes updates, and counts them."""
 
     roles = (Role.LEARNER,)
     writes: tuple[str, ...] = ("train_output", "train_iter")
     _n_ranks = 1
 
-    def __init__(self, policy: Learner) -> None:
-        self._learner: LearnerWithHooks | None = None
-        if isinstance(policy, LearnerWithHooks):
-            self._learner, self._mode = policy, policy.policy
-        else:
-            self._mode = as_learn_mode(policy, user=type(self).__name__)
-        self._forward: Callable[[Batch], object] = (
-            self._mode.forward if self._learner is None else self._train
-        )
-        self._env_step = -1
+    def __init__(self, policy: HasModes | LearnMode) -> None:
+        self._mode = as_learn_mode(policy, user=type(self).__name__)
         self._counters = RunCounters(self._mode.spec.schedules)
-        self._running = False
-        self.snapshot_parts: dict[str, Any] = {"learner": self._learner or self._mode}
+        self.snapshot_parts: dict[str, Any] = {"learner": self._mode}
 
     def setup(self, task: Task[Any]) -> None:
-        """Run the learner's ``before_run`` hooks; continue from the iteration that they load."""
+        """Find out how many ranks learn."""
         self._n_ranks = rank_and_world_size()[1]
-        if self._learner is None or self._running:
-            return
-        self._learner.call_hook("before_run")
-        self._running = True
-        if self._learner.train_iter > task.ctx.train_iter:
-            task.ctx.train_iter = self._learner.train_iter
-
-    def close(self) -> None:
-        """Run the learner's ``after_run`` hooks, also after an error."""
-        if self._learner is not None and self._running:
-            self._running = False
-            self._learner.call_hook("after_run")
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject ranks that would learn alone, or stop in different steps."""
@@ -140,16 +92,11 @@ class PolicyUpdater(BaseMiddleware[C]):
 
     def _update(self, ctx: RLContext, batch: Batch) -> list[dict[str, Any]]:
         """Call the policy's forward once; each of its outputs counts as an update."""
-        self._env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
         if self._counters.needed:
             self._mode.spec.set_counters(self._counters.of(ctx))
-        outputs = update_outputs(self._forward(batch))
+        outputs = update_outputs(self._mode.forward(batch))
         ctx.train_iter += sum(map(is_update, outputs))
         return outputs
-
-    def _train(self, batch: Batch) -> object:
-        assert self._learner is not None
-        return self._learner.train(batch, envstep=self._env_step)
 
 
 class OffPolicyLearnerSettings(Settings):
@@ -170,7 +117,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
     skipped, counted and logged.
 
     Args:
-        policy: a policy, its learn mode, or a learner with hooks.
+        policy: a policy, or its learn mode.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
 
@@ -196,7 +143,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
 
     @takes_settings(OffPolicyLearnerSettings)
     def __init__(
-        self, policy: Learner, buffer: ReplayBuffer, settings: OffPolicyLearnerSettings
+        self, policy: HasModes | LearnMode, buffer: ReplayBuffer, settings: OffPolicyLearnerSettings
     ) -> None:
         super().__init__(policy)
         check_buffer(buffer)
@@ -272,14 +219,14 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     ``kl_stop``, because it has moved too far from the one that collected, the remaining minibatches
     and epochs are skipped.
 
-    With the policy's ``learn.recompute_advantage``, every epoch but the first starts with new
+    With the policy's ``recompute_advantage``, every epoch but the first starts with new
     values, advantages and returns, from the value function as it is then (Andrychowicz et al.,
     "What Matters for On-Policy Deep Actor-Critic Methods?", 2021, section 3.5).
 
     If several ranks learn, all make as many minibatches as the one with the fewest rows.
 
     Args:
-        policy: a policy, its learn mode, or a learner with hooks.
+        policy: a policy, or its learn mode.
 
     The mean number of updates that the policy has made since it collected the rows is logged as
     ``learn/policy_lag``.
@@ -301,7 +248,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
     """
 
     @checks_options
-    def __init__(self, policy: Learner) -> None:
+    def __init__(self, policy: HasModes | LearnMode) -> None:
         super().__init__(policy)
         mode, user = self._mode, "OnPolicyLearner"
         self._takes_trajectories: bool = mode.spec.learns_from_trajectories
@@ -314,7 +261,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         if setting_of(mode, "recompute_advantage"):
             if self._unit != "rows":
                 raise ConfigError(
-                    "learn.recompute_advantage computes the values of single rows, but this policy "
+                    "recompute_advantage computes the values of single rows, but this policy "
                     "learns from lanes; set it to False"
                 )
             self._estimator = AdvantageEstimator(mode, user=user)
@@ -382,7 +329,7 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     a new random order. Rows that are left over at the end of an epoch are skipped.
 
     Args:
-        policy: a policy, its learn mode, or a learner with hooks.
+        policy: a policy, or its learn mode.
         dataset: the dataset. It stays open; its owner closes it.
 
     Reads:
@@ -407,7 +354,7 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
     @checks_options
-    def __init__(self, policy: Learner, dataset: OfflineDataset) -> None:
+    def __init__(self, policy: HasModes | LearnMode, dataset: OfflineDataset) -> None:
         super().__init__(policy)
         user = "OfflineLearner"
         check_dataset(dataset, user=user)

@@ -56,7 +56,6 @@ from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError
 from dmiddleware.model import create_model
 from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
 from dmiddleware.policy.acting import check_finite
-from dmiddleware.policy.actions import check_allowed
 from dmiddleware.policy.component import Component, load_optimizer_state, optimizer_state
 from dmiddleware.policy.env_spaces import check_number_of_agents, network_shapes
 from dmiddleware.policy.hooks import Hook
@@ -438,7 +437,8 @@ class Policy(CorePolicy, Configurable):
         """Return everything needed to resume: model, optimizer, update count, generator."""
         whole = {
             **self._state_dict_collect(),
-            **self._generator_states(),
+            "generator": self.generator.get_state(),
+            "eval_generator": self.eval_generator.get_state(),
             "train_iter": self.train_iter,
         }
         if self._optimizer is not None:
@@ -465,7 +465,8 @@ class Policy(CorePolicy, Configurable):
         entry_of(state_dict, "generator")
         train_iter = entry_of(state_dict, "train_iter")
         self._load_state_dict_collect(state_dict)
-        self._set_generator_states(state_dict)
+        self.generator.set_state(state_dict["generator"].cpu())
+        self.eval_generator.set_state(state_dict["eval_generator"].cpu())
         self.train_iter = int(train_iter)
         if self._optimizer is not None:
             load_optimizer_state(self._optimizer, entry_of(state_dict, "optimizer"))
@@ -712,7 +713,7 @@ class Policy(CorePolicy, Configurable):
         masks, user = kwargs.get("action_mask"), f"{type(self).__name__}.{name}"
         for env_id, one in data.items():
             own = None if masks is None else masks[env_id]
-            check_allowed(one, outputs[env_id], mask=own, allows=self._allows, user=user)
+            self.codec.check_allowed(one, outputs[env_id], mask=own, user=user)
         return outputs
 
     def _check_answers(self, answers: object, name: str) -> None:

@@ -17,6 +17,7 @@ from dmiddleware.settings import (
     Whole,
     checked,
     describe,
+    hints_of,
     made_from,
     plain_values,
     values_in_words,
@@ -35,7 +36,24 @@ __all__ = [
 
 S = TypeVar("S", bound=Settings)
 
-_EPS: Final = "other.eps"
+_PATHS: Final[Mapping[str, str]] = {
+    "discount": "discount_factor",
+    "eps": "other.eps",
+    "importance_weights": "priority_IS_weight",
+    "n_step": "nstep",
+    "noise": "collect.noise",
+    "noise_sigma": "collect.noise_sigma",
+    "noise_theta": "collect.noise_theta",
+    **{
+        name: name
+        for name in (
+            "action_bounding", "action_high", "action_low", "bp_update_sync", "burn_in", "compile",
+            "cuda", "gae_lambda", "model", "multi_gpu", "norm_clip", "obs_norm", "priority",
+            "return_scale", "reward_norm", "seed", "target_kl", "target_return", "value_norm",
+        )
+    },
+}  # fmt: skip
+"""The paths of the settings that are not in the section ``learn``."""
 _NAMED_BY_SPACES: Final = ("obs_shape", "action_shape", "action_space")
 """The options of models whose keys are the names in an environment's spaces."""
 
@@ -69,13 +87,18 @@ def as_classic(settings: object) -> ClassicSettings:
     return ClassicSettings(nested(settings) if isinstance(settings, PolicySettings) else {})
 
 
+def _path_of(name: str) -> str:
+    """Return the path of a setting in the configs of DI-engine."""
+    return _PATHS.get(name, f"learn.{name}")
+
+
 def nested(settings: Settings) -> dict[str, Any]:
     """Return plain values as the configs of DI-engine nest them: ``{"learn": {…}, …}``."""
     cfg: dict[str, Any] = {}
     values = plain_values(settings)
-    for info in describe(type(settings)):
-        if info.name in values:
-            _set(cfg, info.path, values[info.name])
+    for name in hints_of(type(settings)):
+        if name in values:
+            _set(cfg, _path_of(name), values[name])
     return cfg
 
 
@@ -92,25 +115,23 @@ def from_nested(kind: type[S], cfg: Mapping[str, Any], *, owner: str = "") -> S:
         ConfigError: as of :class:`~dmiddleware.settings.Settings`, with the paths of the config.
     """
     given: dict[str, Any] = {}
-    paths: dict[str, str] = {}
     for info in describe(kind):
-        paths[info.name] = info.path
         value: Any = cfg
-        for key in info.path.split("."):
+        for key in _path_of(info.name).split("."):
             value = value.get(key, MISSING) if isinstance(value, Mapping) else MISSING
         if dataclasses.is_dataclass(info.default) and isinstance(value, Mapping):
             value = {**plain_values(info.default), **value}
         if value is not MISSING:
             given[info.name] = value
-    return made_from(kind, given, owner=owner, path_of=paths.__getitem__)
+    return made_from(kind, given, owner=owner, path_of=_path_of)
 
 
 def setting_entries(kind: type[PolicySettings]) -> dict[str, Any]:
     """Return a nested dictionary with the options that stand for settings."""
     entries: dict[str, Any] = {}
     for info in describe(kind):
-        option = Option(_default(info), _range_of(info), info.meaning)
-        _set(entries, info.path, _eps_options(option) if info.path == _EPS else option)
+        option = Option(_default(info), _range(info.hint), info.meaning)
+        _set(entries, _path_of(info.name), _eps_options(option) if info.name == "eps" else option)
     return entries
 
 
@@ -130,7 +151,7 @@ def config_entries(core: type[Policy]) -> dict[str, Any]:
         _set(entries, "learn.update_per_collect", updates)
     if issubclass(core.settings_class(), QLearningSettings):
         entries["random_collect_size"] = Option(
-            0, _range("random_collect_size", Whole), "env steps with random actions before learning"
+            0, _range(Whole), "env steps with random actions before learning"
         )
     return entries
 
@@ -169,11 +190,7 @@ def _default(info: SettingInfo) -> Any:
     return None if info.default is MISSING else plain_values(info.default)
 
 
-def _range_of(info: SettingInfo) -> Range:
-    return dataclasses.replace(_range(info.path, info.hint), words=info.words)
-
-
-def _range(path: str, hint: Any) -> Range:
+def _range(hint: Any) -> Range:
     """Return the values of a type hint; those of schedules are checked by :func:`settings_from`."""
     words = values_in_words(hint)
 
@@ -181,7 +198,7 @@ def _range(path: str, hint: Any) -> Range:
         if "schedule" in words and isinstance(value, Schedule | Mapping):
             return True
         try:
-            checked(path, value, hint)
+            checked("", value, hint)
         except ConfigError:
             return False
         return True
@@ -191,7 +208,7 @@ def _range(path: str, hint: Any) -> Range:
 
 def _eps_options(option: Option) -> dict[str, Option]:
     """Return the options of the section of ε: the attributes of a schedule."""
-    standard = next(info.default for info in describe(QLearningSettings) if info.path == _EPS)
+    standard = next(info.default for info in describe(QLearningSettings) if info.name == "eps")
     parts = {**plain_values(standard), "points": None}
     if isinstance(option.default, Mapping):
         parts |= {**option.default, "points": option.default["points"] or None}

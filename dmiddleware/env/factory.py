@@ -221,7 +221,7 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
     )  # fmt: skip
     if settings.mode == "vector":
         return VectorEnvManager(
-            functools.partial(_make_vector_env, _vector_maker(maker, env_num), kwargs, layers),
+            functools.partial(_make_env, _vector_maker(maker, env_num), kwargs, layers),
             env_num,
             seed=seed,
             max_retry=max_retry,
@@ -244,15 +244,6 @@ def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...
     for wrapper in wrappers:
         made = wrapper(made)
     return ParallelEnvAdapter(made) if is_parallel_env(made) else made
-
-
-def _make_vector_env(
-    maker: Callable[..., Any], kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]
-) -> Any:
-    made = maker(**kwargs)
-    for wrapper in wrappers:
-        made = wrapper(made)
-    return made
 
 
 def _vector_maker(maker: Maker, env_num: int) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,12 +12,17 @@ import numpy.typing as npt
 
 from dmiddleware.env.batching import make_collate
 from dmiddleware.env.games import BattleEnv
-from dmiddleware.env.team import AGENT_MASK, AGENTS, STATE, AgentSpaces, team_spaces
+from dmiddleware.env.team import (
+    ACTION_MASK,
+    AGENT_MASK,
+    AGENTS,
+    STATE,
+    AgentSpaces,
+    team_spaces,
+)
 from dmiddleware.errors import ConfigError
 
 __all__ = ["ParallelEnvAdapter", "PettingZooAdapter", "is_parallel_env"]
-
-_ACTION_MASK: Final = "action_mask"
 
 
 class PettingZooAdapter(BattleEnv):
@@ -55,8 +60,8 @@ class PettingZooAdapter(BattleEnv):
         self._obs: list[Any] = [None] * len(self._agents)
         self._infos: list[dict[str, Any]] = [{} for _ in self._agents]
         self.n_player = len(self._agents)
-        self.observation_space = self._common_space("observation_space")
-        self.action_space = self._common_space("action_space")
+        self.observation_space = _common_space(env, "observation_space")
+        self.action_space = _common_space(env, "action_space")
         if flatten and self.observation_space is not None:
             self.observation_space = _flat_space(self.observation_space)
 
@@ -147,9 +152,6 @@ class PettingZooAdapter(BattleEnv):
         # A copy, since games may write to theirs again.
         array = np.array(obs)
         return array.reshape(-1) if self._flatten and array.ndim > 1 else array
-
-    def _common_space(self, name: str) -> gym.Space[Any] | None:
-        return _common_space(self._env, name)
 
 
 class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
@@ -266,7 +268,7 @@ class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
                 # Where nothing is allowed, as at the end of a game, nothing is forbidden.
                 if mask is not None and mask.any():
                     masks[row] = mask
-            joined[_ACTION_MASK] = masks
+            joined[ACTION_MASK] = masks
         return joined
 
     def _own_space(self, name: str) -> gym.Space[Any]:
@@ -280,7 +282,7 @@ class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
 
     def _has_masks_in_infos(self) -> bool:
         _, infos = self._env.reset()
-        return any(_ACTION_MASK in info for info in infos.values())
+        return any(ACTION_MASK in info for info in infos.values())
 
 
 def is_parallel_env(env: object) -> bool:
@@ -297,28 +299,28 @@ def _common_space(env: Any, name: str) -> gym.Space[Any] | None:
 
 def _mask_in(*sources: Any) -> npt.NDArray[Any] | None:
     for source in sources:
-        if isinstance(source, Mapping) and _ACTION_MASK in source:
-            return np.asarray(source[_ACTION_MASK])
+        if isinstance(source, Mapping) and ACTION_MASK in source:
+            return np.asarray(source[ACTION_MASK])
     return None
 
 
 def _has_mask(space: gym.Space[Any]) -> bool:
-    return isinstance(space, gym.spaces.Dict) and _ACTION_MASK in space.spaces
+    return isinstance(space, gym.spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def _without_mask(space: gym.Space[Any]) -> gym.Space[Any]:
     """Return the space of what :func:`_bare` returns."""
     if not isinstance(space, gym.spaces.Dict) or not _has_mask(space):
         return space
-    parts = {key: inner for key, inner in space.spaces.items() if key != _ACTION_MASK}
+    parts = {key: inner for key, inner in space.spaces.items() if key != ACTION_MASK}
     return next(iter(parts.values())) if len(parts) == 1 else gym.spaces.Dict(parts)
 
 
 def _bare(obs: Any) -> Any:
     """Return an observation without its mask; what is left alone is not in a dictionary."""
-    if not isinstance(obs, Mapping) or _ACTION_MASK not in obs:
+    if not isinstance(obs, Mapping) or ACTION_MASK not in obs:
         return obs
-    parts = {key: item for key, item in obs.items() if key != _ACTION_MASK}
+    parts = {key: item for key, item in obs.items() if key != ACTION_MASK}
     return next(iter(parts.values())) if len(parts) == 1 else parts
 
 
@@ -333,7 +335,7 @@ def _zeros(space: gym.Space[Any]) -> Any:
 def _infos_by_name(infos: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the agents' infos by name, without action masks, which are in the observation."""
     by_name = {
-        str(agent): {key: value for key, value in info.items() if key != _ACTION_MASK}
+        str(agent): {key: value for key, value in info.items() if key != ACTION_MASK}
         for agent, info in infos.items()
     }
     return {agent: info for agent, info in by_name.items() if info}

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import batch_space
 from dmiddleware.errors import SpaceError
 
 __all__ = [
+    "ACTION_MASK",
     "AGENTS",
     "AGENT_MASK",
     "STATE",
@@ -33,7 +34,8 @@ __all__ = [
 AGENTS: Final = "agents"
 AGENT_MASK: Final = "agent_mask"
 STATE: Final = "state"
-_ACTION_MASK: Final = "action_mask"
+ACTION_MASK: Final = "action_mask"
+"""The key of action masks, in observations and in infos."""
 
 
 class AgentSpaces(NamedTuple):
@@ -85,7 +87,7 @@ def team_spaces(
     if spaces.state is not None:
         parts[STATE] = spaces.state
     if isinstance(spaces.action, gym.spaces.Discrete) and has_action_masks:
-        parts[_ACTION_MASK] = gym.spaces.MultiBinary([n_agent, int(spaces.action.n)])
+        parts[ACTION_MASK] = gym.spaces.MultiBinary([n_agent, int(spaces.action.n)])
     return gym.spaces.Dict(parts), batch_space(spaces.action, n_agent)
 
 

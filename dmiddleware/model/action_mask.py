@@ -13,17 +13,15 @@ bootstrap, so networks do not apply it. A custom policy does the same with :func
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from dmiddleware.env.team import ACTION_MASK
 from dmiddleware.rl import mask_logit
 from dmiddleware.tree import Batch, Nested
 
-__all__ = ["ACTION_MASK", "action_mask_of", "as_mask", "masked_logit", "sorted_names"]
-
-ACTION_MASK: Final = "action_mask"
-"""The key of the mask in an observation."""
+__all__ = ["action_mask_of", "as_mask", "masked_logit", "sorted_names"]
 
 
 def action_mask_of(obs: Nested) -> torch.Tensor | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import nn
 
@@ -14,7 +13,7 @@ from dmiddleware.model.encoders import ConvLayers
 from dmiddleware.model.layers import Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
-from dmiddleware.model.q_network import QNetwork, require_discrete
+from dmiddleware.model.q_network import QNetwork
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
@@ -77,11 +76,6 @@ class DiscreteActorQ(Network):
             QNetwork(obs_shape, action_shape, encoder_hidden_sizes=critic_hidden_sizes, **shared)
             for _ in range(n_critics)
         )
-
-    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
-        require_discrete(action_space, users="Discrete SAC and its DiscreteActorQ")
-        super().check_spaces(observation_space, action_space)
 
     def forward(self, obs: Nested) -> dict[str, torch.Tensor]:
         """Return ``{"logit": […, A]}`` of the actor.

@@ -76,8 +76,9 @@ class Network(nn.Module):
             )
         kind, shape = action_kind_of(action_space), action_shape_of(action_space)
         if action_parts(kind, shape) != self.action_parts:
+            others = "" if kind == self.action_space else ", or use PPO, which supports them all"
             raise SpaceError(
                 f"{name} was built for {self.action_space} actions of size {self.action_shape}, "
                 f"but the environment takes {action_space}; build the policy with for_env(env), or "
-                f"set the model's action_space to {kind!r} and its action_shape to {shape}"
+                f"set the model's action_space to {kind!r} and its action_shape to {shape}{others}"
             )

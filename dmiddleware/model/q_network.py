@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import nn
 
-from dmiddleware.errors import SpaceError
 from dmiddleware.model.encoders import ConvLayers, make_encoder
 from dmiddleware.model.layers import (
     MLP,
@@ -21,7 +19,7 @@ from dmiddleware.model.layers import (
 )
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
-from dmiddleware.model.spaces import ObsShape, action_kind_of
+from dmiddleware.model.spaces import ObsShape
 from dmiddleware.rl.distributional import interval_middles
 from dmiddleware.settings import Count, checked
 from dmiddleware.torch_private import call
@@ -32,7 +30,6 @@ __all__ = [
     "ImplicitQuantileQNetwork",
     "QNetwork",
     "QuantileQNetwork",
-    "require_discrete",
 ]
 
 
@@ -92,11 +89,6 @@ class QNetwork(Network):
         self.n_noise = sum(
             head.n_noise for head in (self.head, self.value_head) if head is not None
         )
-
-    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Reject spaces that this network was not built for; see :meth:`Network.check_spaces`."""
-        require_discrete(action_space, users="DQN and its QNetwork")
-        super().check_spaces(observation_space, action_space)
 
     def forward(self, obs: Nested, noise: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return ``{"logit": [… , A]}``, the actions' values.
@@ -274,20 +266,3 @@ class ImplicitQuantileQNetwork(QNetwork):
         embedded = call(self.embedding, cosines).relu()
         quantiles = self._outputs(features * embedded, noise).movedim(0, -1)
         return {"logit": quantiles.mean(-1), "quantiles": quantiles, "tau": tau}
-
-
-def require_discrete(action_space: gym.Space[Any], *, users: str) -> None:
-    """Reject an action space that is not Discrete.
-
-    Args:
-        action_space: that of one environment.
-        users: what needs a Discrete one, for the message.
-
-    Raises:
-        SpaceError: saying what to use instead.
-    """
-    if action_kind_of(action_space) != "discrete":
-        raise SpaceError(
-            f"{users} need a Discrete action space, but the environment takes {action_space}; use "
-            "PPO, or wrap the environment so that it takes discrete actions"
-        )

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dmiddleware.model.actor_critic import ActorCritic
@@ -16,9 +15,16 @@ from dmiddleware.model.layers import Init, Norm
 from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.q_network import QNetwork
-from dmiddleware.model.spaces import ActionKind, ActionShape, ObsShape, is_image, shape_leaves
+from dmiddleware.model.spaces import (
+    ActionKind,
+    ActionShape,
+    ObsShape,
+    action_features,
+    is_image,
+    shape_leaves,
+)
 from dmiddleware.settings import Count, checked
-from dmiddleware.tree import Nested, leaves
+from dmiddleware.tree import Nested
 
 __all__ = [
     "CoreKind",
@@ -227,7 +233,8 @@ class RecurrentNetwork(Network):
         """
         seen = [self.encoder(obs)]
         if prev_action is not None:
-            seen.append(self._encoded(prev_action).masked_fill(is_first.unsqueeze(-1), 0.0))
+            numbers = action_features(self.action_parts, prev_action)
+            seen.append(numbers.masked_fill(is_first.unsqueeze(-1), 0.0))
         if prev_reward is not None:
             seen.append(prev_reward.unsqueeze(-1))
         x = torch.cat(seen, -1)
@@ -238,20 +245,6 @@ class RecurrentNetwork(Network):
         output: dict[str, torch.Tensor] = self.head(features[0] if is_step else features)
         output["state"] = state
         return output
-
-    def _encoded(self, action: Nested) -> torch.Tensor:
-        """Return raw actions as numbers ``[…, A]``: choices one-hot, the others as they are."""
-        by_path = dict(leaves(action))
-        encoded = []
-        for part in self.action_parts:
-            raw = by_path[part.name]
-            if part.kind == "discrete":
-                raw = F.one_hot(raw, part.sizes[0])
-            elif part.kind == "multi_discrete":
-                choices = enumerate(part.sizes)
-                raw = torch.cat([F.one_hot(raw[..., i], size) for i, size in choices], -1)
-            encoded.append(raw.float())
-        return torch.cat(encoded, -1)
 
 
 @MODEL_REGISTRY.register("recurrent_actor_critic")

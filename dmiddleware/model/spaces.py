@@ -31,22 +31,26 @@ themselves, are not scaled, whatever their dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import gymnasium as gym
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import nn
 
+from dmiddleware.env.team import ACTION_MASK
 from dmiddleware.errors import SpaceError
-from dmiddleware.model.action_mask import ACTION_MASK, sorted_names
-from dmiddleware.tree import Value, from_numpy, leaves
+from dmiddleware.model.action_mask import sorted_names
+from dmiddleware.tree import Nested, Value, from_numpy, leaves
 
 __all__ = [
     "ObsShape",
     "ActionKind",
     "ActionPart",
     "ActionShape",
+    "action_features",
     "action_parts",
     "as_obs_shape",
     "shape_leaves",
@@ -261,6 +265,15 @@ class ActionPart(NamedTuple):
         """How many means (and standard deviations) a network has for this part."""
         return self.sizes[0] if self.kind == "continuous" else 0
 
+    def features(self, raw: torch.Tensor) -> torch.Tensor:
+        """Return raw actions as numbers ``[…, n_logits + n_means]`` float32; choices one-hot."""
+        if self.kind == "discrete":
+            raw = F.one_hot(raw, self.sizes[0])
+        elif self.kind == "multi_discrete":
+            choices = enumerate(self.sizes)
+            raw = torch.cat([F.one_hot(raw[..., i], size) for i, size in choices], -1)
+        return raw.float()
+
 
 def action_parts(kind: ActionKind, shape: ActionShape) -> tuple[ActionPart, ...]:
     """Return the leaves of an action's kind and shape, in the order of a network's outputs.
@@ -287,6 +300,18 @@ def action_parts(kind: ActionKind, shape: ActionShape) -> tuple[ActionPart, ...]
         wanted = "a list of positive integers" if several else "a positive integer"
         raise SpaceError(f"action_shape must be {wanted} for {kind} actions, got {shape!r}")
     return (ActionPart((), kind, tuple(map(int, sizes))),)
+
+
+def action_features(parts: Iterable[ActionPart], raw: Nested) -> torch.Tensor:
+    """Return raw actions as the input of a network, ``[…, A]`` float32; choices are one-hot.
+
+    Args:
+        parts: the leaves of the action.
+        raw: ``[…]``, a batch of the leaves by name for a Dict or Tuple (see
+            :class:`~dmiddleware.policy.ActionCodec`).
+    """
+    by_path = dict(leaves(raw))
+    return torch.cat([part.features(by_path[part.name]) for part in parts], -1)
 
 
 def _mapped_parts(kind: Mapping[str, Any], shape: ActionShape) -> Iterator[ActionPart]:

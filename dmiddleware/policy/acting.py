@@ -16,6 +16,7 @@ import torch
 
 from dmiddleware.env.contract import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
+from dmiddleware.model.spaces import action_kind_of, action_parts, action_shape_of
 from dmiddleware.tree import Batch, Value, as_tree, from_numpy, leaves
 
 __all__ = [
@@ -111,25 +112,12 @@ def probe_inputs(
     if info_names(names):
         return None
     inputs = first_inputs(names, initial_state, action_space, 1)
-    n_choices = _n_choices(action_space)
-    if "action_mask" in names and n_choices > 0:
-        inputs["action_mask"] = torch.ones(1, n_choices, dtype=torch.bool)
+    if "action_mask" in names:
+        parts = action_parts(action_kind_of(action_space), action_shape_of(action_space))
+        n_logits = sum(part.n_logits for part in parts)
+        if n_logits:
+            inputs["action_mask"] = torch.ones(1, n_logits, dtype=torch.bool)
     return inputs
-
-
-def _n_choices(space: gym.Space[Any]) -> int:
-    match space:
-        case gym.spaces.Discrete():
-            return int(space.n)
-        case gym.spaces.MultiDiscrete():
-            return int(space.nvec.sum())
-        case gym.spaces.MultiBinary():
-            return int(np.prod(space.shape))
-        case gym.spaces.Dict():
-            return sum(map(_n_choices, space.spaces.values()))
-        case gym.spaces.Tuple():
-            return sum(map(_n_choices, space.spaces))
-    return 0
 
 
 def _checked_state(state: Any, n: int) -> Value:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Self
 
 import gymnasium as gym
-import numpy as np
 import torch
-import torch.nn.functional as F
 
 from dmiddleware.errors import (
     CheckpointMismatch,
@@ -22,40 +18,26 @@ from dmiddleware.errors import (
 from dmiddleware.model.action_mask import action_mask_of, as_mask, sorted_names
 from dmiddleware.model.spaces import (
     ActionPart,
-    SimpleKind,
+    action_features,
     action_kind_of,
     action_parts,
     action_shape_of,
     inner_spaces,
 )
-from dmiddleware.policy.policy_settings import PolicySettings
-from dmiddleware.rl import (
-    Bernoulli,
-    Categorical,
-    Distribution,
-    Gaussian,
-    Hybrid,
-    MultiCategorical,
-    TanhGaussian,
+from dmiddleware.policy.part_codec import (
+    ActionBounding,
+    PartCodec,
+    codec_of,
+    required_output,
 )
+from dmiddleware.policy.policy_settings import PolicySettings
+from dmiddleware.rl import Distribution, Hybrid
 from dmiddleware.settings import Numbers
 from dmiddleware.tree import Batch, Nested, leaves, nest
 
-__all__ = [
-    "ActionBounding",
-    "ActionCodec",
-    "ActorSettings",
-    "allows_choice",
-    "check_allowed",
-    "mask_of",
-]
+__all__ = ["ActionCodec", "ActorSettings", "mask_of"]
 
-ActionBounding = Literal["rescale", "clip", "tanh"]
 Bounds = Sequence[Any] | torch.Tensor
-
-
-_ROUNDING: Final = 1e-4
-"""How far an action may leave the bounds of a Box, as a part of half its width."""
 
 
 class ActorSettings(PolicySettings):
@@ -150,35 +132,21 @@ class ActionCodec:
         self._given: tuple[torch.Tensor, torch.Tensor] | None = None
         if low is not None and high is not None:
             self._given = _checked_bounds(low, high)
-        self._parts: dict[str, _Part] = {}
-        self._only: _Part | None = None
+        self._parts: dict[str, PartCodec] = {}
+        self._only: PartCodec | None = None
         self._was_used = False
         self.is_lossless = True
         if parts:
             self._build(parts)
 
     @classmethod
-    def for_space(
-        cls,
-        space: gym.Space[Any],
-        *,
-        bounding: ActionBounding = "rescale",
-        low: Bounds | None = None,
-        high: Bounds | None = None,
-    ) -> Self:
-        """Build the codec of a space.
-
-        Args:
-            space: the action space of one environment.
-            bounding: as in the class.
-            low: as in the class.
-            high: as in the class.
+    def for_space(cls, space: gym.Space[Any]) -> Self:
+        """Build the codec of the action space of one environment.
 
         Raises:
             SpaceError: for an unsupported space.
-            ConfigError: as in the class.
         """
-        codec = cls(bounding=bounding, low=low, high=high)
+        codec = cls()
         codec.set_space(space)
         return codec
 
@@ -290,20 +258,47 @@ class ActionCodec:
         Args:
             action: ``[…]``, as the environment takes them.
         """
-        by_path = dict(leaves(self.to_raw(action)))
-        return torch.cat(
-            [part.features(by_path[path]).float() for path, part in self._parts.items()], -1
-        )
+        return action_features([part.part for part in self._parts.values()], self.to_raw(action))
 
-    def allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-        """Return ``[…]`` bool, whether a mask allows the environment's actions; None: unknown.
+    def check_allowed(
+        self, obs: Nested, outputs: Mapping[Any, Any], *, mask: Nested | None = None, user: str
+    ) -> None:
+        """Reject an action that its mask forbids.
 
         Args:
-            mask: ``[…, A]`` bool, one entry per logit.
-            action: ``[…]``, as the environment takes them.
+            obs: the observations ``[E, …]`` that the policy acted on.
+            outputs: what it returned: ``{"action": [E, …]}``, as the environment takes them.
+            mask: what is allowed, ``[E, A]`` bool; None takes the mask that the observations have.
+            user: the policy's method, for the message.
+
+        Raises:
+            PolicyOutputError: naming the action and the allowed ones.
         """
+        given = mask_of(obs, mask)
+        if given is None:
+            return
+        own, action = given.cpu(), outputs["action"]
+        if not isinstance(action, Batch | Mapping | tuple):
+            action = torch.as_tensor(action)
+        allowed = self._allows(own, action)
+        if allowed is None or bool(allowed.all()):
+            return
+        row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
+        chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
+        raise PolicyOutputError(
+            f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
+            f"{own[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, "
+            "for example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an "
+            "action where none is allowed"
+        )
+
+    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
+        """Return ``[…]`` bool, whether a mask ``[…, A]`` allows actions ``[…]``; None: unknown."""
         if not self._parts:
-            return allows_choice(mask, action)
+            # Choices count from 0, and of other actions a mask alone says nothing.
+            if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
+                return None
+            return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         self._check_mask(mask)
         by_path = dict(leaves(action))
         masks = torch.split(mask, self._n_logits, -1)
@@ -325,8 +320,7 @@ class ActionCodec:
         parts = action_parts(action_kind_of(space), action_shape_of(space))
         if not self._parts:
             self._build(parts)
-        own = [(path, part.kind, part.sizes) for path, part in self._parts.items()]
-        if own != [(part.name, part.kind, part.sizes) for part in parts]:
+        if tuple(part.part for part in self._parts.values()) != parts:
             raise SpaceError(
                 f"the policy's actions are {self}, but the environment takes {space}; build the "
                 "policy with for_env(env)"
@@ -339,7 +333,7 @@ class ActionCodec:
         return {
             "was_used": self._was_used,
             "parts": {
-                path: {"kind": part.kind, "sizes": list(part.sizes), **part.state()}
+                path: {"kind": part.part.kind, "sizes": list(part.part.sizes), **part.state()}
                 for path, part in self._parts.items()
             },
         }
@@ -359,7 +353,7 @@ class ActionCodec:
             self._build(known)
         for part in known:
             own = self._parts.get(part.name)
-            if own is None or (own.kind, own.sizes) != (part.kind, part.sizes):
+            if own is None or own.part != part:
                 raise CheckpointMismatch(
                     f"the checkpoint's actions are {state['parts']}, but this policy's are {self}; "
                     "load a checkpoint of the same kind of environment"
@@ -369,399 +363,33 @@ class ActionCodec:
 
     def __repr__(self) -> str:
         parts = [
-            f"{path}: {part.kind} {list(part.sizes)}".removeprefix(": ")
+            f"{path}: {part.part.kind} {list(part.part.sizes)}".removeprefix(": ")
             for path, part in self._parts.items()
         ]
         return ", ".join(parts) or "unknown"
 
     def _build(self, parts: Sequence[ActionPart]) -> None:
-        self._parts = {
-            part.name: (
-                _Box(part.sizes, self._bounding)
-                if part.kind == "continuous"
-                else _DISCRETE[part.kind](part.sizes)
-            )
-            for part in parts
-        }
+        self._parts = {part.name: codec_of(part, self._bounding) for part in parts}
         self._only = self._parts.get("")
         self._n_logits = [part.n_logits for part in self._parts.values()]
         self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
         if self._given is None:
             return
-        if not isinstance(self._only, _Box):
+        if self._only is None or self._only.part.kind != "continuous":
             raise ConfigError(
                 "action_low and action_high are the bounds of a Box of actions, but this policy's "
                 f"actions are {self}; leave them out"
             )
         self._only.set_bounds(*self._given)
 
-    def _mapped(self, convert: Callable[[_Part, torch.Tensor], torch.Tensor], action: Any) -> Any:
+    def _mapped(
+        self, convert: Callable[[PartCodec, torch.Tensor], torch.Tensor], action: Any
+    ) -> Any:
         if not self._parts:
             return action
         by_path = dict(leaves(action))
         mapped = {path: convert(part, by_path[path]) for path, part in self._parts.items()}
         return nest(mapped) if isinstance(action, Batch) else mapped
-
-
-def check_allowed(
-    obs: Nested,
-    outputs: Mapping[Any, Any],
-    *,
-    mask: Any = None,
-    allows: Callable[[torch.Tensor, Any], torch.Tensor | None],
-    user: str,
-) -> None:
-    """Reject an action that its mask forbids.
-
-    Args:
-        obs: the observations ``[E, …]`` that the policy acted on.
-        outputs: what it returned: ``{"action": [E, …]}``.
-        mask: what is allowed, ``[E, A]`` bool; None takes the mask that the observations have.
-        allows: whether a mask ``[…, A]`` allows actions ``[…]``, bool; None where that is unknown.
-        user: the policy's method, for the message.
-
-    Raises:
-        PolicyOutputError: naming the action and the allowed ones.
-    """
-    if mask is None:
-        mask = action_mask_of(obs)
-    if mask is None:
-        return
-    mask, action = mask.cpu(), outputs["action"]
-    if not isinstance(action, Batch | Mapping | tuple):
-        action = torch.as_tensor(action)
-    allowed = allows(mask, action)
-    if allowed is None or bool(allowed.all()):
-        return
-    row = () if allowed.dim() == 0 else int((~allowed).nonzero()[0, 0])
-    chosen = {path: leaf[row].tolist() for path, leaf in leaves(action)}
-    raise PolicyOutputError(
-        f"{user} chose the action {chosen.get('', chosen)}, but its action_mask allows only "
-        f"{mask[row].nonzero().flatten().tolist()} (counted from 0); mask the model's logits, for "
-        "example with dmiddleware.model.masked_logit(logit, obs), and do not ask for an action "
-        "where none is allowed"
-    )
-
-
-def allows_choice(mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-    """Return ``[…]`` bool, whether a mask ``[…, A]`` allows choices ``[…]``, counted from 0.
-
-    Returns:
-        None for other actions, about which a mask alone says nothing.
-    """
-    if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
-        return None
-    return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
-
-class _Part(ABC):
-    """One leaf of an action: raw actions are ``[…]`` or ``[…, n]``."""
-
-    kind: ClassVar[SimpleKind]
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes = sizes
-        self.n_logits, self.n_means = sum(sizes), 0
-        self._shape: tuple[int, ...] = (len(sizes),)
-        self._start: Any = None  # of choices: an int, or one for each; None: not known, so 0
-
-    @abstractmethod
-    def distribution(
-        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
-    ) -> Distribution:
-        """Return the distribution over raw actions."""
-
-    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-        """Return ``[…]`` bool, whether a mask ``[…, n_logits]`` allows raw actions."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def outside(self, action: torch.Tensor) -> torch.Tensor:
-        """Return ``[…]`` bool, which of the environment's actions are not in its space."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Name the space, for a message."""
-
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
-        return raw
-
-    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return the environment's actions."""
-        return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
-
-    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        """Return raw actions."""
-        rank = len(self._shape)
-        if rank == 1:
-            return action
-        lead = action.shape[: action.dim() - rank]
-        return action.reshape((*lead, math.prod(self._shape)))
-
-    def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
-        """Take the details of a space, or reject those that differ from the known ones."""
-        start = _start_of(space)
-        if self._start not in (None, start):
-            raise SpaceError(
-                f"the policy's actions count from {self._start}, but the environment takes "
-                f"{space}; build another policy for it with for_env(env)"
-            )
-        self._start, self._shape = start, tuple(space.shape or ())
-
-    def state(self) -> dict[str, Any]:
-        """Return the details."""
-        start = {} if self._start is None else {"start": self._start}
-        return {"shape": list(self._shape), **start}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the details; those that the state lacks stay as they are."""
-        self._shape = tuple(state.get("shape", self._shape))
-        self._start = state.get("start", self._start)
-
-
-class _Discrete(_Part):
-    kind = "discrete"
-
-    def distribution(
-        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
-    ) -> Categorical:
-        return Categorical(_required(outputs, "logit"), mask)
-
-    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-        return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
-
-    def outside(self, action: torch.Tensor) -> torch.Tensor:
-        raw = self.to_raw(action)
-        return (raw < 0) | (raw >= self.n_logits)
-
-    def describe(self) -> str:
-        first = self._start or 0
-        return f"the choices {first} to {first + self.n_logits - 1}"
-
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        return F.one_hot(raw, self.n_logits)
-
-    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
-        return raw + self._start if self._start else raw
-
-    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        action = _as_integers(action)
-        return action - self._start if self._start else action
-
-
-class _MultiDiscrete(_Part):
-    kind = "multi_discrete"
-
-    def distribution(
-        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
-    ) -> MultiCategorical:
-        return MultiCategorical(_required(outputs, "logit"), self.sizes, mask)
-
-    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-        ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
-        first = ends - ends.new_tensor(self.sizes)
-        return mask.gather(-1, raw + first).all(-1)
-
-    def outside(self, action: torch.Tensor) -> torch.Tensor:
-        raw = self.to_raw(action)
-        return ((raw < 0) | (raw >= torch.tensor(self.sizes, device=raw.device))).any(-1)
-
-    def describe(self) -> str:
-        first = "" if self._start is None else f", counted from {self._start}"
-        return f"the numbers of choices {[*self.sizes]}{first}"
-
-    def features(self, raw: torch.Tensor) -> torch.Tensor:
-        choices = zip(raw.unbind(-1), self.sizes, strict=True)
-        return torch.cat([F.one_hot(choice, size) for choice, size in choices], -1)
-
-    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
-        return super().to_env(self._shifted(raw, 1))
-
-    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        return self._shifted(_as_integers(super().to_raw(action)), -1)
-
-    def _shifted(self, action: torch.Tensor, sign: int) -> torch.Tensor:
-        if self._start is None or not any(self._start):
-            return action
-        return action + sign * torch.tensor(self._start, device=action.device)
-
-
-class _MultiBinary(_Part):
-    kind = "multi_binary"
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__(sizes)
-        self._shape = sizes
-
-    def distribution(
-        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
-    ) -> Bernoulli:
-        return Bernoulli(_required(outputs, "logit"), mask)
-
-    def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-        return ((raw == 0) | mask).all(-1)
-
-    def outside(self, action: torch.Tensor) -> torch.Tensor:
-        raw = self.to_raw(action)
-        return ((raw != 0) & (raw != 1)).any(-1)
-
-    def describe(self) -> str:
-        return "the values 0 and 1"
-
-
-class _Box(_Part):
-    kind = "continuous"
-
-    def __init__(self, sizes: tuple[int, ...], bounding: ActionBounding) -> None:
-        super().__init__(sizes)
-        self.n_logits, self.n_means = 0, sizes[0]
-        self._shape = sizes
-        self._bounding = bounding
-        self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._scales: dict[torch.device, tuple[torch.Tensor, ...]] = {}
-
-    def distribution(
-        self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
-    ) -> Gaussian | TanhGaussian:
-        mu = _required(outputs, "mu")
-        sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
-        kind = TanhGaussian if self._bounding == "tanh" else Gaussian
-        return kind(mu, sigma)
-
-    def to_env(self, raw: torch.Tensor) -> torch.Tensor:
-        if self._bounds is not None:
-            low, high, center, half, _ = self._scale(raw.device)
-            if self._bounding != "clip":
-                raw = center + raw * half
-            raw = raw.clamp(low, high)
-        return super().to_env(raw)
-
-    def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        action = super().to_raw(action)
-        if action.dtype != torch.float32:  # of data that was made by hand
-            action = action.float()
-        if self._bounds is None or self._bounding == "clip":
-            return action
-        _, _, center, _, divisor = self._scale(action.device)
-        return (action - center) / divisor
-
-    def outside(self, action: torch.Tensor) -> torch.Tensor:
-        action = super().to_raw(action)
-        if self._bounds is None:
-            return torch.zeros(action.shape[:-1], dtype=torch.bool, device=action.device)
-        low, high, _, half, _ = self._scale(action.device)
-        margin = _ROUNDING * half
-        return ((action < low - margin) | (action > high + margin)).any(-1)
-
-    def describe(self) -> str:
-        if self._bounds is None:
-            return "a Box without bounds"
-        low, high = (bound.tolist() for bound in self._bounds)
-        return f"the bounds {low} and {high}"
-
-    def _scale(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return the bounds, centers, half widths, and what maps actions back, on a device."""
-        scale = self._scales.get(device)
-        if scale is None:
-            assert self._bounds is not None
-            low, high = self._bounds
-            bounded = low.isfinite() & high.isfinite()
-            center = torch.where(bounded, high / 2 + low / 2, 0.0)
-            half = torch.where(bounded, high / 2 - low / 2, 1.0)
-            # Where both bounds are equal, the only action is that of any raw one, such as 0.
-            divisor = half.masked_fill(half == 0, 1.0)
-            scale = tuple(each.to(device) for each in (low, high, center, half, divisor))
-            self._scales[device] = scale
-        return scale
-
-    def set_bounds(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        """Set the bounds, ``[A]``.
-
-        Raises:
-            ConfigError: if they are not as long as the action.
-            SpaceError: if tanh is to map to an infinite bound.
-        """
-        if low.shape != self.sizes:
-            raise ConfigError(
-                f"action_low and action_high must be as long as the action, {self.sizes[0]}, got "
-                f"{low.tolist()} and {high.tolist()}"
-            )
-        if self._bounding == "tanh" and not bool((low.isfinite() & high.isfinite()).all()):
-            raise SpaceError(
-                f"action_bounding='tanh' needs finite bounds, got {low.tolist()} and "
-                f"{high.tolist()}; give the env finite ones with "
-                "gymnasium.wrappers.TransformAction, or use an algorithm with 'rescale'"
-            )
-        self._bounds, self._scales = (low, high), {}
-
-    def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
-        assert isinstance(space, gym.spaces.Box)
-        super().set_space(space, was_used=was_used)
-        low, high = _inner_bounds(space)
-        if self._bounds is None:
-            if not was_used:
-                self.set_bounds(low, high)
-            return
-        own_low, own_high = self._bounds
-        if not any(
-            torch.equal(own_low, lower) and torch.equal(own_high, upper)
-            for lower, upper in ((low, high), _nearest_bounds(space))
-        ):
-            raise SpaceError(
-                f"the policy gives actions from {own_low.tolist()} to {own_high.tolist()}, the "
-                f"environment takes {low.tolist()} to {high.tolist()}; set action_low and "
-                "action_high to the environment's bounds"
-            )
-        self.set_bounds(low, high)
-
-    def state(self) -> dict[str, Any]:
-        if self._bounds is None:
-            return super().state()
-        low, high = self._bounds
-        return {**super().state(), "low": low.clone(), "high": high.clone()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        if "low" in state:
-            self.set_bounds(*(state[name].to("cpu", torch.float32) for name in ("low", "high")))
-
-
-_DISCRETE: dict[SimpleKind, type[_Part]] = {
-    part.kind: part for part in (_Discrete, _MultiDiscrete, _MultiBinary)
-}
-
-
-def _nearest_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float32 numbers nearest to the bounds of a Box, ``[A]``."""
-    with np.errstate(over="ignore"):
-        low, high = (bound.flatten().astype(np.float32) for bound in (space.low, space.high))
-    return torch.from_numpy(low), torch.from_numpy(high)
-
-
-def _inner_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the least and the largest float32 numbers in a Box, ``[A]``.
-
-    A float64 bound, such as 0.3, may lie between two of them.
-    """
-    low, high = (bound.numpy() for bound in _nearest_bounds(space))
-    infinity = np.float32(np.inf)
-    least = np.where(low < space.low.flatten(), np.nextafter(low, infinity), low)
-    largest = np.where(high > space.high.flatten(), np.nextafter(high, -infinity), high)
-    has_some = least <= largest  # else, the nearest number has to do
-    return (
-        torch.from_numpy(np.where(has_some, least, low)),
-        torch.from_numpy(np.where(has_some, largest, high)),
-    )
-
-
-def _required(outputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    if name not in outputs:
-        raise StructureError(
-            f"the model returned {', '.join(outputs) or 'nothing'}, but the action needs {name}; "
-            "return it"
-        )
-    return outputs[name]
 
 
 def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, ...]:
@@ -773,16 +401,7 @@ def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, 
         )
     if "logit" in outputs:
         return action_parts("discrete", outputs["logit"].shape[-1])
-    return action_parts("continuous", _required(outputs, "mu").shape[-1])
-
-
-def _as_integers(action: torch.Tensor) -> torch.Tensor:
-    if action.is_floating_point():
-        raise StructureError(
-            f"discrete actions must be integers, got {action.dtype}; convert them with .long(), or "
-            "learn from a model with action_space='continuous'"
-        )
-    return action.long()
+    return action_parts("continuous", required_output(outputs, "mu").shape[-1])
 
 
 def _checked_bounds(low: Bounds, high: Bounds) -> tuple[torch.Tensor, torch.Tensor]:
@@ -793,16 +412,6 @@ def _checked_bounds(low: Bounds, high: Bounds) -> tuple[torch.Tensor, torch.Tens
             f"upper one, got {below.tolist()} and {above.tolist()}"
         )
     return below.flatten(), above.flatten()
-
-
-def _start_of(space: gym.Space[Any]) -> int | list[int] | None:
-    """Return from where the choices of a space count; None: it has no choices."""
-    match space:
-        case gym.spaces.Discrete():
-            return int(space.start)
-        case gym.spaces.MultiDiscrete():
-            return [int(first) for first in space.start.flatten()]
-    return None
 
 
 def _leaf_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class ActorCriticSettings(ActorSettings, DiscountedSettings, section="learn"):
+class ActorCriticSettings(ActorSettings, DiscountedSettings):
     """Settings of policies that learn from each collected batch once."""
 
     epoch_per_collect: Count = 1
@@ -44,7 +44,7 @@ class ActorCriticSettings(ActorSettings, DiscountedSettings, section="learn"):
     """Largest norm of the gradient; None does not clip."""
 
 
-class PolicyGradientSettings(ActorCriticSettings, section="learn"):
+class PolicyGradientSettings(ActorCriticSettings):
     """What A2C and IMPALA have."""
 
     optimizer: Literal["rmsprop", "adam", "adamw"] = "rmsprop"

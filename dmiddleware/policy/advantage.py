@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from dmiddleware.policy.component import Component
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.rl import RewardNormalizer, RunningMeanStd
-from dmiddleware.settings import At, Fraction, Positive
+from dmiddleware.settings import Fraction, Positive
 from dmiddleware.tree import Batch, Nested
 
 __all__ = ["AdvantagePolicy", "AdvantageSettings"]
@@ -34,7 +34,7 @@ class AdvantageSettings(ObsNormSettings, ActorCriticSettings):
     """Whether to divide rewards by the running standard deviation of returns."""
     value_norm: bool = False
     """Whether the critic learns returns normalized by running statistics."""
-    adv_norm: Annotated[bool, At("learn.adv_norm")] = True
+    adv_norm: bool = True
     """Whether to normalize advantages in each minibatch."""
 
     def __post_init__(self) -> None:

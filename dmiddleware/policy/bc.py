@@ -20,7 +20,7 @@ from dmiddleware.tree import Nested, Value
 __all__ = ["BCPolicy", "BCSettings"]
 
 
-class BCSettings(ActorSettings, section="learn"):
+class BCSettings(ActorSettings):
     """The settings of behavioral cloning."""
 
     batch_size = 256

@@ -20,7 +20,7 @@ from dmiddleware.tree import map_leaves
 __all__ = ["CQLPolicy", "CQLSettings"]
 
 
-class CQLSettings(DatasetNormSettings, SACSettings, section="learn"):
+class CQLSettings(DatasetNormSettings, SACSettings):
     """The settings of CQL."""
 
     obs_norm = False

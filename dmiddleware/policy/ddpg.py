@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import ensemble_td_loss
 from dmiddleware.schedule import LearningRate
-from dmiddleware.settings import At, Count, Fraction, NonNegative, Positive
+from dmiddleware.settings import Count, Fraction, NonNegative, Positive
 from dmiddleware.tree import Nested, Value
 
 __all__ = ["DDPGPolicy", "DDPGSettings", "TD3Policy", "TD3Settings"]
 
 
-class DDPGSettings(ActorSettings, TDSettings, section="learn"):
+class DDPGSettings(ActorSettings, TDSettings):
     """The settings of DDPG."""
 
     batch_size = 256
@@ -40,11 +40,11 @@ class DDPGSettings(ActorSettings, TDSettings, section="learn"):
     """Standard deviation of the noise on the actions of targets."""
     target_noise_clip: Positive = 0.5
     """Largest noise on the actions of targets."""
-    noise: Annotated[Literal["gaussian", "ou"], At("collect.noise")] = "gaussian"
+    noise: Literal["gaussian", "ou"] = "gaussian"
     """Noise on collected actions: independent, or an Ornstein-Uhlenbeck process."""
-    noise_sigma: Annotated[NonNegative, At("collect.noise_sigma")] = 0.1
+    noise_sigma: NonNegative = 0.1
     """Standard deviation of the normal draws that make this noise."""
-    noise_theta: Annotated[Fraction, At("collect.noise_theta")] = 0.15
+    noise_theta: Fraction = 0.15
     """Fraction of the Ornstein-Uhlenbeck noise that is lost in a step."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import bc_hits, bc_loss
 from dmiddleware.schedule import LearningRate
-from dmiddleware.settings import At, Number, Positive
+from dmiddleware.settings import Number, Positive
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import Batch, Nested, Value
 
@@ -42,16 +42,16 @@ class LargestReturn(nn.Module):
         self.value.copy_(torch.maximum(self.value, largest))
 
 
-class DecisionTransformerSettings(ActorSettings, DatasetNormSettings, section="learn"):
+class DecisionTransformerSettings(ActorSettings, DatasetNormSettings):
     """The settings of the decision transformer."""
 
     batch_size = 64
     """Sequences per update."""
     action_bounding: Literal["rescale"] = "rescale"
     """The actions of the network are bounded already, and are mapped to the bounds."""
-    target_return: Annotated[Number | None, At("target_return")] = None
+    target_return: Number | None = None
     """Return to ask for when acting; None: the largest of an episode in the data."""
-    return_scale: Annotated[Positive, At("return_scale")] = 1000.0
+    return_scale: Positive = 1000.0
     """Returns are divided by it before the network sees them."""
     learning_rate: LearningRate = 1e-4
     """Adam's learning rate."""

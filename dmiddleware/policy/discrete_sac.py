@@ -22,7 +22,7 @@ from dmiddleware.tree import Value
 __all__ = ["DiscreteSACPolicy", "DiscreteSACSettings"]
 
 
-class DiscreteSACSettings(TDSettings, section="learn"):
+class DiscreteSACSettings(TDSettings):
     """The settings of SAC for discrete actions."""
 
     learning_rate_q: LearningRate = 3e-4

@@ -14,7 +14,7 @@ from dmiddleware.rl import td_loss
 __all__ = ["DQNPolicy", "DQNSettings"]
 
 
-class DQNSettings(QLearningSettings, section="learn"):
+class DQNSettings(QLearningSettings):
     """The settings of DQN."""
 
     loss: Literal["huber", "mse"] = "huber"
@@ -32,10 +32,9 @@ class DQNPolicy(QLearningPolicy):
     - the dueling network of Wang et al. (2016): ``model.dueling``;
     - noisy layers instead of ε-greedy actions (Fortunato et al., "Noisy Networks for Exploration",
       2018): ``model.noisy``. Evaluating is without noise;
-    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``n_step`` steps, computed by the
-      buffer, or by ``get_train_sample`` where a serial or parallel collector calls it: a batch's
-      column ``discount`` multiplies the bootstrap values, and must consist of powers of
-      ``discount`` up to ``n_step``;
+    - n-step targets (Sutton and Barto, 2nd edition, chapter 7) of ``n_step`` steps, which the
+      buffer computes: a batch's column ``discount`` multiplies the bootstrap values, and must
+      consist of powers of ``discount`` up to ``n_step``;
     - prioritized replay (Schaul et al., 2016): a batch's column ``weight`` weights its errors, and
       the output has ``priority``, the absolute TD errors (also with ``priority=True``);
     - a target network that is copied every ``target_update_freq`` updates (Mnih,
@@ -47,8 +46,7 @@ class DQNPolicy(QLearningPolicy):
     Actions that a mask forbids are neither taken nor bootstrapped from; the mask is the key
     ``action_mask`` of observations, or the columns ``action_mask`` and ``next_action_mask``.
     Collecting takes the keyword ``eps``, the probability of a random action, and returns ``action``
-    and ``logit``, the action values. The command mode returns the ``eps`` of the schedule
-    ``eps`` for the environment steps so far.
+    and ``logit``, the action values.
 
     Example:
         >>> policy = DQNPolicy({"model": {"obs_shape": 4, "action_shape": 2}})

@@ -26,7 +26,7 @@ from dmiddleware.tree import Batch
 __all__ = ["IMPALAPolicy", "IMPALASettings"]
 
 
-class IMPALASettings(PolicyGradientSettings, section="learn"):
+class IMPALASettings(PolicyGradientSettings):
     """The settings of IMPALA."""
 
     batch_size = 640

@@ -22,7 +22,7 @@ from dmiddleware.settings import Fraction, NonNegative, Positive
 __all__ = ["IQLPolicy", "IQLSettings"]
 
 
-class IQLSettings(ActorSettings, DiscountedSettings, section="learn"):
+class IQLSettings(ActorSettings, DiscountedSettings):
     """The settings of IQL."""
 
     batch_size = 256

@@ -14,7 +14,7 @@ from dmiddleware.settings import Count
 __all__ = ["IQNPolicy", "IQNSettings"]
 
 
-class IQNSettings(QLearningSettings, section="learn"):
+class IQNSettings(QLearningSettings):
     """The settings of IQN."""
 
     n_tau: Count = 8

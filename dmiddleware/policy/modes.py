@@ -20,6 +20,7 @@ from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.tree import Batch, Nested
 
 __all__ = [
+    "ActingMode",
     "CollectMode",
     "EvalMode",
     "MODES",
@@ -131,19 +132,17 @@ class LearnMode:
 
 
 @dataclass(frozen=True)
-class CollectMode:
-    """What a collector may use of a policy.
+class ActingMode:
+    """What whoever acts may use of a policy: :class:`CollectMode` or :class:`EvalMode`.
 
     Attributes:
-        forward: acts while collecting: observations ``[E, …]`` to tensors ``[E, …]`` by name, with
-            at least ``action``. It takes ``env_id``, ``[E]``, and the keywords of the policy.
+        forward: acts: observations ``[E, …]`` to tensors ``[E, …]`` by name, with at least
+            ``action``. It takes ``env_id``, ``[E]``, and the keywords of the policy.
         state_dict: returns what acting needs.
         load_state_dict: restores it.
         spec: what the policy is.
         reset: forgets what the policy keeps of these envs; None: of all.
-        seed: seeds the randomness of collecting.
-        transitions: ``(obs, output, timestep, rows)`` to the columns of these rows of a step, in
-            place of the standard ones; None: the standard ones.
+        seed: seeds the randomness of acting.
     """
 
     forward: Callable[..., dict[str, Any]]
@@ -152,32 +151,29 @@ class CollectMode:
     spec: PolicySpec
     reset: Callable[..., None] = _nothing
     seed: Callable[[int], object] = _nothing
+
+
+@dataclass(frozen=True)
+class CollectMode(ActingMode):
+    """What a collector may use of a policy; its forward explores.
+
+    Attributes:
+        train_batch: turns a collected batch into training data.
+        transitions: ``(obs, output, timestep, rows)`` to the columns of these rows of a step, in
+            place of the standard ones; None: the standard ones.
+    """
+
     train_batch: Callable[[Batch], Batch] = _as_it_is
     transitions: Callable[..., Batch] | None = None
 
 
 @dataclass(frozen=True)
-class EvalMode:
-    """What an evaluator may use of a policy.
+class EvalMode(ActingMode):
+    """What an evaluator may use of a policy; its forward acts greedily.
 
     Policies with a distribution over actions take ``forward(obs, deterministic=False)``, which
     draws actions from a generator of its own, so evaluations do not change what is collected.
-
-    Attributes:
-        forward: acts greedily; otherwise as in :class:`CollectMode`.
-        state_dict: returns what acting needs.
-        load_state_dict: restores it.
-        spec: what the policy is.
-        reset: forgets what the policy keeps of these envs; None: of all.
-        seed: seeds the randomness of evaluating.
     """
-
-    forward: Callable[..., dict[str, Any]]
-    state_dict: Callable[[], dict[str, Any]]
-    load_state_dict: Callable[[dict[str, Any]], None]
-    spec: PolicySpec
-    reset: Callable[..., None] = _nothing
-    seed: Callable[[int], object] = _nothing
 
 
 class HasModes(Protocol):

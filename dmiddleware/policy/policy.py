@@ -33,13 +33,7 @@ from dmiddleware.policy.acting import (
     check_finite,
     probe_inputs,
 )
-from dmiddleware.policy.actions import (
-    ActionCodec,
-    ActorSettings,
-    allows_choice,
-    check_allowed,
-    mask_of,
-)
+from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_observations
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.env_spaces import check_action_kind, check_number_of_agents, network_shapes
@@ -207,6 +201,9 @@ class Policy:
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
         self.eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
+        self.learn_generator = torch.Generator().manual_seed(
+            derive_seed(self.generator.initial_seed(), "learn")
+        )
         self.model = self._build_model(model).to(self.device)
         self._submodules = tuple(self.model.modules())
         self._trains_itself = any(
@@ -236,7 +233,12 @@ class Policy:
         for component in self.components.values():
             if isinstance(component.module, nn.Module):
                 component.module.to(self.device)
-        self._state = PolicyState(self.model, self.components, type(self).__name__)
+        generators = {
+            "generator": self.generator,
+            "eval_generator": self.eval_generator,
+            "learn_generator": self.learn_generator,
+        }
+        self._state = PolicyState(self.model, self.components, generators, type(self).__name__)
         if "learn" in self.modes:
             self._prepare_to_learn()
 
@@ -637,7 +639,7 @@ class Policy:
             CheckpointMismatch: if they belong to another model; nothing was loaded.
         """
         load_model_state(self.model, state)
-        self._copy_targets()
+        self._state.copy_targets()
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         """Refuse spaces that the model does not fit, and take the details of the action space.
@@ -650,10 +652,8 @@ class Policy:
         space = action_space
         if several:
             space = agent_spaces(observation_space, action_space).action
-        has_own_check = bool(getattr(self.model, "action_parts", ()))
-        if several or not has_own_check:
-            check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        if not has_own_check:
+        check_action_kind(space, self.action_kinds, several_agents=several, user=user)
+        if not hasattr(self.model, "check_spaces"):
             # The model is tried, for which the codec has to know what its outputs mean.
             self.codec.set_space(space)
 
@@ -661,8 +661,7 @@ class Policy:
             return self._probe(obs, action_space)
 
         check_spaces(self.model, act, observation_space, action_space)
-        if has_own_check:
-            self.codec.set_space(space)
+        self.codec.set_space(space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self.device}, model={self.model})"
@@ -730,9 +729,6 @@ class Policy:
             user=type(self).__name__,
         )
         self.values = self._runner.values
-        self.learn_generator = torch.Generator().manual_seed(
-            derive_seed(self.generator.initial_seed(), "learn")
-        )
 
     def _join_ranks(self) -> None:
         """Give all ranks the same parameters, and average the gradients of the updates."""
@@ -775,13 +771,8 @@ class Policy:
         acted: dict[str, Any] = _to_cpu(output) if self.on_gpu else output
         if type(data) is not torch.Tensor or "action_mask" in kwargs:
             mask, user = kwargs.get("action_mask"), f"{type(self).__name__}.act_{mode}"
-            check_allowed(data, acted, mask=mask, allows=self._allows, user=user)
+            self.codec.check_allowed(data, acted, mask=mask, user=user)
         return acted
-
-    def _allows(self, mask: torch.Tensor, action: Any) -> torch.Tensor | None:
-        """Return ``[…]`` bool, whether a mask allows actions; None where that is unknown."""
-        allows = allows_choice if self.several_agents else self.codec.allows
-        return allows(mask, action)
 
     def _check_call(self, mode: Mode, kwargs: Mapping[str, Any]) -> None:
         """Check what can be wrong with a call of a mode's forward, whatever its data."""
@@ -857,11 +848,11 @@ class Policy:
         )
         if self.modes.isdisjoint(("eval", "collect")) or inputs is None:
             return None
-        generators, acting = self._generator_states(), self._state.acting()
+        generators, acting = self._state.generators(), self._state.acting()
         try:
             action: torch.Tensor = self._act(mode, obs, **inputs)["action"]
         finally:
-            self._set_generator_states(generators)
+            self._state.load_generators(generators)
             self._state.load_acting(acting)
             self.reset()
         return action
@@ -875,12 +866,7 @@ class Policy:
             NonFiniteLoss: if a step was skipped since the last look.
         """
         self._runner.look()
-        return {
-            **self._state.learning(),
-            **self._generator_states(),
-            "learn_generator": self.learn_generator.get_state(),
-            "train_iter": self.train_iter,
-        }
+        return {**self._state.learning(), "train_iter": self.train_iter}
 
     def _load_learn_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`_learn_state` returned.
@@ -889,34 +875,14 @@ class Policy:
             CheckpointMismatch: if something is missing, or belongs to another model; nothing was
                 loaded.
         """
-        for name in ("target", "generator", "eval_generator", "learn_generator", "train_iter"):
+        for name in ("target", "train_iter"):
             entry_of(state, name)
         self._state.load_learning(state)
-        self._set_generator_states(state)
-        self.learn_generator.set_state(state["learn_generator"].cpu())
         self.train_iter = int(state["train_iter"])
 
     def _load_acting_state(self, state: dict[str, Any]) -> None:
         self._state.load_acting(state)
-        if "learn" in self.modes:
-            self._copy_targets()
-
-    def _copy_targets(self) -> None:
-        for component in self.components.values():
-            if component.target is not None:
-                component.target.load_state_dict(component.module.state_dict())
-
-    def _generator_states(self) -> dict[str, torch.Tensor]:
-        """Return the states of the generators for acting."""
-        return {
-            "generator": self.generator.get_state(),
-            "eval_generator": self.eval_generator.get_state(),
-        }
-
-    def _set_generator_states(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`_generator_states` returned, as part of a learner's state."""
-        self.generator.set_state(state["generator"].cpu())
-        self.eval_generator.set_state(state["eval_generator"].cpu())
+        self._state.copy_targets()
 
 
 def _to_cpu(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from dmiddleware.distributed import rank_and_world_size, require_process_group
 from dmiddleware.errors import ConfigError, PolicyError
-from dmiddleware.settings import BY_PROGRAM, At, Count, Fraction, Options, Settings, Whole
+from dmiddleware.settings import BY_PROGRAM, Count, Fraction, Options, Settings, Whole
 
 __all__ = ["DiscountedSettings", "PolicySettings", "annotated_settings", "device_for"]
 
@@ -34,7 +34,7 @@ class PolicySettings(Settings):
     """The network: `type` (a registered name) and the arguments of its class."""
     compile: bool = False
     """Whether to compile the update with torch.compile, which takes a minute at the start."""
-    batch_size: Annotated[Count, At("learn.batch_size")] = 64
+    batch_size: Count = 64
     """Rows per update."""
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class PolicySettings(Settings):
 class DiscountedSettings(PolicySettings):
     """The settings of policies that learn returns."""
 
-    discount: Annotated[Fraction, At("discount_factor")] = 0.99
+    discount: Fraction = 0.99
     """γ, the discount of future rewards."""
 
 

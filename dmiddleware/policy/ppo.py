@@ -16,13 +16,13 @@ from dmiddleware.policy.network_outputs import values_of_rows
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
-from dmiddleware.settings import At, NonNegative, Positive
+from dmiddleware.settings import NonNegative, Positive
 from dmiddleware.tree import Batch
 
 __all__ = ["PPOPolicy", "PPOSettings"]
 
 
-class PPOSettings(AdvantageSettings, section="learn"):
+class PPOSettings(AdvantageSettings):
     """The settings of PPO."""
 
     batch_size = 64
@@ -41,7 +41,7 @@ class PPOSettings(AdvantageSettings, section="learn"):
     entropy_weight: Annotated[float | Schedule, Scheduled(NonNegative)] = 0.0
     recompute_advantage: bool = False
     """Whether every epoch starts with new values and advantages."""
-    target_kl: Annotated[Positive | None, At("target_kl")] = None
+    target_kl: Positive | None = None
     """KL divergence at which learning stops early; None never stops; Spinning Up and
     stable-baselines3 stop at 1.5 times theirs."""
 

@@ -20,7 +20,7 @@ from dmiddleware.schedule import (
     Schedule,
     Scheduled,
 )
-from dmiddleware.settings import At, Count, Fraction, Positive
+from dmiddleware.settings import Count, Fraction, Positive
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested, Value
 
@@ -35,15 +35,13 @@ Inputs: TypeAlias = dict[str, torch.Tensor]
 
 _NOTHING: Final[Inputs] = {}
 
-Epsilon: TypeAlias = Annotated[
-    float | Schedule, Scheduled(Fraction, in_updates=False), At("other.eps")
-]
+Epsilon: TypeAlias = Annotated[float | Schedule, Scheduled(Fraction, in_updates=False)]
 """The probability of a random action while collecting, or its schedule."""
 Tau: TypeAlias = Annotated[float, Gt(0), Le(1)]
 """The fraction of the way that a target update moves."""
 
 
-class QLearningSettings(TDSettings, section="learn"):
+class QLearningSettings(TDSettings):
     """What the variants of Q-learning have."""
 
     learning_rate: LearningRate = 1e-3
@@ -177,8 +175,8 @@ class QLearningPolicy(TDPolicy):
             batch: the columns.
             action: ``[B]`` int64, from 0.
             output: of the online network for the observations.
-            following: ``[B, …]``: of the target network's output that is learned, the rows of the
-                best next actions; without gradient.
+            following: ``[B, …]``: what the target network returns for the best next actions,
+                without gradient.
         """
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,13 +24,13 @@ from dmiddleware.rl import (
     unscale_value,
 )
 from dmiddleware.schedule import LearningRate
-from dmiddleware.settings import At, Fraction, Whole
+from dmiddleware.settings import Fraction, Whole
 from dmiddleware.tree import Batch, Nested, Value, index_rows, map_leaves
 
 __all__ = ["R2D2Policy", "R2D2Settings"]
 
 
-class R2D2Settings(QLearningSettings, section="learn"):
+class R2D2Settings(QLearningSettings):
     """The settings of R2D2."""
 
     discount = 0.997
@@ -44,7 +44,7 @@ class R2D2Settings(QLearningSettings, section="learn"):
     """Whether to learn values on the scale of rescale_value."""
     priority_eta: Fraction = 0.9
     """Weight of a sequence's largest error in its priority."""
-    burn_in: Annotated[Whole, At("burn_in")] = 0
+    burn_in: Whole = 0
     """Rows at the start of a sequence that only update the state."""
 
 

@@ -22,7 +22,7 @@ from dmiddleware.tree import Value
 __all__ = ["SACPolicy", "SACSettings"]
 
 
-class SACSettings(ActorSettings, TDSettings, section="learn"):
+class SACSettings(ActorSettings, TDSettings):
     """The settings of SAC."""
 
     batch_size = 256

@@ -25,11 +25,12 @@ __all__ = [
 
 
 class PolicyState:
-    """The state of a policy's model and of its components.
+    """The state of a policy's model, of its components and of its random generators.
 
     Args:
         model: the policy's model.
         components: its components, by name.
+        generators: its random generators, by name.
         owner: the name of the policy's class, for messages.
 
     Attributes:
@@ -37,9 +38,16 @@ class PolicyState:
             names.
     """
 
-    def __init__(self, model: nn.Module, components: Mapping[str, Component], owner: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        components: Mapping[str, Component],
+        generators: Mapping[str, torch.Generator],
+        owner: str,
+    ) -> None:
         self._model = model
         self._components = components
+        self._generators = generators
         self._owner = owner
         paths = {id(module): path for path, module in model.named_modules()}
         self.paths = {
@@ -81,6 +89,7 @@ class PolicyState:
                 if one.target is not None
             },
             "optimizer": optimizer_states(self._components),
+            **self.generators(),
         }
 
     def load_learning(self, state: Mapping[str, Any]) -> None:
@@ -90,8 +99,8 @@ class PolicyState:
             CheckpointMismatch: if a component is missing, or belongs to another model; nothing was
                 loaded.
         """
-        targets, optimizers, others = (
-            entry_of(state, name) for name in ("target", "optimizer", "learning")
+        targets, optimizers, others, *generators = (
+            entry_of(state, name) for name in ("target", "optimizer", "learning", *self._generators)
         )
         for name, one in self._components.items():
             if one.target is not None:
@@ -107,6 +116,22 @@ class PolicyState:
                 load_model_state(one.target, targets[name])
             if one.optimizer is not None:
                 one.load_optimizer(optimizers[name])
+        self.load_generators(dict(zip(self._generators, generators, strict=True)))
+
+    def copy_targets(self) -> None:
+        """Make the target networks copies of their modules, as after a load of their weights."""
+        for one in self._components.values():
+            if one.target is not None:
+                one.target.load_state_dict(one.module.state_dict())
+
+    def generators(self) -> dict[str, torch.Tensor]:
+        """Return the states of the random generators."""
+        return {name: one.get_state() for name, one in self._generators.items()}
+
+    def load_generators(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Restore what :meth:`generators` returned."""
+        for name, one in self._generators.items():
+            one.set_state(states[name].cpu())
 
     def _others(self, *, acting: bool) -> dict[str, Any]:
         """Return the states of the components that do not belong to the model."""

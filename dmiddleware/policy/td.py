@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
@@ -13,7 +13,7 @@ from dmiddleware.policy.obs_norm import ObsNormSettings
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import td_target
-from dmiddleware.settings import At, Count
+from dmiddleware.settings import Count
 from dmiddleware.tree import Batch
 
 __all__ = ["TD_COLUMNS", "TDPolicy", "TDSettings"]
@@ -27,9 +27,9 @@ class TDSettings(ObsNormSettings, DiscountedSettings):
 
     priority: bool = False
     """Whether to return the TD errors as priorities."""
-    importance_weights: Annotated[bool, At("priority_IS_weight")] = True
+    importance_weights: bool = True
     """Whether the importance weights of a batch weigh the loss."""
-    n_step: Annotated[Count, At("nstep")] = 1
+    n_step: Count = 1
     """Number of rewards in an n-step target."""
 
 

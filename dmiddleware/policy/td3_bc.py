@@ -16,7 +16,7 @@ from dmiddleware.settings import Positive
 __all__ = ["TD3BCPolicy", "TD3BCSettings"]
 
 
-class TD3BCSettings(DatasetNormSettings, TD3Settings, section="learn"):
+class TD3BCSettings(DatasetNormSettings, TD3Settings):
     """The settings of TD3+BC."""
 
     learning_rate_critic: LearningRate = 3e-4

@@ -24,7 +24,7 @@ _NO_QUANTILES: Final = (
 )
 
 
-class TQCSettings(SACSettings, section="learn"):
+class TQCSettings(SACSettings):
     """The settings of TQC."""
 
     n_dropped_quantiles: Whole = 2

@@ -25,7 +25,6 @@ from dmiddleware.rl.returns import (
     NStepReturn,
     discounted_return,
     gae,
-    lambda_return,
     nstep_return,
     take_rows,
 )
@@ -60,7 +59,6 @@ __all__ = [
     "with_returns_to_go",
     "episode_cuts",
     "discounted_return",
-    "lambda_return",
     "discounted_scan",
     "vtrace",
     "VTrace",

@@ -20,7 +20,6 @@ __all__ = [
     "gae",
     "nstep_return",
     "discounted_return",
-    "lambda_return",
     "take_rows",
 ]
 
@@ -178,51 +177,12 @@ def discounted_return(
     check_time_first(reward, terminated=terminated, done=done, next_value=next_value)
     reward = _as_float(reward)
     factor = torch.full_like(reward, discount).masked_fill_(done, 0.0)
-    if next_value is None:
-        return discounted_scan(reward, factor)
-    return discounted_scan(_close_sums(reward, next_value, terminated, done, discount), factor)
-
-
-@torch.no_grad()
-def lambda_return(
-    reward: torch.Tensor,
-    next_value: torch.Tensor,
-    terminated: torch.Tensor,
-    done: torch.Tensor,
-    *,
-    discount: float,
-    trace_decay: float,
-) -> torch.Tensor:
-    """Mix the n-step returns of all n (Sutton and Barto, 2nd edition, equations 12.2 and 12.3).
-
-    ``G[t] = reward[t] + discount * ((1 - trace_decay) * V(s') + trace_decay * G[t + 1])``; at a
-    truncated or the last row the whole weight is on ``V(s')``, after a terminated one nothing
-    follows. Equals ``gae(…).ret`` when ``next_value[t]`` is ``value[t + 1]`` within episodes.
-
-    Args:
-        reward: ``[T, …]`` float32.
-        next_value: ``[T, …]`` V of each row's true successor; not read where terminated.
-        terminated: ``[T, …]`` bool.
-        done: ``[T, …]`` bool, terminated or truncated.
-        discount: gamma, in ``[0, 1]``.
-        trace_decay: lambda, in ``[0, 1]``.
-
-    Returns:
-        ``[T, …]`` returns, without gradient.
-
-    Raises:
-        StructureError: if shapes differ, ``T`` is 0, or a mask is not bool.
-        ValueError: if ``discount`` or ``trace_decay`` is outside ``[0, 1]``.
-    """
-    check_fraction(discount=discount, trace_decay=trace_decay)
-    check_time_first(reward, next_value=next_value, terminated=terminated, done=done)
-    reward = _as_float(reward)
-    # Every row takes (1 - lambda) of its bootstrap; the rows that nothing follows take it whole.
-    mixed = _close_sums(
-        reward, next_value, terminated, done, discount, share_within=1.0 - trace_decay
-    )
-    factor = torch.full_like(reward, discount * trace_decay).masked_fill_(done, 0.0)
-    return discounted_scan(mixed, factor)
+    if next_value is not None:
+        # The rows at which a sum ends, although the episode continues.
+        cut = done & ~terminated
+        cut[-1] = ~terminated[-1]
+        reward = reward + discount * torch.where(cut, next_value, 0.0)
+    return discounted_scan(reward, factor)
 
 
 def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -252,19 +212,3 @@ def _last_row_of_episode(done: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     last = done.shape[0] - 1
     ends = torch.where(done, row, last)
     return ends.flip(0).cummin(0).values.flip(0)
-
-
-def _close_sums(
-    reward: torch.Tensor,
-    next_value: torch.Tensor,
-    terminated: torch.Tensor,
-    done: torch.Tensor,
-    discount: float,
-    *,
-    share_within: float = 0.0,
-) -> torch.Tensor:
-    """Add the discounted bootstrap to the rows: in full where a sum ends, else a share of it."""
-    share = torch.full_like(reward, share_within).masked_fill_(done, 1.0)
-    share[-1] = 1.0
-    share.mul_(next_value).masked_fill_(terminated, 0.0)
-    return share.mul_(discount).add_(reward)

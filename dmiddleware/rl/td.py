@@ -111,7 +111,7 @@ def q_target(
 
 
 def taken_rows(output: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """Return the part of an output that belongs to the actions.
+    """Return a network's output for the given actions.
 
     Args:
         output: ``[…, A]`` or ``[…, A, N]``.

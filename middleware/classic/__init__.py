@@ -10,6 +10,7 @@ from middleware.classic.fetchers import (
     offline_data_fetcher,
     offpolicy_data_fetcher,
 )
+from middleware.classic.learner_run import LearnerRun
 from middleware.classic.roles import role_of_this_process
 from middleware.classic.router_link import RouterLink, open_coordinator_link
 from middleware.classic.router_store import RouterStore
@@ -25,6 +26,7 @@ __all__ = [
     "offpolicy_data_fetcher",
     "OfflineDataFetcher",
     "offline_data_fetcher",
+    "LearnerRun",
     "RouterLink",
     "RouterStore",
     "RouterCollector",

@@ -18,7 +18,7 @@ class Trainer(PolicyUpdater[RLContext]):
     """Update the policy once from ``ctx.train_data``; do nothing in a step without data.
 
     Args:
-        policy: a policy, its learn mode, or a learner with hooks.
+        policy: a policy, or its learn mode.
 
     Reads:
         ctx.train_data: a batch ``[B, …]``, from a fetcher.
@@ -73,7 +73,7 @@ class MultistepTrainer(Trainer):
     data, nothing happens.
 
     Args:
-        policy: a policy, its learn mode, or a learner with hooks.
+        policy: a policy, or its learn mode.
 
     Reads:
         ctx.train_data: a batch, from a fetcher or an estimator.

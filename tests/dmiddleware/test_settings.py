@@ -24,7 +24,6 @@ from dmiddleware.classic.policy_config import from_nested, nested
 from dmiddleware.errors import ConfigError
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import (
-    At,
     Count,
     Fraction,
     NonNegative,
@@ -41,10 +40,10 @@ from dmiddleware.settings import (
 )
 
 
-class Base(Settings, section="learn"):
+class Base(Settings):
     """Common to all."""
 
-    discount: Annotated[Fraction, At("discount_factor")] = 0.99
+    discount: Fraction = 0.99
     """γ, the discount
     of future rewards."""
     batch_size: Count = 64
@@ -61,7 +60,7 @@ class Actor(Settings):
     low: Numbers | None = None
 
 
-class Every(Actor, Base, section="learn"):
+class Every(Actor, Base):
     """One field of each kind."""
 
     batch_size = 256
@@ -86,9 +85,7 @@ class Every(Actor, Base, section="learn"):
 class Explores(Settings):
     """A schedule as the default."""
 
-    eps: Annotated[float | Schedule, Scheduled(Fraction), At("other.eps")] = Schedule.linear(
-        1.0, 0.05, decay=10_000
-    )
+    eps: Annotated[float | Schedule, Scheduled(Fraction)] = Schedule.linear(1.0, 0.05, decay=10_000)
 
 
 class Needed(Settings):
@@ -327,26 +324,8 @@ def test_yaml_is_read_back() -> None:
     assert Every(**yaml.safe_load(text)) == settings
 
 
-def test_the_nested_view_has_the_paths_of_the_declarations() -> None:
-    cfg = nested(Every(batch_size=3, discount=0.5))
-    assert cfg["discount_factor"] == 0.5
-    assert cfg["bounding"] == "tanh"
-    assert cfg["learn"]["batch_size"] == 3
-    assert from_nested(Every, {"learn": {"learning_rate": {"start": 1, "end": 0}}}) == Every(
-        learning_rate=Schedule.linear(1, 0)
-    )
-    falling = Schedule.linear(1.0, 0.05, decay=10_000)
+def test_a_schedule_is_read_from_its_attributes() -> None:
     assert Explores(eps={"start": 1, "end": 0}).eps == Schedule.linear(1, 0)
-    assert from_nested(Explores, {"other": {"eps": {"decay": 9}}}).eps == dataclasses.replace(
-        falling, decay=9
-    )
-    for wrong, part in (
-        ({"learn": {"batch_size": 0}}, "learn.batch_size must be an integer ≥ 1, got 0"),
-        ({"discount_factor": 2.0}, "discount_factor must be a number from 0 to 1, got 2.0"),
-    ):
-        with pytest.raises(ConfigError) as raised:
-            from_nested(Every, wrong)
-        assert part in str(raised.value)
 
 
 def test_the_table_has_a_row_for_each_setting() -> None:

@@ -6,9 +6,9 @@ import contextlib
 import statistics
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
+from dmiddleware.closing import Closing
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare
 from tests.faults.node_program import Sends
@@ -22,7 +22,7 @@ FRAMES_IN_HAND = 12
 GIVE_BACK = ("env", "MALLOC_MMAP_THRESHOLD_=131072")
 
 
-class Peak:
+class Peak(Closing):
     """Samples the memory use of a process.
 
     Args:
@@ -42,12 +42,8 @@ class Peak:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop watching."""
         self._done.set()
         self._thread.join(5.0)
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from dmiddleware.closing import Closing
 
 __all__ = ["Writer", "Ledger", "Comparison", "compare", "compare_killed", "join"]
 
 
-class Writer:
+class Writer(Closing):
     """Appends lines to a ledger.
 
     Args:
@@ -29,15 +30,8 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         os.close(self._file)
 
     def __call__(self, what: str, *details: Any) -> None:

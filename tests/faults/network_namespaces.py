@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
+
+from dmiddleware.closing import Closing
 
 __all__ = ["Cable", "SlowCable", "cable", "namespaces", "slow_cable", "why_not"]
 
@@ -93,7 +94,7 @@ def cable(first: str, second: str) -> Iterator[Cable]:
     yield Cable(first, devices[0])
 
 
-class SlowCable:
+class SlowCable(Closing):
     """Carries packets between two tun devices, with delay and loss.
 
     Args:
@@ -116,12 +117,8 @@ class SlowCable:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Cut the cable."""
         os.write(self._wake, b"x")
         self._thread.join(5.0)
         for file in (*self._files, self._done, self._wake):

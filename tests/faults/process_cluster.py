@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import psutil
 
+from dmiddleware.closing import Closing
 from tests.faults.ledger import Ledger
 from tests.faults.node_program import NodeSpec
 
@@ -185,7 +185,7 @@ class Process:
         self._stderr.close()
 
 
-class Cluster:
+class Cluster(Closing):
     """The nodes of one test, which are killed at its end.
 
     Args:
@@ -200,15 +200,8 @@ class Cluster:
         self.processes: list[Process] = []
         self._names = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End all processes."""
         for process in self.processes:
             process.close()
 

@@ -6,11 +6,10 @@ import os
 import socket
 import struct
 import time
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from dmiddleware.closing import Closing
 from dmiddleware.router.protocol.handshake import Identity, ListenerHandshake, PeerLimits
 from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.node import NodeProtocol
@@ -26,7 +25,7 @@ _HEAD = struct.Struct("<4sB3xIQQ")
 _MAX_FRAGMENT = (1 << 32) - 1
 
 
-class RawPeer:
+class RawPeer(Closing):
     """A bare socket that is connected to a listener.
 
     Args:
@@ -44,15 +43,8 @@ class RawPeer:
             self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._requests = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def write(self, raw: bytes) -> bool:

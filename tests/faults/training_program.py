@@ -36,6 +36,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
+from middleware.classic import LearnerRun
 from tests.faults.ledger import Writer
 from tests.faults.training_faults import ENV_STEPS, FOLDER, GROUP_S, SEED, SNAPSHOT_EVERY
 
@@ -95,8 +96,8 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         collect_env = make_env_manager(ENV, seed=task.seed_for("collector"))
         eval_env = make_env_manager(ENV, env_num=8, seed=task.seed_for("evaluator"))
         buffer = TensorBuffer(60_000, n_step=policy.n_step, seed=task.seed_for("buffer"))
-        learner = BaseLearner(
-            policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path)
+        learner = LearnerRun(
+            BaseLearner(policy=policy.learn_mode, tb_logger=run.tb_logger, exp_name=str(run.path))
         )
         for name in ("node.joined", "node.left", "node.rejoined"):
             task.on(name, lambda node_id, name=name, **_: write(name, node_id))
@@ -105,7 +106,7 @@ def train(write: Writer, folder: Path, seed: int, env_steps: int, rank: int) -> 
         task.use(StepCollector(policy.collect_mode, collect_env, n_sample=128, random_steps=1000))
         task.use(batch_recorder(write))
         task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(learner, buffer, update_per_collect=64))
+        task.use(learner).use(OffPolicyLearner(learner, buffer, update_per_collect=64))
         task.use(
             interaction_evaluator(
                 # Eight episodes would often choose a policy that is not the best.

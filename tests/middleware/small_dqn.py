@@ -5,8 +5,20 @@ from typing import Any
 import torch
 
 from dmiddleware.data import TensorBuffer, as_tree
+from dmiddleware.policy import DQNPolicy
 
 SMALL = {"seed": 0, "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]}}
+
+
+def make_policy() -> DQNPolicy:
+    return DQNPolicy(SMALL)
+
+
+def fill(policy: DQNPolicy, value: float) -> None:
+    """Set every parameter to the value, to identify the update by the weights."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.fill_(value)
 
 
 def small(batch_size: int, **learn: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from middleware import (
     RunFolder,
     SnapshotSaver,
 )
+from tests.middleware.small_dqn import fill, make_policy
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
 RESTARTED = 1000
@@ -132,21 +133,6 @@ class Training:
                 ctx.task.stop("enough")
 
         return learn
-
-
-def make_policy() -> DQNPolicy:
-    return DQNPolicy(
-        {
-            "seed": 0,
-            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
-        }
-    )
-
-
-def fill(policy: DQNPolicy, value: float) -> None:
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.fill_(value)
 
 
 def weight(policy: DQNPolicy) -> float:

@@ -1,6 +1,5 @@
 import dataclasses
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from dmiddleware.data import (
     TensorBuffer,
     as_tree,
     leaves,
-    save_checkpoint,
 )
 from dmiddleware.errors import (
     ChainError,
@@ -35,7 +33,6 @@ from dmiddleware.policy import (
 )
 from dmiddleware.rl import Schedule, with_advantages
 from dmiddleware.settings import Count
-from dmiddleware.worker.learner import BaseLearner, LearnerHook
 from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.advantage import gae_estimator
 from middleware.learn import OffPolicyLearner, OnPolicyLearner
@@ -189,65 +186,6 @@ def test_nan_stops_the_run_and_leaves_the_parameters(run_steps: Any, dqn: DQNPol
     with pytest.raises(NonFiniteLoss, match="train_iter 3"):
         run_steps(OffPolicyLearner(dqn.learn_mode, buffer))
     assert torch.equal(before, weights(dqn))
-
-
-class Note(LearnerHook):
-    def __init__(self, tape: list[Any], position: str) -> None:
-        super().__init__(f"note_{position}", 10, position=position)
-        self._tape = tape
-
-    def __call__(self, engine: Any) -> None:
-        self._tape.append((self.position, engine.train_iter, engine.collector_envstep))
-
-
-def hooked(policy: DQNPolicy, tape: list[Any], folder: Path, **hooks: Any) -> BaseLearner:
-    none = {"save_ckpt_after_run": False, "save_ckpt_after_iter": 1_000_000}
-    learner = BaseLearner(
-        {"hook": {**none, **hooks}}, policy=policy.learn_mode, exp_name=str(folder)
-    )
-    for position in ("before_run", "before_iter", "after_iter", "after_run"):
-        learner.register_hook(Note(tape, position))
-    return learner
-
-
-def test_hooks_of_a_learner_run_around_each_update_and_the_run(
-    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
-) -> None:
-    tape: list[Any] = []
-    with hooked(dqn, tape, tmp_path) as learner:
-        middleware = OffPolicyLearner(learner, filled(), update_per_collect=2)
-        ctx = run_steps(middleware, ctx=OnlineRLContext(env_step=80))
-    assert ctx.train_iter == learner.train_iter == 2
-    assert tape == [
-        ("before_run", 0, -1),
-        ("before_iter", 0, 80),
-        ("after_iter", 0, 80),
-        ("before_iter", 1, 80),
-        ("after_iter", 1, 80),
-        ("after_run", 2, 80),
-    ]
-
-
-def test_hooks_of_the_end_run_after_an_error_too(
-    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
-) -> None:
-    def fail(ctx: OnlineRLContext) -> None:
-        raise RuntimeError("no")
-
-    tape: list[Any] = []
-    with hooked(dqn, tape, tmp_path) as learner, pytest.raises(RuntimeError, match="no"):
-        run_steps(OffPolicyLearner(learner, filled()), fail)
-    assert tape[-1][0] == "after_run"
-
-
-def test_run_continues_from_the_checkpoint_that_a_hook_loads(
-    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
-) -> None:
-    path = tmp_path / "before.safetensors"
-    save_checkpoint(path, {**dqn.learn_mode.state_dict(), "last_iter": 40, "last_step": 320})
-    with hooked(dqn, [], tmp_path, load_ckpt_before_run=str(path)) as learner:
-        ctx = run_steps(OffPolicyLearner(learner, filled()))
-    assert ctx.train_iter == learner.train_iter == 41
 
 
 def learning_rates(run_steps: Any, schedule: Schedule, *others: Any, **start: int) -> list[float]:

@@ -1,6 +1,5 @@
 import logging
 import math
-import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboardX.proto.event_pb2 import Event
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import UpdateOutput
@@ -18,27 +16,17 @@ from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
 from tests.middleware.nodes import DEADLINE_S, run_nodes
+from tests.tensorboard_events import values_in
 
 
 def written(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Return all scalars in the run's tensorboard folder, as (step, value) by name."""
     run.close()
     found: dict[str, list[tuple[int, float]]] = {}
-    for path in sorted((run.path / "tb").rglob("events.*")):
-        for event in events(path):
-            for value in event.summary.value:
-                kind = value.WhichOneof("value")
-                number = value.simple_value if kind == "simple_value" else float("nan")
-                found.setdefault(value.tag, []).append((event.step, number))
-    return found
-
-
-def events(path: Path) -> list[Any]:
-    data, at, found = path.read_bytes(), 0, []
-    while at < len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        found.append(Event.FromString(data[at + 12 : at + 12 + length]))
-        at += length + 16
+    for step, value in values_in(run.path / "tb"):
+        kind = value.WhichOneof("value")
+        number = value.simple_value if kind == "simple_value" else float("nan")
+        found.setdefault(value.tag, []).append((step, number))
     return found
 
 

@@ -29,24 +29,9 @@ from middleware import (
 )
 from middleware.exchange.events import LEARNED, MODEL
 from tests.middleware.nodes import DEADLINE_S, node, run_nodes
+from tests.middleware.small_dqn import fill, make_policy
 
 SHORT_S = 0.05
-
-
-def make_policy() -> DQNPolicy:
-    return DQNPolicy(
-        {
-            "seed": 0,
-            "model": {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [8]},
-        }
-    )
-
-
-def fill(policy: DQNPolicy, value: float) -> None:
-    """Set every parameter to the value, to identify the update by the weights."""
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.fill_(value)
 
 
 def values(state: Any) -> set[float]:

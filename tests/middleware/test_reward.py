@@ -93,7 +93,8 @@ def give_advantages(ctx: OnlineRLContext) -> None:
 
 def test_the_advantages_of_learned_rewards_are_added_with_a_weight(run_steps: Any) -> None:
     critic = IntrinsicCritic((1,), hidden_sizes=(4,))
-    given = IntrinsicAdvantage(Constant(learns_first=True), critic, weight=0.5)
+    model = Constant(learns_first=True)
+    given = IntrinsicAdvantage(model, critic, weight=0.5)
     found = {}
 
     def note(ctx: OnlineRLContext) -> None:
@@ -105,7 +106,7 @@ def test_the_advantages_of_learned_rewards_are_added_with_a_weight(run_steps: An
     torch.testing.assert_close(found["learned_reward"], torch.arange(6.0).reshape(3, 2))
     assert found["logged"]["reward/learned"] == pytest.approx(2.5)
     assert found["logged"]["reward/value_loss"] > 0.0
-    assert given.snapshot_parts == {"reward_model": given._model, "intrinsic_critic": critic}
+    assert given.snapshot_parts == {"reward_model": model, "intrinsic_critic": critic}
     assert given.components["critic"].settings["learning_rate"] == 3e-4
     assert given.settings.weight == 0.5
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from dmiddleware.data import TensorBuffer
@@ -34,6 +33,7 @@ from middleware import (
     gae_estimator,
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
+from tests.dmiddleware.policy.equal_states import same
 from tests.dmiddleware.policy.every_policy import (
     EVERY,
     buffer_of,
@@ -76,14 +76,6 @@ def usual_chain(policy: Any) -> list[Any]:
     explores = [] if policy.explores else [eps_greedy_handler(policy)]
     learner = OffPolicyLearner(policy, buffer, update_per_collect=2)
     return [*explores, collector, data_pusher(buffer), learner]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 @pytest.mark.parametrize("cls", EVERY)

@@ -50,6 +50,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
+from middleware.classic import LearnerRun
 from tests.middleware.nodes import run_nodes
 
 N_STEPS = 24
@@ -96,7 +97,8 @@ class DQNRun:
         self.task.use(eps_greedy_handler(self.policy))
         self.task.use(StepCollector(self.policy.collect_mode, collect_env, n_sample=6))
         self.task.use(data_pusher(self.buffer))
-        self.task.use(OffPolicyLearner(self.learner, self.buffer, update_per_collect=2))
+        run = LearnerRun(self.learner)
+        self.task.use(run).use(OffPolicyLearner(run, self.buffer, update_per_collect=2))
         self.task.use(
             interaction_evaluator(self.policy.eval_mode, eval_env, n_episode=2, every_train_iter=10)
         )

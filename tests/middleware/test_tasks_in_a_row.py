@@ -17,6 +17,7 @@ from dmiddleware.policy import DQNPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster
 from middleware import Barrier, ContextExchanger, ModelExchanger, OnlineRLContext, Role
+from tests.middleware.small_dqn import fill
 from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
@@ -120,12 +121,6 @@ def sleep(clock: Any, seconds: float) -> None:
     nothing = threading.Condition()
     with nothing:
         clock.wait_for(nothing, lambda: False, seconds)
-
-
-def fill(policy: DQNPolicy, value: float) -> None:
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter.fill_(value)
 
 
 def weight(policy: DQNPolicy) -> int:

@@ -15,7 +15,7 @@ from dmiddleware.classic import (
     create_policy,
     get_policy_cls,
 )
-from dmiddleware.data import index_rows
+from dmiddleware.data import as_tree, index_rows
 from dmiddleware.errors import ConfigError, PolicyError, StructureError
 from dmiddleware.policy import DQNPolicy
 
@@ -89,8 +89,7 @@ def test_a_list_of_samples_arrives_untouched():
 
 def test_a_batch_is_split_into_samples():
     policy = policy_of(PerEnv)
-    batch = policy_of(Learning)._batch([{"reward": 1.0}, {"reward": 2.0}])
-    policy.learn_mode.forward(batch)
+    policy.learn_mode.forward(as_tree({"reward": torch.tensor([1.0, 2.0])}))
     assert [float(sample["reward"]) for sample in policy.seen] == [1.0, 2.0]
 
 

@@ -212,8 +212,8 @@ def test_an_error_in_envpool_closes_the_manager(monkeypatch):
         def interrupt(*args):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(manager, "_check_range", lambda batch: None)
-        monkeypatch.setattr(type(manager._pool), "step", interrupt)
+        pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=1)
+        monkeypatch.setattr(type(pool), "step", interrupt)
         manager.step(np.zeros(3, int))
     assert manager.closed
 

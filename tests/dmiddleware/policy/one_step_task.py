@@ -9,7 +9,16 @@ import torch
 from dmiddleware.policy import Policy
 from dmiddleware.tree import Batch, as_tree
 
-__all__ = ["distance_after", "random_rows"]
+__all__ = ["SMALL", "distance_after", "random_rows"]
+
+SMALL = {
+    "obs_shape": 3,
+    "action_shape": 2,
+    "action_space": "continuous",
+    "actor_hidden_sizes": [16],
+    "critic_hidden_sizes": [16],
+}
+"""The arguments of a small network for :func:`random_rows`."""
 
 
 def random_rows(n: int = 8, seed: int = 0) -> Batch:

@@ -28,6 +28,7 @@ from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Positive
 from dmiddleware.torch_private import plain_torch
 from dmiddleware.tree import as_tree
+from tests.dmiddleware.policy.equal_states import same
 from tests.variants import mostly_slow
 
 
@@ -98,14 +99,6 @@ def batch(n: int = 16, seed: int = 0) -> Any:
     obs, next_obs = torch.randn(2, n, 3, generator=generator)
     action = torch.randn(n, 2, generator=generator)
     return as_tree({"obs": obs, "next_obs": next_obs, "action": action, "reward": obs.sum(-1)})
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def test_collectors_receive_only_what_acting_needs() -> None:

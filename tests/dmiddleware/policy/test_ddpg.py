@@ -14,20 +14,13 @@ from dmiddleware.policy import DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from tests.dmiddleware.counting_envs import CountingEnv
 
-from .one_step_task import distance_after, random_rows
+from .one_step_task import SMALL, distance_after, random_rows
 
-SMALL = {
-    "obs_shape": 3,
-    "action_shape": 2,
-    "action_space": "continuous",
-    "actor_hidden_sizes": [16],
-    "critic_hidden_sizes": [16],
-    "deterministic": True,
-}
+DETERMINISTIC = {**SMALL, "deterministic": True}
 
 
 def td3(**learn: Any) -> TD3Policy:
-    return TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 0, **learn})
+    return TD3Policy({"model": {**DETERMINISTIC, "n_critics": 2}, "seed": 0, **learn})
 
 
 @pytest.mark.parametrize("sigma", [0.2, 5.0])
@@ -81,7 +74,10 @@ def test_the_actor_follows_the_first_critic() -> None:
 
 
 def test_ddpg_has_one_critic_and_plain_targets() -> None:
-    policy, data = DDPGPolicy({"model": {**SMALL, "n_critics": 1}, "seed": 0}), random_rows()
+    policy, data = (
+        DDPGPolicy({"model": {**DETERMINISTIC, "n_critics": 1}, "seed": 0}),
+        random_rows(),
+    )
     actor, critic = (policy.components[name] for name in ("actor", "critic"))
     with torch.no_grad():
         value = critic.target(data["next_obs"], actor.target(data["next_obs"])["mu"].tanh())[0]
@@ -204,7 +200,7 @@ def test_gaussian_noise_needs_no_state() -> None:
 
 def test_other_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"noise must be one of"):
-        TD3Policy({"model": SMALL, "noise": "pink"})
+        TD3Policy({"model": DETERMINISTIC, "noise": "pink"})
 
 
 @pytest.mark.parametrize("policy", [SACPolicy, TQCPolicy, DDPGPolicy, TD3Policy])
@@ -235,7 +231,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     outputs = [whole.learn_mode.forward(random_rows(seed=seed)) for seed in range(7)]
     for seed in range(3):
         first.learn_mode.forward(random_rows(seed=seed))
-    second = TD3Policy({"model": {**SMALL, "n_critics": 2}, "seed": 1})
+    second = TD3Policy({"model": {**DETERMINISTIC, "n_critics": 2}, "seed": 1})
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
     assert [second.learn_mode.forward(random_rows(seed=seed)) for seed in range(3, 7)] == outputs[
         3:
@@ -248,7 +244,7 @@ def test_it_learns_to_follow_a_target(make: Any, n_critics: int) -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""
     policy = make(
         {
-            "model": {**SMALL, "action_shape": 1, "n_critics": n_critics},
+            "model": {**DETERMINISTIC, "action_shape": 1, "n_critics": n_critics},
             "seed": 0,
             "learning_rate_critic": 3e-3,
             "learning_rate_actor": 3e-3,

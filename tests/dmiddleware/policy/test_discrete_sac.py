@@ -12,6 +12,7 @@ import torch
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.policy import DiscreteSACPolicy
 from dmiddleware.tree import as_tree
+from tests.dmiddleware.policy.discrete_rows import discrete_rows
 
 SMALL = {
     "obs_shape": 3,
@@ -26,18 +27,7 @@ def made(seed: int = 0, **learn: Any) -> DiscreteSACPolicy:
 
 
 def batch(n: int = 8, seed: int = 0, **columns: Any) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, n, 3, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.randint(4, (n,), generator=generator),
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 4 == 0,
-            **columns,
-        }
-    )
+    return discrete_rows(n, 3, 4, seed=seed, **columns)
 
 
 def some_masks(n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,7 +168,7 @@ def test_a_column_discount_must_be_made_of_the_policys_own_discount() -> None:
 
 
 def test_continuous_actions_are_refused() -> None:
-    with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
+    with pytest.raises(SpaceError, match=r"supports discrete actions.*Box.*use PPO"):
         DiscreteSACPolicy.for_env(gym.make("Pendulum-v1"))
 
 

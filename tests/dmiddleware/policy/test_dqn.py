@@ -232,7 +232,7 @@ def test_spaces_that_do_not_fit_are_rejected(small, cartpole_spaces, pendulum_sp
         check(pendulum_spaces[0], cartpole_spaces[1])
     with pytest.raises(SpaceError, match=r"size 2.*action_shape to 5"):
         check(cartpole_spaces[0], gym.spaces.Discrete(5))
-    with pytest.raises(SpaceError, match=r"need a Discrete action space.*Box.*use PPO"):
+    with pytest.raises(SpaceError, match=r"supports discrete actions.*Box.*use PPO"):
         DQNPolicy.for_env(pendulum_spaces)
 
 

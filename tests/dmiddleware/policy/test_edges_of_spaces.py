@@ -163,6 +163,6 @@ def test_mapped_actions_are_in_the_box_and_back_again(bounds: Any, raw: float, d
     if np.float32(low) != np.float32(high) or dtype is np.float32:
         assert action.numpy().astype(dtype) in space
     assert codec.to_raw(action).isfinite().all()
-    again = ActionCodec.for_space(space, low=[low], high=[high]) if high - low > 1 else codec
+    again = ActionCodec(low=[low], high=[high]) if high - low > 1 else codec
     again.set_space(space)
     assert torch.equal(again.to_env(torch.tensor([raw])), action)

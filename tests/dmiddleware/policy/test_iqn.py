@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmiddleware.policy import IQNPolicy
-from dmiddleware.tree import as_tree
+from tests.dmiddleware.policy.discrete_rows import discrete_rows
 
 MODEL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_sizes": [16], "n_quantiles": 5}
 
@@ -18,17 +18,7 @@ def made(**learn: Any) -> IQNPolicy:
 
 
 def batch(n: int = 6) -> Any:
-    generator = torch.Generator().manual_seed(0)
-    obs, next_obs = torch.randn(2, n, 4, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.randint(3, (n,), generator=generator),
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 3 == 0,
-        }
-    )
+    return discrete_rows(n, 4, 3, ends_every=3)
 
 
 @pytest.mark.parametrize("double", [True, False])

@@ -27,6 +27,7 @@ from dmiddleware.policy import (
     torch_optimizer,
 )
 from dmiddleware.schedule import LearningRate
+from tests.dmiddleware.policy.equal_states import same
 from tests.dmiddleware.policy.every_policy import batch_for, made
 from tests.variants import mostly_slow
 
@@ -129,14 +130,6 @@ def by_hand(optimizer: str, n_updates: int) -> Networks:
                 nn.utils.clip_grad_norm_(part.parameters(), 0.5)
             step.step()
     return model
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -10,7 +10,7 @@ import torch
 from dmiddleware.classic import as_command_mode
 from dmiddleware.policy import C51Policy, DQNPolicy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, taken_rows
-from dmiddleware.tree import as_tree
+from tests.dmiddleware.policy.discrete_rows import discrete_rows
 
 SMALL = {"obs_shape": 4, "action_shape": 3, "encoder_hidden_sizes": [16]}
 NOISY = pytest.mark.parametrize(
@@ -23,18 +23,7 @@ def made(make: Any = RainbowPolicy, seed: int = 0, **cfg: Any) -> Any:
 
 
 def batch(n: int = 8, seed: int = 0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    obs, next_obs = torch.randn(2, n, 4, generator=generator)
-    return as_tree(
-        {
-            "obs": obs,
-            "next_obs": next_obs,
-            "action": torch.randint(3, (n,), generator=generator),
-            "reward": torch.randn(n, generator=generator),
-            "terminated": torch.arange(n) % 4 == 0,
-            "discount": torch.full((n,), 0.99**3),
-        }
-    )
+    return discrete_rows(n, 4, 3, seed=seed, discount=torch.full((n,), 0.99**3))
 
 
 @NOISY

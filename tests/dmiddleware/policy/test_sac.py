@@ -17,15 +17,7 @@ from dmiddleware.errors import SpaceError
 from dmiddleware.model import ActorQ, EnsembleLinear
 from dmiddleware.policy import SACPolicy
 
-from .one_step_task import distance_after, random_rows
-
-SMALL = {
-    "obs_shape": 3,
-    "action_shape": 2,
-    "action_space": "continuous",
-    "actor_hidden_sizes": [16],
-    "critic_hidden_sizes": [16],
-}
+from .one_step_task import SMALL, distance_after, random_rows
 
 
 def made(**cfg: Any) -> SACPolicy:

@@ -11,23 +11,15 @@ import torch
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import TQCPolicy
 
-from .one_step_task import distance_after, random_rows
+from .one_step_task import SMALL, distance_after, random_rows
 
 N_CRITICS, N_QUANTILES = 3, 4
 
-SMALL = {
-    "obs_shape": 3,
-    "action_shape": 2,
-    "action_space": "continuous",
-    "actor_hidden_sizes": [16],
-    "critic_hidden_sizes": [16],
-    "n_critics": N_CRITICS,
-    "n_quantiles": N_QUANTILES,
-}
+MODEL = {**SMALL, "n_critics": N_CRITICS, "n_quantiles": N_QUANTILES}
 
 
 def made(**learn: Any) -> TQCPolicy:
-    return TQCPolicy({"model": SMALL, "seed": 0, "n_dropped_quantiles": 1, **learn})
+    return TQCPolicy({"model": MODEL, "seed": 0, "n_dropped_quantiles": 1, **learn})
 
 
 def noise_of(policy: TQCPolicy) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,7 +96,7 @@ def test_a_target_without_quantiles_is_refused(dropped: float) -> None:
 
 def test_critics_without_quantiles_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"set model\.n_quantiles"):
-        TQCPolicy({"model": {**SMALL, "n_quantiles": None}})
+        TQCPolicy({"model": {**MODEL, "n_quantiles": None}})
 
 
 def test_weights_of_prioritized_replay_enter_the_loss() -> None:
@@ -121,7 +113,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     outputs = [whole.learn_mode.forward(random_rows(seed=seed)) for seed in range(4)]
     for seed in range(2):
         first.learn_mode.forward(random_rows(seed=seed))
-    second = TQCPolicy({"model": SMALL, "seed": 1, "n_dropped_quantiles": 1})
+    second = TQCPolicy({"model": MODEL, "seed": 1, "n_dropped_quantiles": 1})
     second.learn_mode.load_state_dict(first.learn_mode.state_dict())
     assert [second.learn_mode.forward(random_rows(seed=seed)) for seed in range(2, 4)] == outputs[
         2:
@@ -134,7 +126,7 @@ def test_it_learns_to_follow_a_target() -> None:
     rates = {f"learning_rate_{part}": 3e-3 for part in ("q", "policy", "alpha")}
     policy = TQCPolicy(
         {
-            "model": {**SMALL, "action_shape": 1},
+            "model": {**MODEL, "action_shape": 1},
             "seed": 0,
             **rates,
             "target_entropy": -3.0,

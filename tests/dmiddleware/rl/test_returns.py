@@ -13,7 +13,6 @@ from dmiddleware.errors import StructureError
 from dmiddleware.rl import (
     discounted_return,
     gae,
-    lambda_return,
     nstep_return,
     take_rows,
 )
@@ -313,37 +312,20 @@ def literal_lambda(env: Rollout, discount: float, trace_decay: float) -> list[fl
 
 @settings(deadline=None, max_examples=60)
 @given(rollout=rollouts(), discount=fractions, trace_decay=fractions)
-def test_lambda_return_mixes_all_nstep_returns(rollout, discount, trace_decay):
-    result = lambda_return(
+def test_returns_of_gae_mix_all_nstep_returns_when_values_agree(rollout, discount, trace_decay):
+    next_value = torch.cat((rollout.value[1:], rollout.next_value[-1:]))
+    result = gae(
         rollout.reward,
-        rollout.next_value,
+        rollout.value,
+        next_value,
         rollout.terminated,
         rollout.done,
         discount=discount,
-        trace_decay=trace_decay,
-    )
-    expected = [literal_lambda(env, discount, trace_decay) for env in columns(rollout)]
+        gae_lambda=trace_decay,
+    ).ret
+    same = rollout._replace(next_value=next_value)
+    expected = [literal_lambda(env, discount, trace_decay) for env in columns(same)]
     torch.testing.assert_close(as_columns(result), torch.tensor(expected, dtype=torch.float64))
-
-
-@settings(deadline=None, max_examples=30)
-@given(rollout=rollouts(), discount=fractions, trace_decay=fractions)
-def test_lambda_return_is_gae_plus_value_when_values_agree(rollout, discount, trace_decay):
-    next_value = torch.cat((rollout.value[1:], rollout.next_value[-1:]))
-    masks = {"terminated": rollout.terminated, "done": rollout.done}
-    torch.testing.assert_close(
-        lambda_return(
-            rollout.reward, next_value, **masks, discount=discount, trace_decay=trace_decay
-        ),
-        gae(
-            rollout.reward,
-            rollout.value,
-            next_value,
-            **masks,
-            discount=discount,
-            gae_lambda=trace_decay,
-        ).ret,
-    )
 
 
 def every_function(reward, terminated, done, *, discount=0.9, gae_lambda=0.9):
@@ -354,9 +336,6 @@ def every_function(reward, terminated, done, *, discount=0.9, gae_lambda=0.9):
     )
     yield lambda: nstep_return(reward, terminated, done, n=2, discount=discount)
     yield lambda: discounted_return(reward, terminated, done, discount=discount)
-    yield lambda: lambda_return(
-        reward, value, terminated, done, discount=discount, trace_decay=gae_lambda
-    )
 
 
 def test_no_time_step_is_rejected():
@@ -443,8 +422,6 @@ def test_a_single_step_is_enough():
     assert gae(reward, value, next_value, **masks, discount=0.5, gae_lambda=0.9).adv.tolist() == [6]
     assert nstep_return(reward, **masks, n=3, discount=0.5).discount.tolist() == [0.5]
     assert discounted_return(reward, **masks, discount=0.5).tolist() == [2.0]
-    mixed = lambda_return(reward, next_value, **masks, discount=0.5, trace_decay=0.9)
-    assert mixed.tolist() == [7.0]
 
 
 def test_integer_rewards_count_as_floats():
@@ -456,7 +433,6 @@ def test_integer_rewards_count_as_floats():
         yield nstep_return(reward, masks, masks, n=2, **kwargs).reward
         yield discounted_return(reward, masks, masks, **kwargs)
         yield discounted_return(reward, masks, masks, next_value=value, **kwargs)
-        yield lambda_return(reward, value, masks, masks, trace_decay=0.7, **kwargs)
         yield gae(reward, value, value, masks, masks, gae_lambda=0.7, **kwargs).adv
 
     for ours, theirs in zip(results(reward), results(reward.float()), strict=True):

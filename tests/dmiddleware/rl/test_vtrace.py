@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import StructureError
-from dmiddleware.rl import lambda_return, vtrace
+from dmiddleware.rl import discounted_return, vtrace
 
 
 def rollout(seed, n_steps=7, n_envs=3):
@@ -86,7 +86,7 @@ def test_on_policy_targets_are_n_step_bellman_targets():
     same = columns["log_prob"]
     got = vtrace(*rows, log_prob=same, old_log_prob=same, discount=0.9, rho_clip=2.0)
     reward, _, next_value, terminated, done = rows
-    expected = lambda_return(reward, next_value, terminated, done, discount=0.9, trace_decay=1.0)
+    expected = discounted_return(reward, terminated, done, discount=0.9, next_value=next_value)
     torch.testing.assert_close(got.value, expected)
 
 

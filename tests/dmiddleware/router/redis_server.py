@@ -8,13 +8,15 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import pytest
 import redis
 
+from dmiddleware.closing import Closing
 
-class RedisServer:
+
+class RedisServer(Closing):
     """A real redis-server on a free port, without persistence."""
 
     def __init__(self, folder: Path, *, password: str = "") -> None:
@@ -25,16 +27,12 @@ class RedisServer:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
 
-    def __enter__(self) -> RedisServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Kill the server."""
         self.kill()
 
     @property

@@ -10,7 +10,6 @@ import torch
 from dmiddleware.classic import DequeBuffer, DequeReplay
 from dmiddleware.classic.buffer_middleware import (
     PriorityExperienceReplay,
-    staleness_check,
     use_time_check,
 )
 from dmiddleware.data import PrioritySampler, index_rows, to_dict
@@ -26,6 +25,7 @@ from middleware import (
     termination_checker,
 )
 from middleware.classic import offpolicy_data_fetcher, trainer
+from tests.middleware.classic.fresh_rows import fresh
 from tests.middleware.replay_rows import FORMS, rows, write
 from tests.middleware.small_dqn import filled, priorities_in_two_halves, small, transitions
 
@@ -41,14 +41,6 @@ def deque(n: int) -> DequeReplay:
     for number in range(n):
         buffer.push(to_dict(index_rows(batch, number)))
     return DequeReplay(buffer)
-
-
-def fresh(n: int) -> DequeReplay:
-    buffer = DequeBuffer(1000, seed=0)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-    replay = DequeReplay(buffer, pass_train_iter=True)
-    replay.push(transitions(n))
-    return replay
 
 
 @pytest.mark.parametrize("form", FORMS)

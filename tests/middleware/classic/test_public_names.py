@@ -3,6 +3,7 @@ import middleware.classic
 NAMES = """
 Trainer trainer MultistepTrainer multistep_trainer
 OffPolicyDataFetcher offpolicy_data_fetcher OfflineDataFetcher offline_data_fetcher
+LearnerRun
 RouterLink RouterStore RouterCollector RouterLearner open_coordinator_link role_of_this_process
 """
 

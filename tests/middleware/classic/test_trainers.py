@@ -3,28 +3,19 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.classic import DequeBuffer, DequeReplay
-from dmiddleware.classic.buffer_middleware import staleness_check
 from dmiddleware.data import PrioritySampler
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
 from middleware import OnlineRLContext, Role
 from middleware.classic import multistep_trainer, offpolicy_data_fetcher, trainer
-from tests.middleware.small_dqn import SMALL, filled, transitions
+from tests.middleware.classic.fresh_rows import fresh
+from tests.middleware.small_dqn import SMALL, filled
 
 
 @pytest.fixture
 def dqn() -> DQNPolicy:
     return DQNPolicy(SMALL)
-
-
-def fresh(n: int) -> DequeReplay:
-    buffer = DequeBuffer(1000, seed=0)
-    buffer.use(staleness_check(buffer, max_staleness=5))
-    replay = DequeReplay(buffer, pass_train_iter=True)
-    replay.push(transitions(n))
-    return replay
 
 
 def test_trainer_learns_from_what_was_fetched(run_steps: Any, dqn: DQNPolicy) -> None:

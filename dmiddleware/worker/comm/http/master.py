@@ -145,6 +145,9 @@ class SlaveConnection:
     """A master's connection to one slave; a context manager that connects and disconnects.
 
     :meth:`Master.new_connection` creates it.
+
+    Attributes:
+        last_beat: when the slave was last heard from, on the master's clock.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class SlaveConnection:
         self._changed = threading.Condition()
         self._uid = ""
         self._is_connected = False
-        self._last_beat = 0.0
+        self.last_beat = 0.0
         self._task: HttpTask | None = None
         self._last_task_id = ""
 
@@ -197,7 +200,7 @@ class SlaveConnection:
         with self._changed:
             self._uid = uid
             self._client = self._new_client(self._address, uid)
-            self._last_beat = self.master.clock()
+            self.last_beat = self.master.clock()
             self._is_connected = True
             self._last_task_id = ""
         return self
@@ -274,7 +277,7 @@ class SlaveConnection:
     def beat(self) -> None:
         """Note a heartbeat."""
         with self._changed:
-            self._last_beat = self.master.clock()
+            self.last_beat = self.master.clock()
 
     def end_task(
         self, task_id: str, status: str, result: Mapping[str, Any], message: str = ""
@@ -295,7 +298,7 @@ class SlaveConnection:
 
     def check(self, tolerance_s: float) -> None:
         """Give the slave up if its last heartbeat is older than ``tolerance_s``."""
-        silence = self.master.clock() - self._last_beat
+        silence = self.master.clock() - self.last_beat
         if self._is_connected and silence > tolerance_s:
             self.lose(f"no heartbeat for {silence:.1f} s")
 

@@ -14,6 +14,7 @@ from dmiddleware.worker.evaluator import (
     create_serial_evaluator,
     get_serial_evaluator_cls,
 )
+from tests.tensorboard_events import values_in
 
 LENGTHS = [(2,), (3, 5), (4,)]
 RETURNS = {2: 3.0, 3: 6.0, 4: 10.0, 5: 15.0}
@@ -202,17 +203,9 @@ def test_envs_that_do_not_fit_the_policy_are_rejected(dqn_policy, tmp_path):
 
 
 def images(folder):
-    from tensorboardX.proto.event_pb2 import Event
-
-    for file in folder.rglob("events*"):
-        data = file.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-            for value in event.summary.value:
-                if value.HasField("image"):
-                    yield value.tag, event.step, value.image
+    for step, value in values_in(folder):
+        if value.HasField("image"):
+            yield value.tag, step, value.image
 
 
 def test_videos_are_recorded_every_render_freq_iterations(dqn_policy, tmp_path):

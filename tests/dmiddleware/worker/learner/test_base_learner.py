@@ -25,6 +25,7 @@ from dmiddleware.policy import DQNPolicy
 from dmiddleware.signals import Terminated
 from dmiddleware.tree import as_tree
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
+from tests.tensorboard_events import values_in
 from tests.variants import mostly_slow
 
 
@@ -76,18 +77,7 @@ def learner(dqn_policy, tmp_path):
 
 def scalars(folder):
     """Read a TensorBoard folder: (tag, step) → value."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = {}
-    for file in folder.rglob("events*"):
-        data = file.read_bytes()
-        while data:
-            length = int.from_bytes(data[:8], "little")
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-            for value in event.summary.value:
-                found[value.tag, event.step] = value.simple_value
-    return found
+    return {(value.tag, step): value.simple_value for step, value in values_in(folder)}
 
 
 def test_training_updates_the_policy_and_counts(learner, dqn_policy):

@@ -356,7 +356,7 @@ def test_a_slave_whose_heartbeats_stop_is_lost_and_its_task_fails() -> None:
         connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
         task = connection.new_task({"wait": True, "numbers": [1]}).start()
         clock.advance(16.0)
-        wait_until(lambda: connection._last_beat == clock.now())
+        wait_until(lambda: connection.last_beat == clock.now())
         assert connection.is_connected
         slave._connection.lost.set()  # type: ignore[union-attr]
         clock.advance(18.0)
@@ -374,7 +374,7 @@ def test_heartbeats_keep_a_slave_connected(slave: Adder) -> None:
         connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
         for _ in range(4):
             clock.advance(16.0)
-            wait_until(lambda: connection._last_beat == clock.now())
+            wait_until(lambda: connection.last_beat == clock.now())
         assert connection.is_connected
         assert slave.is_connected
 
@@ -390,8 +390,8 @@ def test_a_slave_that_is_gone_fails_the_next_task(master: Master) -> None:
 
 def test_a_slave_that_the_master_forgot_accepts_another_one(slave: Adder, master: Master) -> None:
     connection = master.new_connection("adder", "127.0.0.1", slave.port).connect()
-    connected_at = connection._last_beat
-    wait_until(lambda: connection._last_beat > connected_at)
+    connected_at = connection.last_beat
+    wait_until(lambda: connection.last_beat > connected_at)
     connection.lose("a test")
     assert slave.lost.wait(DEADLINE_S)
     connection.connect()
