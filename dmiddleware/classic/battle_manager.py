@@ -436,7 +436,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
                 info.setdefault("eval_episode_return", value)
                 info.setdefault("eval_episode_length", self._lengths[env_id])
             self._n_ended[env_id] += 1
-            self._failures.record_episode(env_id)
+            self._failures.in_a_row[env_id] = 0
             self._start_or_restart(env_id)
         return timestep
 

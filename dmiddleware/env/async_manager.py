@@ -177,7 +177,7 @@ class AsyncEnvManager(BaseEnvManager):
             obs = self._with_first_obs(next_obs, ended, env_ids)
             for env_id in (env_ids[row] for row in ended):
                 last[env_id] = {**self._totals.end(env_id), **last.get(env_id, {})}
-                self._failures.record_episode(env_id)
+                self._failures.in_a_row[env_id] = 0
                 infos.first.setdefault(env_id, {})
         self._replace_infos(infos.first, infos.first.values())
         info = StepInfo([last.get(env_id, {}) for env_id in env_ids])

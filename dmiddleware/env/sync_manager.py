@@ -202,7 +202,7 @@ class SyncEnvManager(BaseEnvManager):
         for row in done.nonzero()[0].tolist():
             env_id = row if ids is None else ids[row]
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
-            self._failures.record_episode(env_id)
+            self._failures.in_a_row[env_id] = 0
             first, ready_infos[env_id] = self._reset(env_id)
             self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos

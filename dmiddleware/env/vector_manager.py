@@ -217,7 +217,7 @@ class VectorEnvManager(BaseEnvManager):
             self._totals.skip(left_out)
         totals = None
         if len(rows):
-            self._failures.record_episode(0)
+            self._failures.in_a_row[0] = 0
             totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
         info = StepInfo.from_columns(columns, self.env_num, partial=totals)
