@@ -546,7 +546,8 @@ class _Discrete(_Part):
         return raw + self._start if self._start else raw
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        action = _as_integers(action)
+        if action.dtype is not torch.int64:
+            action = _as_integers(action)
         return action - self._start if self._start else action
 
 
