@@ -13,8 +13,8 @@ import gymnasium as gym
 import numpy as np
 
 from dmiddleware.closing import Closing
-from dmiddleware.env.batching import own_copy
-from dmiddleware.env.contract import check_flag, check_info, close_quietly, is_finite
+from dmiddleware.env.batching import is_finite, own_copy
+from dmiddleware.env.contract import check_flag, check_info, close_quietly
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal

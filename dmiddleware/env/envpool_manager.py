@@ -206,7 +206,8 @@ class EnvPoolManager(BaseEnvManager):
 
     def _reset_all(self) -> None:
         obs, infos = self._pool.reset()
-        self._check_obs(obs, None)
+        if not self._is_usable(obs):
+            raise self._unusable(obs, None)
         self.revision += 1
         self._totals.clear(range(self.env_num))
         self._ready_obs = obs

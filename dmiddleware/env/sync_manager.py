@@ -274,7 +274,10 @@ class SyncEnvManager(BaseEnvManager):
         result = env.reset() if seed is None else env.reset(seed=seed)
         if seed is not None:
             env.action_space.seed(seed)
-        obs, info = check_first(result, env_id)
+        # The usual case; an isinstance check with Mapping is much slower.
+        if not (type(result) is tuple and len(result) == 2 and type(result[1]) is dict):
+            check_first(result, env_id)
+        obs, info = result
         return obs, own_copy(info) if info else {}
 
     def _batch_resets(

@@ -269,12 +269,6 @@ class VectorEnvManager(BaseEnvManager):
         infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
         return obs, reward, terminated, truncated, infos
 
-    def _check_obs(
-        self, obs: NestedArrays, ids: Sequence[int] | None, *, after_step: bool = False
-    ) -> None:
-        if obs is not self._finite_obs:
-            super()._check_obs(obs, ids, after_step=after_step)
-
     def _own(self, obs: Any) -> NestedArrays:
         """Return a copy of the observations, because the env may overwrite them."""
         kind = (obs.dtype, obs.shape) if type(obs) is np.ndarray else None
@@ -414,6 +408,8 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
+        is_usable = self._is_usable
+        self._is_usable = lambda obs: obs is self._finite_obs or is_usable(obs)
         self._as_arrays = make_check(observation, is_strict=True)
         self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None

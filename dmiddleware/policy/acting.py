@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware.env.contract import is_finite
+from dmiddleware.env.batching import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.tree import Batch, Value, as_tree, from_numpy, leaves
 
