@@ -611,8 +611,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         done: BoolArray,
         terminated: BoolArray,
         truncated: BoolArray,
-        info: StepInfo,
+        infos: StepInfo | Sequence[Mapping[str, Any]],
         failed: list[int] | None,
+        returns: Sequence[Any] = (),
     ) -> BatchedTimestep:
         """Store the observations to act on next, and build the timestep.
 
@@ -640,8 +641,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             truncated,
             abnormal,
             valid,
-            info,
+            infos,
             ids is None and failed is None,
+            returns,
         )
 
     def _id_array(self, ids: list[int] | None) -> IdArray:

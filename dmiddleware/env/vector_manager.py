@@ -221,7 +221,10 @@ class VectorEnvManager(BaseEnvManager):
             totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
         info = StepInfo.from_columns(columns, self.env_num, partial=totals)
-        step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)
+        returns = info.values_at("eval_episode_return", rows.tolist()) if len(rows) else ()
+        step = self._finish(
+            None, obs, next_obs, reward, done, terminated, truncated, info, None, returns
+        )
         if len(left_out):
             step.valid = self._all_valid.copy()
             step.valid[left_out] = step.is_full = False
@@ -340,8 +343,8 @@ class VectorEnvManager(BaseEnvManager):
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
         reward, failed = np.zeros(n_envs), list(range(n_envs))
-        info = StepInfo([{**info, "abnormal": True} for info in infos])
-        return self._finish(None, obs, obs, reward, done, terminated, truncated, info, failed)
+        marked = [{**info, "abnormal": True} for info in infos]
+        return self._finish(None, obs, obs, reward, done, terminated, truncated, marked, failed)
 
     def _renew(self) -> tuple[NestedArrays, list[Any]]:
         """Replace the vector env that failed by a new one, and reset it."""
