@@ -287,7 +287,7 @@ def make_encoder(
         return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
     sizes = hidden_sizes or VECTOR_HIDDEN_SIZES
     if len(array_shape(shape)) == 1:
-        return MLP(*array_shape(shape), sizes, **options)
+        return MLP(array_shape(shape)[0], sizes, **options)
     return VectorEncoder(shape, sizes, **options)
 
 
