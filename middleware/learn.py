@@ -156,6 +156,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             buffer, batch_size=self._batch_size, learn_start=settings.learn_start
         )
         self._skipped = SkippedDraws()
+        self._has_updated = False
         self.draws_from = (buffer,)
         self.components = {"buffer": buffer}
         self.snapshot_parts["buffer"] = buffer
@@ -185,7 +186,8 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         drawn: list[Batch] = []
         for n_made in range(n_updates):
             if not drawn:
-                counters, at_most = self._counters.of(ctx), n_updates - n_made
+                counters = self._counters.of(ctx) if self._counters.needed else None
+                at_most = n_updates - n_made
                 try:
                     drawn = buffer.sample_ahead(batch_size, at_most=at_most, counters=counters)
                 except NotEnoughData as error:
@@ -194,7 +196,10 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
                 break
             batch = drawn.pop(0)
             updates = self._update(ctx, batch)
-            update_priorities(buffer, batch, updates)
+            # The first time also without priorities, which a buffer may need.
+            if not self._has_updated or any("priority" in output for output in updates):
+                update_priorities(buffer, batch, updates)
+                self._has_updated = True
             outputs += updates
             # An item has as many rows to learn from as a sequence, or one.
             ctx.trained_env_step += batch_size * (buffer.unroll_len or 1)

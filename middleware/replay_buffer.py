@@ -72,8 +72,9 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
             batches = [rows_of(episode, name="ctx.episodes") for episode in ctx.episodes or ()]
         else:
             collected: object = ctx.trajectories
-            is_empty = collected is None or (isinstance(collected, list) and not collected)
-            batches = [] if is_empty else [rows_of(collected)]
+            if collected is None or (isinstance(collected, list) and not collected):
+                return
+            batches = [collected if isinstance(collected, Batch) else rows_of(collected)]
         for batch in batches:
             priority = batch.get("priority")
             if priority is None:

@@ -13,8 +13,8 @@ import gymnasium as gym
 import numpy as np
 
 from dmiddleware.closing import Closing
-from dmiddleware.env.batching import own_copy
-from dmiddleware.env.contract import check_flag, check_info, close_quietly, is_finite
+from dmiddleware.env.batching import is_finite, own_copy
+from dmiddleware.env.contract import check_flag, check_info, close_quietly
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
@@ -436,7 +436,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
                 info.setdefault("eval_episode_return", value)
                 info.setdefault("eval_episode_length", self._lengths[env_id])
             self._n_ended[env_id] += 1
-            self._failures.record_episode(env_id)
+            self._failures.in_a_row[env_id] = 0
             self._start_or_restart(env_id)
         return timestep
 

@@ -33,7 +33,7 @@ from dmiddleware.settings import (
     plain_values,
     takes_settings,
 )
-from dmiddleware.tree import Batch, nest, to_array
+from dmiddleware.tree import Batch, as_tree, nest, to_array
 
 __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 
@@ -41,6 +41,7 @@ __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 _BYTES_AHEAD = 2**19
 
 _OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
+_CLOSED = "this TensorBuffer is closed; create another one"
 
 
 @runtime_checkable
@@ -313,7 +314,8 @@ class TensorBuffer:
                 does not have a column that the buffer's options need; the buffer is unchanged.
         """
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise ValueError(_CLOSED)
             first, n = self._rows.push(batch)
             self.sampler.pushed(first, n)
             if self._rows.starts is not None and n:
@@ -339,7 +341,6 @@ class TensorBuffer:
         if type(n) is not int:
             n = checked("n", n, Count)
         with self._lock:
-            self._check_open()
             eligible = self._eligible(n)
             index, weight = self.sampler.draw(n, eligible, self.generator)
             taken = self._gather(index)
@@ -375,12 +376,28 @@ class TensorBuffer:
         is_independent = isinstance(sampler, UniformSampler) or (
             isinstance(sampler, PrioritySampler) and sampler.alpha == 0.0
         )
+        n_batches = 1
         if is_independent and self._transform is None and n > 0:
             length = 1 if self.unroll_len is None else self.burn_in + self.unroll_len
             n_fit = _BYTES_AHEAD // max(1, n * length * self._rows.row_nbytes)
-            if min(n_fit, at_most) > 1:
-                return self._sample_several(n, min(n_fit, at_most))
-        return [self.sample(n)]
+            n_batches = min(n_fit, at_most)
+        if n_batches <= 1:
+            return [self.sample(n)]
+        with self._lock:
+            eligible = self._eligible(n)
+            drawn = [sampler.draw(n, eligible, self.generator) for _ in range(n_batches)]
+            index = np.stack([rows for rows, _ in drawn])
+            taken = self._gather(index)
+            taken["index"] = index
+            weights = [weight for _, weight in drawn if weight is not None]
+            if weights:
+                taken["weight"] = np.stack(weights)
+            parts = {path: torch.from_numpy(array).unbind() for path, array in taken.items()}
+        build = nest if any("." in path for path in parts) else as_tree
+        return [
+            build({path: leaves[number] for path, leaves in parts.items()})
+            for number in range(n_batches)
+        ]
 
     def get(self, index: Any, leaves: Collection[str] | None = None) -> Batch:
         """Copy rows by index, as they were pushed.
@@ -551,7 +568,8 @@ class TensorBuffer:
             yield self._state(live=True)
 
     def _state(self, *, live: bool) -> dict[str, Any]:
-        self._check_open()
+        if self._closed:
+            raise ValueError(_CLOSED)
         return {
             "rows": self._rows.state_dict(live=live),
             "sampler": self.sampler.state_dict(np.arange(self._rows.first, self._rows.total)),
@@ -568,7 +586,8 @@ class TensorBuffer:
             CheckpointMismatch: if this buffer has different options or a different structure.
         """
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise ValueError(_CLOSED)
             check_state("TensorBuffer", state, ("rows", "sampler", "sampler_type", "generator"))
             own = type(self.sampler).__name__
             if state["sampler_type"] != own:
@@ -581,25 +600,10 @@ class TensorBuffer:
             self.sampler.load_state_dict(state["sampler"], held)
             self.generator = generator_from_text(state["generator"])
 
-    def _sample_several(self, n: int, n_batches: int) -> list[Batch]:
-        with self._lock:
-            self._check_open()
-            eligible = self._eligible(n)
-            drawn = [self.sampler.draw(n, eligible, self.generator) for _ in range(n_batches)]
-            index = np.stack([rows for rows, _ in drawn])
-            taken = self._gather(index)
-            taken["index"] = index
-            weights = [weight for _, weight in drawn if weight is not None]
-            if weights:
-                taken["weight"] = np.stack(weights)
-            parts = {path: torch.from_numpy(array).unbind() for path, array in taken.items()}
-            return [
-                nest({path: leaves[number] for path, leaves in parts.items()})
-                for number in range(n_batches)
-            ]
-
     def _eligible(self, n: int) -> Eligible:
         """Return the rows that can be drawn, or raise an error if they are fewer than ``n``."""
+        if self._closed:
+            raise ValueError(_CLOSED)
         rows = self._rows
         count = len(self) if rows.starts is None else len(rows.starts)
         if n > count or n < 1:
@@ -679,10 +683,6 @@ class TensorBuffer:
             )
         held: npt.NDArray[np.bool_] = index >= self._rows.first
         return held
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("this TensorBuffer is closed; create another one")
 
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:

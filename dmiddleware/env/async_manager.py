@@ -15,7 +15,7 @@ from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
-from dmiddleware.env.timestep import BatchedTimestep, StepInfo
+from dmiddleware.env.timestep import BatchedTimestep
 from dmiddleware.errors import StructureError
 from dmiddleware.settings import Count, Positive, checked
 
@@ -171,17 +171,20 @@ class AsyncEnvManager(BaseEnvManager):
             self._cut.difference_update(env_ids)
         self._count_step(ids, next_obs, reward)
         self._replace_infos(env_ids, [last.get(env_id, {}) for env_id in env_ids])
-        obs = next_obs
+        obs, returns = next_obs, list[Any]()
         if done.any():
             ended = done.nonzero()[0].tolist()
             obs = self._with_first_obs(next_obs, ended, env_ids)
             for env_id in (env_ids[row] for row in ended):
                 last[env_id] = {**self._totals.end(env_id), **last.get(env_id, {})}
-                self._failures.record_episode(env_id)
+                returns.append(last[env_id]["eval_episode_return"])
+                self._failures.in_a_row[env_id] = 0
                 infos.first.setdefault(env_id, {})
         self._replace_infos(infos.first, infos.first.values())
-        info = StepInfo([last.get(env_id, {}) for env_id in env_ids])
-        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, failed)
+        last_infos = [last.get(env_id, {}) for env_id in env_ids]
+        return self._finish(
+            ids, obs, next_obs, reward, done, terminated, truncated, last_infos, failed, returns
+        )
 
     def _with_first_obs(
         self, obs: NestedArrays, rows: list[int], env_ids: list[int]

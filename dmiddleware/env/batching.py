@@ -1,4 +1,4 @@
-"""Observations and actions of several envs: batching rows into arrays, and splitting them.
+"""Observations and actions of several envs: batching rows, splitting and checking the arrays.
 
 The processes that step envs import this module, but never torch. Everything else uses the functions
 of ``dmiddleware.tree``, which take batches too.
@@ -6,6 +6,7 @@ of ``dmiddleware.tree``, which take batches too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,16 +20,20 @@ __all__ = [
     "NestedArrays",
     "Collate",
     "Split",
+    "ValueCheck",
     "Write",
     "make_check",
     "make_collate",
     "make_read",
     "make_split",
+    "make_value_check",
     "make_write",
     "allocate",
     "copy_arrays",
+    "describe_unusable",
     "has_items",
     "index_rows",
+    "is_finite",
     "is_tensor",
     "map_arrays",
     "map_space",
@@ -45,6 +50,7 @@ Observations of a simulator that returns torch tensors are tensors, on its devic
 Collate: TypeAlias = Callable[[Sequence[Any]], NestedArrays]
 Write: TypeAlias = Callable[[NestedArrays, int, Any], None]
 Split: TypeAlias = Callable[[NestedArrays], list[Any]]
+ValueCheck: TypeAlias = Callable[[NestedArrays], bool]
 
 _IMMUTABLE = frozenset(
     (bool, int, float, str, type(None), np.bool_, np.float32, np.float64, np.int64)
@@ -370,3 +376,77 @@ def index_rows(nested: NestedArrays, index: Any) -> Any:
             integers or a mask, which give copies.
     """
     return map_arrays(lambda array: array[index], nested)
+
+
+def is_finite(array: Any) -> bool:
+    """Return whether no value of an array or tensor is NaN or infinite."""
+    if type(array) is not np.ndarray and is_tensor(array):
+        return bool(array.isfinite().all())
+    # Much faster for few values. The sum of squares may overflow; vdot does not warn about it.
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
+def make_value_check(space: spaces.Space[Any]) -> ValueCheck:
+    """Return a function that says whether all values of a batch can be used.
+
+    Floats must be finite. Discrete and MultiDiscrete elements must be in their space, because
+    networks use them as indices. Other bounds are not checked, which would take time in every step.
+
+    Args:
+        space: of a single env.
+    """
+    checks: list[tuple[Any, ValueCheck]]
+    match space:
+        case spaces.Dict():
+            checks = [(str(key), make_value_check(sub)) for key, sub in space.spaces.items()]
+        case spaces.Tuple():
+            checks = list(enumerate(map(make_value_check, space.spaces)))
+        case spaces.Box() if space.dtype.kind == "f":
+            return is_finite
+        case _ if is_choice(space):
+            low, high = _limits(space)
+            return lambda array: bool((array >= low).all() and (array <= high).all())
+        case _:
+            return lambda array: True
+    return lambda arrays: all(check(arrays[key]) for key, check in checks)
+
+
+def is_choice(space: spaces.Space[Any]) -> bool:
+    """Return whether the elements of a space are numbers of choices."""
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
+def _limits(space: Any) -> tuple[Any, Any]:
+    n = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return space.start, space.start + n - 1
+
+
+def describe_unusable(space: spaces.Space[Any], obs: Any, name: str = "") -> str:
+    """Describe the first value of one observation that cannot be used; empty: there is none.
+
+    Args:
+        space: the observation's space.
+        obs: one row of a batch.
+        name: where it is in a nested observation.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner: Any = space.spaces
+        parts = inner.items() if isinstance(space, spaces.Dict) else enumerate(inner)
+        found = (
+            describe_unusable(
+                sub, obs[str(key) if isinstance(obs, dict) else key], f"{name}[{key!r}]"
+            )
+            for key, sub in parts
+        )
+        return next(filter(None, found), "")
+    if make_value_check(space)(obs):
+        return ""
+    array: npt.NDArray[Any] = np.asarray(obs.cpu() if is_tensor(obs) else obs)
+    if is_choice(space):
+        return f"{array.tolist()}, which is not in {space}{_at(name)}"
+    index = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+    return f"{array[index]} at {list(index)}{_at(name)}"
+
+
+def _at(name: str) -> str:
+    return f" of its part {name}" if name else ""

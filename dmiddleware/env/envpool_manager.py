@@ -164,7 +164,10 @@ class EnvPoolManager(BaseEnvManager):
                 ready_infos = self._merged(ready_infos, ended, _without_rows(first_infos))
             self._ready_infos = ready_infos
             info = StepInfo.from_columns(columns, len(done), partial=totals)
-            return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, None)
+            returns = info.values_at("eval_episode_return", rows.tolist()) if len(rows) else ()
+            return self._finish(
+                ids, obs, next_obs, reward, done, terminated, truncated, info, None, returns
+            )
 
     def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
         """Return an image of each env, see :meth:`BaseEnvManager.render`."""
@@ -206,7 +209,8 @@ class EnvPoolManager(BaseEnvManager):
 
     def _reset_all(self) -> None:
         obs, infos = self._pool.reset()
-        self._check_obs(obs, None)
+        if not self._is_usable(obs):
+            raise self._unusable(obs, None)
         self.revision += 1
         self._totals.clear(range(self.env_num))
         self._ready_obs = obs

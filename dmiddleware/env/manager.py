@@ -19,21 +19,19 @@ from gymnasium.vector.utils import batch_space
 from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
+    ValueCheck,
+    describe_unusable,
     has_items,
     index_rows,
+    is_finite,
     is_tensor,
     make_check,
     make_collate,
     make_split,
+    make_value_check,
     make_write,
     map_arrays,
     replace_rows,
-)
-from dmiddleware.env.contract import (
-    ValueCheck,
-    describe_unusable,
-    is_finite,
-    make_value_check,
 )
 from dmiddleware.env.env_state import (
     MissingObjectError,
@@ -112,7 +110,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     # Columns, or a row for each env.
     _ready_infos: StepInfo | Mapping[str, Any] | Sequence[Mapping[str, Any]]
     _totals: EpisodeTotals
-    _check_values: ValueCheck | None
+    _is_usable: ValueCheck
 
     def __init__(
         self, env_num: int, *, seed: int | Sequence[int] | None = None, max_retry: int = 0
@@ -451,7 +449,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._split = make_split(action)
         self._collate_actions = make_collate(action)
         self._check_actions = make_check(action)
-        self._check_values = make_value_check(observation)
+        self._is_usable = make_value_check(observation)
         self._plain_action = action.dtype, (self.env_num, *(action.shape or ()))
         self._observation_space, self._action_space = observation, action
         if self._reward_shape != (shape := reward_shape_of(observation)):
@@ -536,7 +534,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self, ids: Sequence[int], obs: NestedArrays, infos: Sequence[Mapping[str, Any]]
     ) -> None:
         """Store the first observations of new episodes in some envs."""
-        self._check_obs(obs, ids)
+        if not self._is_usable(obs):
+            raise self._unusable(obs, ids)
         self.revision += 1
         self._totals.clear(ids)
         if len(ids) == self.env_num:
@@ -574,7 +573,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             EnvProtocolError: for an observation or a reward that is not finite, or a choice outside
                 of its space, naming the env, the step and the value.
         """
-        self._check_obs(next_obs, ids, after_step=True)
+        if not self._is_usable(next_obs):
+            raise self._unusable(next_obs, ids, after_step=True)
         if not is_finite(reward):
             rows = np.isfinite(reward).reshape(len(reward), -1).all(axis=1)
             row = int(np.argmin(rows))
@@ -586,23 +586,21 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             )
         self._totals.add(ids, reward)
 
-    def _check_obs(
+    def _unusable(
         self, obs: NestedArrays, ids: Sequence[int] | None, *, after_step: bool = False
-    ) -> None:
-        """Reject observations that cannot be used, see :meth:`_count_step`."""
-        if self._check_values is None or self._check_values(obs):
-            return
-        assert self._observation_space is not None
-        for row, env_id in enumerate(range(self.env_num) if ids is None else ids):
-            found = describe_unusable(self._observation_space, index_rows(obs, row))
-            if found:
-                step = self._totals.length_of(env_id) + 1
-                when = f"in step {step}" if after_step else "at the start"
-                raise EnvProtocolError(
-                    f"env {env_id} returned an observation with the value {found}, {when} of its "
-                    "episode; networks cannot use it. Correct the env, or wrap it in "
-                    "gymnasium.wrappers.TransformObservation"
-                )
+    ) -> EnvProtocolError:
+        """Return the error for observations of which some cannot be used."""
+        env_ids = range(self.env_num) if ids is None else ids
+        rows = (index_rows(obs, row) for row in range(len(env_ids)))
+        described = (describe_unusable(self.observation_space, row) for row in rows)
+        env_id, found = next(pair for pair in zip(env_ids, described, strict=True) if pair[1])
+        step = self._totals.length_of(env_id) + 1
+        when = f"in step {step}" if after_step else "at the start"
+        return EnvProtocolError(
+            f"env {env_id} returned an observation with the value {found}, {when} of its "
+            "episode; networks cannot use it. Correct the env, or wrap it in "
+            "gymnasium.wrappers.TransformObservation"
+        )
 
     def _finish(
         self,
@@ -613,15 +611,16 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         done: BoolArray,
         terminated: BoolArray,
         truncated: BoolArray,
-        info: StepInfo,
+        infos: StepInfo | Sequence[Mapping[str, Any]],
         failed: list[int] | None,
+        returns: Sequence[Any] = (),
     ) -> BatchedTimestep:
         """Store the observations to act on next, and build the timestep.
 
         ``ids`` are the envs of the rows, ``failed`` the rows whose env was restarted.
         """
-        if obs is not next_obs:
-            self._check_obs(obs, ids)  # the first ones of new episodes
+        if obs is not next_obs and not self._is_usable(obs):  # the first ones of new episodes
+            raise self._unusable(obs, ids)
         self.revision += 1
         abnormal, valid = self._none_abnormal, self._all_valid
         if len(reward) != self.env_num:
@@ -642,8 +641,9 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             truncated,
             abnormal,
             valid,
-            info,
+            infos,
             ids is None and failed is None,
+            returns,
         )
 
     def _id_array(self, ids: list[int] | None) -> IdArray:

@@ -31,6 +31,10 @@ class FailureBudget:
         max_retry: how often one env may be restarted in a row; with 0 its first failure is final.
         kind: the word for an env in messages.
 
+    Attributes:
+        in_a_row: the failures of each env since it last finished an episode; whoever steps the envs
+            sets it to 0 at the end of an episode.
+
     Raises:
         ConfigError: if ``max_retry`` is not an integer of at least 0.
     """
@@ -38,7 +42,7 @@ class FailureBudget:
     def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
         self._kind = kind
         self._max_retry: int = checked("max_retry", max_retry, Whole)
-        self._in_a_row = [0] * env_num
+        self.in_a_row = [0] * env_num
         self._restarts = [0] * env_num
 
     @property
@@ -63,8 +67,8 @@ class FailureBudget:
             EnvCrashed: if the env has used up its retries.
             EnvTimeout: if it has used up its retries and its last failure was a timeout.
         """
-        self._in_a_row[env_id] += 1
-        failures = self._in_a_row[env_id]
+        self.in_a_row[env_id] += 1
+        failures = self.in_a_row[env_id]
         if failures > self._max_retry:
             kind = EnvTimeout if isinstance(error, EnvTimeout) else EnvCrashed
             raise kind(
@@ -117,18 +121,14 @@ class FailureBudget:
             except Exception as another:  # noqa: BLE001 - an env may raise anything
                 error, doing = another, "restart"
 
-    def record_episode(self, env_id: int) -> None:
-        """Reset an env's count of failures in a row, because it finished an episode."""
-        self._in_a_row[env_id] = 0
-
     def clear(self) -> None:
         """Forget all failures."""
-        self._in_a_row = [0] * len(self._in_a_row)
+        self.in_a_row = [0] * len(self.in_a_row)
         self._restarts = [0] * len(self._restarts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"in_a_row": list(self._in_a_row), "restarts": list(self._restarts)}
+        return {"in_a_row": list(self.in_a_row), "restarts": list(self._restarts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, unless it counts other units.
@@ -136,7 +136,7 @@ class FailureBudget:
         A vector env is one unit, and the same envs one by one are several.
         """
         if len(state["restarts"]) == len(self._restarts):
-            self._in_a_row, self._restarts = list(state["in_a_row"]), list(state["restarts"])
+            self.in_a_row, self._restarts = list(state["in_a_row"]), list(state["restarts"])
 
 
 def other_seeds(

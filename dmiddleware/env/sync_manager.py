@@ -29,7 +29,7 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
-from dmiddleware.env.timestep import BatchedTimestep, BoolArray, StepInfo
+from dmiddleware.env.timestep import BatchedTimestep, BoolArray
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 
 __all__ = ["SyncEnvManager", "EnvFn"]
@@ -184,11 +184,12 @@ class SyncEnvManager(BaseEnvManager):
             self._ready_infos = last_infos
         else:
             self._replace_infos(ids, last_infos)
-        obs = next_obs
+        obs, returns = next_obs, list[Any]()
         if some_ended:
-            obs, last_infos = self._reset_ended(ids, done, next_obs, last_infos)
-        info = StepInfo(last_infos)
-        return self._finish(ids, obs, next_obs, reward, done, terminated, truncated, info, failed)
+            obs, last_infos, returns = self._reset_ended(ids, done, next_obs, last_infos)
+        return self._finish(
+            ids, obs, next_obs, reward, done, terminated, truncated, last_infos, failed, returns
+        )
 
     def _reset_ended(
         self,
@@ -196,17 +197,24 @@ class SyncEnvManager(BaseEnvManager):
         done: BoolArray,
         next_obs: NestedArrays,
         infos: list[Mapping[str, Any]],
-    ) -> tuple[NestedArrays, list[Mapping[str, Any]]]:
-        """Reset the envs whose episode ended; return the next observations and the last infos."""
+    ) -> tuple[NestedArrays, list[Mapping[str, Any]], list[Any]]:
+        """Reset the envs whose episode ended.
+
+        Returns:
+            The observations to act on next, the infos with the totals of the episodes, and their
+            returns.
+        """
         obs, last_infos, ready_infos = copy_arrays(next_obs), [*infos], [*self._ready_infos]
+        returns: list[Any] = []
         for row in done.nonzero()[0].tolist():
             env_id = row if ids is None else ids[row]
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
-            self._failures.record_episode(env_id)
+            returns.append(last_infos[row]["eval_episode_return"])
+            self._failures.in_a_row[env_id] = 0
             first, ready_infos[env_id] = self._reset(env_id)
             self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos
-        return obs, last_infos
+        return obs, last_infos, returns
 
     def _finish_after_failure(
         self, ids: list[int] | None, rows: list[Any], results: list[Any], error: Exception
@@ -274,7 +282,10 @@ class SyncEnvManager(BaseEnvManager):
         result = env.reset() if seed is None else env.reset(seed=seed)
         if seed is not None:
             env.action_space.seed(seed)
-        obs, info = check_first(result, env_id)
+        # The usual case; an isinstance check with Mapping is much slower.
+        if not (type(result) is tuple and len(result) == 2 and type(result[1]) is dict):
+            check_first(result, env_id)
+        obs, info = result
         return obs, own_copy(info) if info else {}
 
     def _batch_resets(

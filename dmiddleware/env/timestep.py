@@ -196,11 +196,10 @@ class BatchedTimestep:
             spent the step on its reset (a vector env may do so after each episode); then
             ``next_obs`` is the first observation of the next episode, the reward is 0 and the
             flags are false.
-        info: Gymnasium's vector info of the step, with ``eval_episode_return`` (float32) and
-            ``eval_episode_length`` (int64) where an episode ended, and their masks
-            ``_eval_episode_return`` and ``_eval_episode_length``. The return of several agents is
-            their mean; ``eval_episode_return_0``, … are their own.
+        infos: those of :attr:`info`, or one dictionary for each row, from which it is made.
         is_full: whether ``env_id`` is ``0 … E-1`` and all rows are valid.
+        returns: the undiscounted returns of the episodes that ended, in the order of their rows:
+            sums of rewards, or what the env itself put under ``eval_episode_return``.
     """
 
     env_id: IdArray
@@ -212,8 +211,21 @@ class BatchedTimestep:
     truncated: BoolArray
     abnormal: BoolArray
     valid: BoolArray
-    info: StepInfo
+    infos: StepInfo | Sequence[Mapping[str, Any]]
     is_full: bool
+    returns: Sequence[Any] = ()
+
+    @property
+    def info(self) -> StepInfo:
+        """Gymnasium's vector info of the step.
+
+        It has ``eval_episode_return`` (float32) and ``eval_episode_length`` (int64) where an
+        episode ended, and their masks ``_eval_episode_return`` and ``_eval_episode_length``. The
+        return of several agents is their mean; ``eval_episode_return_0``, … are their own.
+        """
+        if not isinstance(self.infos, StepInfo):
+            self.infos = StepInfo(self.infos)
+        return self.infos
 
     def __len__(self) -> int:
         return len(self.env_id)

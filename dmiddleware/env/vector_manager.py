@@ -217,11 +217,14 @@ class VectorEnvManager(BaseEnvManager):
             self._totals.skip(left_out)
         totals = None
         if len(rows):
-            self._failures.record_episode(0)
+            self._failures.in_a_row[0] = 0
             totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
         info = StepInfo.from_columns(columns, self.env_num, partial=totals)
-        step = self._finish(None, obs, next_obs, reward, done, terminated, truncated, info, None)
+        returns = info.values_at("eval_episode_return", rows.tolist()) if len(rows) else ()
+        step = self._finish(
+            None, obs, next_obs, reward, done, terminated, truncated, info, None, returns
+        )
         if len(left_out):
             step.valid = self._all_valid.copy()
             step.valid[left_out] = step.is_full = False
@@ -268,12 +271,6 @@ class VectorEnvManager(BaseEnvManager):
             )
         infos = {key: one if key in _FINAL_OBS else own_copy(one) for key, one in result[4].items()}
         return obs, reward, terminated, truncated, infos
-
-    def _check_obs(
-        self, obs: NestedArrays, ids: Sequence[int] | None, *, after_step: bool = False
-    ) -> None:
-        if obs is not self._finite_obs:
-            super()._check_obs(obs, ids, after_step=after_step)
 
     def _own(self, obs: Any) -> NestedArrays:
         """Return a copy of the observations, because the env may overwrite them."""
@@ -346,8 +343,8 @@ class VectorEnvManager(BaseEnvManager):
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
         reward, failed = np.zeros(n_envs), list(range(n_envs))
-        info = StepInfo([{**info, "abnormal": True} for info in infos])
-        return self._finish(None, obs, obs, reward, done, terminated, truncated, info, failed)
+        marked = [{**info, "abnormal": True} for info in infos]
+        return self._finish(None, obs, obs, reward, done, terminated, truncated, marked, failed)
 
     def _renew(self) -> tuple[NestedArrays, list[Any]]:
         """Replace the vector env that failed by a new one, and reset it."""
@@ -414,6 +411,8 @@ class VectorEnvManager(BaseEnvManager):
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
         super()._set_spaces(observation, action)
+        is_usable = self._is_usable
+        self._is_usable = lambda obs: obs is self._finite_obs or is_usable(obs)
         self._as_arrays = make_check(observation, is_strict=True)
         self._shapes = map_space(lambda shape, _: np.array(shape, np.int64), observation)
         self._plain_kind = None

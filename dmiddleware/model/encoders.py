@@ -50,6 +50,8 @@ NATURE_CONV_LAYERS: ConvLayers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 class VectorEncoder(MLP):
     """An MLP over arrays of numbers; those of other than one dimension are flattened.
 
+    Where there is one dimension, an :class:`MLP` does the same.
+
     Args:
         obs_shape: shape of one observation, such as ``(4,)``.
         hidden_sizes: width of each layer.
@@ -70,8 +72,7 @@ class VectorEncoder(MLP):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return features ``[…, out_features]`` of ``obs [… , *obs_shape]``."""
-        x = as_float(obs, pixels=self._pixels)
-        return super().forward(x if self._n_dims == 1 else _flat(x, self._n_dims))
+        return super().forward(_flat(as_float(obs, pixels=self._pixels), self._n_dims))
 
 
 class OneHotEncoder(MLP):
@@ -284,7 +285,10 @@ def make_encoder(
         return ImageEncoder(shape, sizes, conv_layers=conv_layers, **options)
     if is_one_hot(shape):
         return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
-    return VectorEncoder(shape, hidden_sizes or VECTOR_HIDDEN_SIZES, **options)
+    sizes = hidden_sizes or VECTOR_HIDDEN_SIZES
+    if len(array_shape(shape)) == 1:
+        return MLP(array_shape(shape)[0], sizes, **options)
+    return VectorEncoder(shape, sizes, **options)
 
 
 def _at(obs: Nested, path: Sequence[str]) -> Any:

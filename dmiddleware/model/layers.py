@@ -197,7 +197,9 @@ class MLP(nn.Sequential):
             orthogonal_init(self, math.sqrt(2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[…, out_features]`` of ``x [… , in_features]``."""
+        """Return ``[…, out_features]`` of numbers ``x [… , in_features]`` of any dtype."""
+        if x.dtype is not torch.float32:
+            x = x.to(next(self.parameters()).dtype)
         return forward_layers(self, x)
 
 

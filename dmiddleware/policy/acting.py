@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from dmiddleware.env.contract import is_finite
+from dmiddleware.env.batching import is_finite
 from dmiddleware.errors import PolicyError, PolicyOutputError, StructureError
 from dmiddleware.model.spaces import action_kind_of, action_parts, action_shape_of
 from dmiddleware.tree import Batch, Value, as_tree, from_numpy, leaves

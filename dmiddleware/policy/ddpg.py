@@ -83,17 +83,16 @@ class DDPGPolicy(TDPolicy):
             "critic": Component(critic, adam(critic_rate), target=follow),
         }
 
-    def draw(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the random numbers of an update."""
+    def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the random numbers of an update, and whether it moves the actor."""
         cfg = self.cfg
         shape = self.codec.to_raw(batch["action"]).shape
         noise = torch.randn(shape, generator=self.learn_generator).to(self.device)
         limit = cfg.target_noise_clip
-        return {"noise": (cfg.target_noise * noise).clamp_(-limit, limit)}
-
-    def variant(self) -> dict[str, bool]:
-        """Return how the next update differs."""
-        return {"moves_actor": (self.train_iter + 1) % self.cfg.actor_update_freq == 0}
+        return {
+            "noise": (cfg.target_noise * noise).clamp_(-limit, limit),
+            "moves_actor": (self.train_iter + 1) % cfg.actor_update_freq == 0,
+        }
 
     def update(
         self, batch: Mapping[str, Any], *, noise: torch.Tensor, moves_actor: bool

@@ -138,23 +138,17 @@ class ObsNorm:
 
     def collected(self, obs: Any) -> Any:
         """Return observations ``[E, …]`` normalized, after they have updated the statistics."""
-        if not self.is_on:
-            return obs
         if not self.of_dataset:
             self.update(obs)
         return self._normalize(obs, ())
 
     def rows(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the columns of a batch, ``obs`` and ``next_obs`` normalized."""
-        if not self.is_on:
-            return batch
         names = [name for name in ("obs", "next_obs") if name in batch]
         return {**batch, **{name: self._normalize(batch[name], ()) for name in names}}
 
     def update(self, obs: Nested) -> None:
         """Add observations ``[…, *obs_shape]`` that a policy is about to act on."""
-        if not self.is_on:
-            return
         if self._learned:
             self._publish()
             self._learned = False

@@ -126,7 +126,8 @@ class _DiscreteCodec(PartCodec):
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
         if action.dtype is not torch.int64:
-            action = _as_integers(action)
+            if action.dtype is not torch.int64:
+                action = _as_integers(action)
         return action - self._start if self._start else action
 
 

@@ -76,8 +76,8 @@ class Policy:
     - :meth:`make_components`, which returns its :class:`Component` objects by name: modules with
       optimizer, target network and clipping, and other objects with a state;
     - :meth:`update`, which makes one update with :meth:`Component.step` and returns what to log;
-    - if the update is random, :meth:`draw`, which returns the random tensors that it takes;
-    - if updates differ, such as an actor that is updated every second time, :meth:`variant`;
+    - if the update is random, or not every update is alike, :meth:`draw`, which returns the random
+      tensors and flags that it takes;
     - if the defaults do not suit it, :meth:`act_collect` and :meth:`act_eval`.
 
     Placing on the device, checkpoints, what collectors receive, target updates, averaging over
@@ -342,11 +342,13 @@ class Policy:
         return {}
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the random tensors of an update, drawn from ``self.learn_generator``."""
-        return {}
+        """Return what the next update takes in addition to its batch.
 
-    def variant(self) -> dict[str, bool]:
-        """Return flags of the next update; a compiled update is compiled once for each variant."""
+        Returns:
+            Random tensors, drawn from ``self.learn_generator``, and flags of type bool, such as
+            whether the actor is updated too. A compiled update is compiled once for each
+            combination of flags.
+        """
         return {}
 
     def update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -357,7 +359,7 @@ class Policy:
         Args:
             *args: the batch, ``[B, …]`` columns by name; nested observations are nested
                 dictionaries. With ``obs_norm``, observations are normalized already.
-            **kwargs: what :meth:`draw` and :meth:`variant` returned.
+            **kwargs: what :meth:`draw` returned.
 
         Returns:
             What to log: scalars; maybe ``priority`` ``[B]``; maybe ``kl_stop``, a bool scalar: True
@@ -678,14 +680,15 @@ class Policy:
         columns = to_dict(batch)
         if self.on_policy:
             self.obs_norm.hold()
-        drawn = {**self.draw(columns), **self.variant()}
-        counters = self.counters._replace(update=self.train_iter)
-        seen = self.obs_norm.rows(columns)
-        output = self._runner.run(seen, drawn, counters, batch=batch)
-        if not output.get("kl_stop", False):
+        drawn = self.draw(columns)
+        if self.obs_norm.is_on:
+            columns = self.obs_norm.rows(columns)
+        output = self._runner.run(
+            columns, drawn, n_made=self.train_iter, counters=self.counters, batch=batch
+        )
+        if not output.get("kl_stop"):
             self.train_iter += 1
-            self._runner.move_targets(self.train_iter)
-        return self._runner.report(output)
+        return output
 
     def _learn(self, data: Any, **kwargs: Any) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         """Check what a learner passes, and learn from it."""
@@ -696,7 +699,8 @@ class Policy:
                 f"{data!r:.100}"
             )
         batch = data if isinstance(data, Batch) else as_tree(data)
-        check_columns(self.learn_columns, batch, user=type(self).__name__)
+        if any(name not in batch for name in self.learn_columns):
+            check_columns(self.learn_columns, batch, user=type(self).__name__)
         # Rows that a collector made have actions of an env; those of other data may be anything.
         if "collect_iter" not in batch and "action" in batch:
             self.codec.check(batch["action"], mask=batch.get("mask"))
@@ -758,11 +762,10 @@ class Policy:
             for name in ACT_KEYWORDS.intersection(kwargs):
                 if kwargs[name] is not None:
                     kwargs[name] = self.as_obs(kwargs[name])
-            ids = np.asarray(env_id)
-            if mode == "collect":
-                output = self.act_collect(self.obs_norm.collected(obs), ids, **kwargs)
-            else:
-                output = self.act_eval(self.obs_norm(obs), ids, **kwargs)
+            if self.obs_norm.is_on:
+                obs = self.obs_norm.collected(obs) if mode == "collect" else self.obs_norm(obs)
+            act = self.act_collect if mode == "collect" else self.act_eval
+            output = act(obs, np.asarray(env_id), **kwargs)
         if not isinstance(output, dict | Mapping) or "action" not in output:
             raise PolicyOutputError(
                 f"{type(self).__name__}.act_{mode} returned {output!r:.100}; it must return a "

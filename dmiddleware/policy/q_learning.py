@@ -151,7 +151,9 @@ class QLearningPolicy(TDPolicy):
             output = self.components["q"].target(next_obs, **target)
             judge = output["logit"]
         mask = mask_of(next_obs, batch.get("next_action_mask"))
-        return taken_rows(output[self.learned], mask_logit(judge, mask).argmax(-1))
+        if mask is not None:
+            judge = mask_logit(judge, mask)
+        return taken_rows(output[self.learned], judge.argmax(-1))
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
@@ -160,7 +162,10 @@ class QLearningPolicy(TDPolicy):
                 f"the model returned {output!r:.100}; it must return a dictionary with the key "
                 '"logit", the values of all actions'
             )
-        return with_rows(output["logit"], (*rows, "n_actions"), what="logit")
+        logit = output["logit"]
+        if isinstance(logit, torch.Tensor) and logit.shape[:-1] == rows:
+            return logit
+        return with_rows(logit, (*rows, "n_actions"), what="logit")
 
     def loss(
         self,

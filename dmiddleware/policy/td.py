@@ -71,7 +71,7 @@ class TDPolicy(Policy):
     def check_batch(self, batch: Batch) -> Batch:
         """Refuse rows with other returns than the policy's, and drop weights that it ignores."""
         column = batch.get("discount")
-        if not self._discount_checked and (column is not None or self.n_step > 1):
+        if not self._discount_checked and (column is not None or self.cfg.n_step > 1):
             self._check_discount(column)
         if not self.cfg.importance_weights and "weight" in batch:
             batch = select_columns(batch, [key for key in batch if key != "weight"])
@@ -84,6 +84,8 @@ class TDPolicy(Policy):
         """
         gamma, n_step = self.cfg.discount, self.cfg.n_step
         if column is None:
+            if self.n_step == 1:
+                return
             raise ConfigError(
                 f"this policy has n_step={self.n_step}, but the batch has no column discount, "
                 "so its rewards are those of single steps; draw it from a TensorBuffer(size, "

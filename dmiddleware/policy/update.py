@@ -161,54 +161,74 @@ class UpdateRunner:
         return {**vars(self), "_compiled": None}
 
     def run(
-        self, columns: Columns, drawn: Mapping[str, Any], counters: Counters, *, batch: Batch
-    ) -> dict[str, Any]:
-        """Make one update.
+        self,
+        columns: Columns,
+        drawn: Mapping[str, Any],
+        *,
+        n_made: int,
+        counters: Counters,
+        batch: Batch,
+    ) -> Mapping[str, Any]:
+        """Make one update, and move the target networks whose turn it is.
 
         Args:
             columns: what the update learns from.
             drawn: what it takes in addition.
-            counters: what schedules read.
+            n_made: updates before this one.
+            counters: what else schedules read.
             batch: the columns before observations were normalized, for an error.
+
+        Returns:
+            The output in Python numbers; on a GPU they are read when they are asked for, except for
+            ``kl_stop``.
 
         Raises:
             NonFiniteLoss: if a step was skipped. A GPU is not waited for: see :meth:`look`.
         """
+        if self._rates or self._changing:
+            self._follow_schedules(counters._replace(update=n_made))
+        if self._compiles and self._compiled is None:
+            self._compiled = self._compile()
+        output = (self._compiled or self._update)(columns, **drawn)
+        if not self._on_gpu and self.not_finite.item():
+            self.not_finite.zero_()
+            raise non_finite_error(output, batch, self._components, user=self._user)
+        if "kl_stop" in output:
+            output["kl_stop"] = bool(output["kl_stop"])
+        if not output.get("kl_stop"):
+            for component, every in self._targets:
+                if (n_made + 1) % every == 0:
+                    # On a GPU also while steps are skipped, towards weights that do not change.
+                    component.move_target()
+        if self._first is not None:
+            output["cur_lr"] = self._first.learning_rate
+        if self._on_gpu:
+            return self._output_on_gpu(output)
+        return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
+
+    def _follow_schedules(self, counters: Counters) -> None:
         for component in self._rates:
             assert component.schedule is not None
             component.learning_rate = component.schedule.at(counters)
         for path, value in self._changing.items():
             value.fill_(self._schedules[path].at(counters))
-        if self._compiles and self._compiled is None:
-            compiler_traces_gradients()
-            self._compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
-                self._update,
-                fullgraph=True,
-                isolate_recompiles=True,
-                options={"guard_filter_fn": _guards_to_keep},
-            )
-        output = (self._compiled or self._update)(columns, **drawn)
-        if not self._on_gpu and take_flag(self.not_finite):
-            raise non_finite_error(output, batch, self._components, user=self._user)
-        return output
 
-    def move_targets(self, n_updates: int) -> None:
-        """Move the target networks whose turn it is after this number of updates."""
-        for component, every in self._targets:
-            if n_updates % every == 0:
-                # On a GPU also while steps are skipped, towards weights that do not change.
-                component.move_target()
+    def _output_on_gpu(self, output: dict[str, Any]) -> UpdateOutput:
+        self._n_outputs += 1
+        if self._n_outputs % CHECK_EVERY == 0:
+            self.look()
+        return UpdateOutput(output, self.look)
 
-    def report(self, output: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the output in Python numbers; on a GPU, they are read when they are asked for."""
-        if self._first is not None:
-            output["cur_lr"] = self._first.learning_rate
-        if self._on_gpu:
-            self._n_outputs += 1
-            if self._n_outputs % CHECK_EVERY == 0:
-                self.look()
-            return UpdateOutput(output, self.look)
-        return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
+    def _compile(self) -> Callable[..., dict[str, Any]]:
+        compiler_traces_gradients()
+        compiled: Callable[..., dict[str, Any]]
+        compiled = torch.compile(  # type: ignore[call-overload]  # stubs of torch 2.13
+            self._update,
+            fullgraph=True,
+            isolate_recompiles=True,
+            options={"guard_filter_fn": _guards_to_keep},
+        )
+        return compiled
 
     def look(self) -> None:
         """Raise if a step was skipped since the last look.

@@ -48,16 +48,12 @@ def epsilon_greedy(
         return torch.where(explore, uniform, mask_logit(q, mask).argmax(-1))
     # Whether to explore, and which action then. No action's probability is off by more than 2**-53.
     draws = torch.rand((2, *rows), dtype=torch.float64, generator=generator, device=q.device)
-    if q.is_cpu and len(rows) == 1 and rows[0] <= _FEW and isinstance(eps, float | int):
-        return _of_few(q, eps, draws)
-    return torch.where(draws[0] < eps, (draws[1] * n_actions).long(), q.argmax(-1))
-
-
-def _of_few(q: torch.Tensor, eps: float, draws: torch.Tensor) -> torch.Tensor:
-    """Do the same row by row; for a few numbers, lists are much faster than torch calls."""
+    if not (q.is_cpu and len(rows) == 1 and rows[0] <= _FEW and isinstance(eps, float | int)):
+        return torch.where(draws[0] < eps, (draws[1] * n_actions).long(), q.argmax(-1))
+    # Row by row: for a few numbers, lists are much faster than torch calls.
     action = (q.detach() if q.requires_grad else q).numpy().argmax(-1)
     chances, lots = draws.tolist()
     for row, chance in enumerate(chances):
         if chance < eps:
-            action[row] = int(lots[row] * q.shape[-1])
+            action[row] = int(lots[row] * n_actions)
     return torch.from_numpy(action)

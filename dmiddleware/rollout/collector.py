@@ -119,10 +119,23 @@ class RolloutCollector(Stepper):
     ) -> VectorStep:
         """Make one step as :meth:`Stepper.step` does, and keep its rows for the next batch."""
         step = super().step(policy_kwargs, random=random, only=only)
-        if self._make_transitions is None and not self._skipped and step.timestep.is_full:
-            self._store.add(self._columns(step))
+        timestep = step.timestep
+        columns = {
+            "obs": step.obs,
+            "reward": timestep.reward,
+            "next_obs": timestep.next_obs,
+            "done": timestep.done,
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+            "episode_id": step.episode_id,
+            "collect_iter": self._collect_iter[: len(timestep.done)],
+            **step.inputs,
+            **step.output,
+        }
+        if self._make_transitions is None and not self._skipped and timestep.is_full:
+            self._store.add(columns)
         else:
-            self._keep_some(step)
+            self._keep_some(step, columns)
         return step
 
     def collect(
@@ -288,7 +301,7 @@ class RolloutCollector(Stepper):
         self.episode_id = np.where(self.episode_id == episode_id, rest, self.episode_id)
         return rest
 
-    def _keep_some(self, step: VectorStep) -> None:
+    def _keep_some(self, step: VectorStep, columns: Columns) -> None:
         """Keep the rows of a step that are transitions and belong to episodes that are wanted."""
         timestep = step.timestep
         is_kept = timestep.valid
@@ -297,27 +310,12 @@ class RolloutCollector(Stepper):
             self.dropped_steps += int(np.count_nonzero(is_kept & unwanted))
             is_kept = is_kept & ~unwanted
         if self._make_transitions is None:
-            self._store.add(self._columns(step), np.where(is_kept, timestep.env_id, NO_ENV))
+            self._store.add(columns, np.where(is_kept, timestep.env_id, NO_ENV))
         elif is_kept.any():
             rows = np.flatnonzero(is_kept)
             self._store.add(self._transitions(step, rows), timestep.env_id[rows])
         if step.lost:
             self.dropped_steps += self._store.drop(step.lost)
-
-    def _columns(self, step: VectorStep) -> Columns:
-        timestep = step.timestep
-        return {
-            "obs": step.obs,
-            "reward": timestep.reward,
-            "next_obs": timestep.next_obs,
-            "done": timestep.done,
-            "terminated": timestep.terminated,
-            "truncated": timestep.truncated,
-            "episode_id": step.episode_id,
-            "collect_iter": self._collect_iter[: len(timestep.done)],
-            **step.inputs,
-            **step.output,
-        }
 
     def _transitions(self, step: VectorStep, rows: IdArray) -> Columns:
         """Return the transitions that the policy makes itself of some rows, as columns."""

@@ -236,8 +236,7 @@ class Stepper:
         # Even a timestep of all envs may have its rows in another order, after a failure.
         step.ended = rows if timestep.is_full else timestep.env_id[rows].tolist()
         step.begun = [*step.begun, *step.ended]
-        returns = timestep.info.values_at("eval_episode_return", rows)
-        for env_id, value in zip(step.ended, returns, strict=True):
+        for env_id, value in zip(step.ended, timestep.returns, strict=True):
             if type(value) not in _FLOATS or not math.isfinite(value):
                 _check_return(value, env_id)
             self.episode_returns.append(float(value))

@@ -153,7 +153,17 @@ class RowRing:
         Returns:
             New arrays ``[*index.shape, …]`` by path.
         """
-        taken = self._take_columns(index, paths)
+        slots = index if self.total <= self.size else index % self.size
+        wanted = self._columns
+        if paths is not None:
+            wanted = {path: column for path, column in wanted.items() if path in paths}
+        stacks = self._stacks
+        taken = {
+            path: column.take(slots, axis=0)
+            if stacks is None or path not in stacks.paths
+            else stacks.take(path, index)
+            for path, column in wanted.items()
+        }
         if self._side is not None:
             self._take_next_obs(self._side, taken, index, paths)
         return taken
@@ -513,25 +523,11 @@ class RowRing:
     def _release(self, side: SideTable, entered: Pushed) -> None:
         """Remove the side-table rows of open tails whose successor has arrived."""
         slots = entered.tail % self.size
-        obs = self._take_columns(entered.head, [_obs_path(path) for path in side.paths])
+        obs = self.take(entered.head, [_obs_path(path) for path in side.paths])
         same = np.ones(len(slots), np.bool_)
         for path in side.paths:
             same &= same_rows(side.get(path, slots), obs[_obs_path(path)])
         side.free(slots[same])
-
-    def _take_columns(self, index: Ints, paths: Collection[str] | None) -> dict[str, Array]:
-        """Copy the leaves that every row has, ``next_obs`` aside if it is not stored."""
-        slots = index if self.total <= self.size else index % self.size
-        wanted = self._columns
-        if paths is not None:
-            wanted = {path: column for path, column in wanted.items() if path in paths}
-        if self._stacks is None:
-            return {path: column.take(slots, axis=0) for path, column in wanted.items()}
-        stacked = self._stacks.paths
-        return {
-            path: self._stacks.take(path, index) if path in stacked else column.take(slots, axis=0)
-            for path, column in wanted.items()
-        }
 
     def _take_next_obs(
         self,
@@ -547,7 +543,7 @@ class RowRing:
         # Without a successor any row will do, and the side table has next_obs.
         successor = self._links.of(index)
         successor = np.where(successor == NONE, index, successor)
-        obs = self._take_columns(successor, [_obs_path(path) for path in wanted])
+        obs = self.take(successor, [_obs_path(path) for path in wanted])
         for path in wanted:
             taken[path] = obs[_obs_path(path)]
             side.overlay(path, index % self.size, taken[path])

@@ -188,7 +188,9 @@ class _Worker:
     def _reset(self, env_id: int) -> Any:
         self._doing, self._env_id = "reset", env_id
         env, seed = self._envs[env_id], self._seeds.pop(env_id, self._fixed_seeds.get(env_id))
-        obs, info = check_first(env.reset() if seed is None else env.reset(seed=seed), env_id)
+        result = env.reset() if seed is None else env.reset(seed=seed)
+        check_first(result, env_id)
+        obs, info = result
         if seed is not None:
             env.action_space.seed(seed)
         self._write(self._shared.first_obs, env_id, obs)

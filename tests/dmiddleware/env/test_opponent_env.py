@@ -116,9 +116,7 @@ def test_games_against_random_opponents_are_won_and_lost_in_a_manager():
         while len(returns) < 60:
             mask = envs.ready_obs["action_mask"]
             step = envs.step(np.array([np.flatnonzero(one)[0] for one in mask]))
-            returns += step.info.values_at(
-                "eval_episode_return", np.flatnonzero(step.done).tolist()
-            )
+            returns += step.returns
     assert set(map(float, returns)) == {-1.0, 0.0, 1.0}
 
 

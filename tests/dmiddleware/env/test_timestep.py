@@ -124,7 +124,7 @@ def test_a_batch_is_iterated_env_by_env():
         truncated=np.array([False, True]),
         abnormal=np.array([False, False]),
         valid=np.array([True, True]),
-        info=StepInfo([{}, {"eval_episode_return": 3.0}]),
+        infos=[{}, {"eval_episode_return": 3.0}],
         is_full=False,
     )
     first, second = batch

@@ -22,7 +22,7 @@ from dmiddleware.env import (
     VectorEnvManager,
     make_env_manager,
 )
-from dmiddleware.env.contract import is_finite
+from dmiddleware.env.batching import is_finite
 from dmiddleware.errors import EnvProtocolError
 from dmiddleware.policy import A2CPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes

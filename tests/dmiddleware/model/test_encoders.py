@@ -8,6 +8,7 @@ from gymnasium.vector.utils import batch_space
 from dmiddleware.classic import as_eval_mode
 from dmiddleware.errors import SpaceError
 from dmiddleware.model import (
+    MLP,
     ActorCritic,
     ActorQ,
     ActorQV,
@@ -49,8 +50,9 @@ def test_leading_dimensions_do_not_change_the_features():
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float16, torch.int8, torch.int64, torch.uint8]
 )
-def test_numbers_of_other_dtypes_are_not_scaled(dtype):
-    encoder = VectorEncoder((3,), (8,))
+@pytest.mark.parametrize("make", [VectorEncoder, make_encoder])
+def test_numbers_of_other_dtypes_are_not_scaled(make, dtype):
+    encoder = make((3,), (8,))
     obs = torch.tensor([[1, 2, 3]], dtype=dtype)
     torch.testing.assert_close(encoder(obs), encoder(obs.float()))
 
@@ -255,8 +257,8 @@ def test_the_order_of_keys_does_not_matter():
 @pytest.mark.parametrize(
     ("shape", "kind", "width"),
     [
-        (4, VectorEncoder, 64),
-        ((4,), VectorEncoder, 64),
+        (4, MLP, 64),
+        ((4,), MLP, 64),
         ((2, 3), VectorEncoder, 64),
         ([4, 84, 84], ImageEncoder, 512),
         (("one_hot", 5), OneHotEncoder, 64),
