@@ -131,6 +131,7 @@ def arguments_of(
     *,
     further: type[Settings] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    prog: str = "",
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
@@ -143,13 +144,14 @@ def arguments_of(
         further: a class of options beside those of the function; they are in the result too.
         defaults: options by name as a file has them, in place of the function's own defaults;
             ``--config`` overrides them.
+        prog: what the help calls the program; empty: how Python runs it.
 
     Raises:
         SystemExit: with 2, after the message, for an unknown option or a wrong value; with 0, after
             the help.
         ConfigError: if the function has a parameter without a type.
     """
-    line = _CommandLine(main, further)
+    line = _CommandLine(main, further, prog)
     try:
         line.take_defaults(_config_of(arguments), arguments, defaults or {})
     except ConfigError as error:
@@ -170,7 +172,7 @@ def arguments_with(
     Raises:
         ConfigError: for an unknown option or a wrong value.
     """
-    line = _CommandLine(main, None)
+    line = _CommandLine(main)
     line.take(values, at)
     return line.values
 
@@ -202,8 +204,10 @@ class _ConfigFile:
 class _CommandLine:
     """The options of a function."""
 
-    def __init__(self, main: Callable[..., Any], further: type[Settings] | None) -> None:
-        self._prog = _prog_of(main)
+    def __init__(
+        self, main: Callable[..., Any], further: type[Settings] | None = None, prog: str = ""
+    ) -> None:
+        self._prog = prog or _prog_of(main)
         documented = _docstring_of(main)
         self._text = documented.description or ""
         self._class = _settings_of(main)
