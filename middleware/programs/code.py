@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from dmiddleware.env import EnvSettings
@@ -18,7 +17,7 @@ __all__ = ["chain_code"]
 _WIDTH: Final = 100
 _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "dmiddleware": ("Task",),
-    "dmiddleware.data": ("OfflineDataset", "PrioritySampler", "TensorBuffer", "load_minari"),
+    "dmiddleware.data": ("PrioritySampler", "TensorBuffer", "load_rows"),
     "dmiddleware.env": ("make_env_manager",),
     "dmiddleware.rl": ("Schedule", "with_returns_to_go"),
     "middleware": (
@@ -96,15 +95,8 @@ def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
 
 
 def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
-    data = arguments["data"]
-    is_file = Path(data).is_file()
-    rows = (
-        f"OfflineDataset({_text(data)}).rows(slice(None))"
-        if is_file
-        else f"load_minari({_text(data)})"
-    )
     yield f"def main(seed: int = {arguments['seed']}) -> ExperimentResult:"
-    yield f"    rows = {rows}"
+    yield f"    rows = load_rows({_text(arguments['data'])})"
     yield from _policy(arguments, agent)
     yield '    policy.observe(rows["obs"])'
     is_sequence = isinstance(agent, DecisionTransformerPolicy)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
-from dmiddleware.data import OfflineDataset, TensorBuffer, load_minari
+from dmiddleware.data import TensorBuffer, load_rows
 from dmiddleware.env import EnvSettings, make_env_manager
-from dmiddleware.errors import ConfigError, DatasetError
 from dmiddleware.policy import DecisionTransformerPolicy, Policy, PolicySettings
 from dmiddleware.rl import with_returns_to_go
 from dmiddleware.settings import Count, Whole
@@ -24,34 +22,10 @@ from middleware.programs.parts import default_settings, make_policy, make_run, n
 from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
 from middleware.stop import TerminationChecker
 
-__all__ = ["OFFLINE", "load_rows", "make_dataset_buffer", "offline"]
+__all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
 
 OFFLINE: Final = default_settings(("bc", "td3_bc", "cql", "iql", "decision_transformer"))
 """The algorithms of :func:`offline`, and their default settings."""
-
-
-def load_rows(data: str | Path) -> Batch:
-    """Read all rows of recorded data.
-
-    Args:
-        data: a file that :class:`~middleware.OfflineDataSaver` wrote, or the id or the folder of a
-            Minari dataset.
-
-    Raises:
-        DatasetError: if there are no such data here.
-        ConfigError: if no data are named.
-    """
-    if not str(data):
-        raise ConfigError(
-            "an offline algorithm learns from recorded data; name a file of OfflineDataSaver, or "
-            "the id of a Minari dataset, as data"
-        )
-    path = Path(data)
-    if path.is_file():
-        return OfflineDataset(path).rows(slice(None))
-    if path.suffix == ".safetensors":
-        raise DatasetError(f"there is no file {path}; save one with OfflineDataSaver")
-    return load_minari(data)
 
 
 def make_dataset_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
@@ -85,7 +59,8 @@ def offline(
 
     Args:
         algo: the algorithm.
-        data: a file of OfflineDataSaver, or the id or the folder of a Minari dataset.
+        data: recorded data: a file of OfflineDataSaver, an HDF5 file, or the id or the folder of a
+            Minari dataset.
         seed: seed of everything random.
         exp_name: folder of the run in runs/; empty: the algorithm and the env.
         max_train_iter: number of updates.
