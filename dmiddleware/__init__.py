@@ -55,6 +55,7 @@ __all__ = [
     "EventError",
     "WaitTimeout",
     "EventQueueFull",
+    "train",
 ]
 
 

@@ -169,12 +169,35 @@ def test_slips_are_refused(algo, env, options, error, words):
         train(algo, env, **options)
 
 
-@pytest.mark.parametrize("game", ["ALE/Pong-v5", "MiniGrid-Empty-5x5-v0"])
-def test_games_are_prepared(game):
-    pytest.importorskip("ale_py" if game.startswith("ALE") else "minigrid")
-    kwargs = {"max_episode_steps": 60} if game.startswith("ALE") else {"max_steps": 30}
+GAMES = {
+    "ALE/Pong-v5": ("ale_py", {"max_episode_steps": 60}),
+    "MiniGrid-Empty-5x5-v0": ("minigrid", {"max_steps": 30}),
+    "LunarLander-v3": ("Box2D", {"max_episode_steps": 60}),
+    "Hopper-v5": ("mujoco", {"max_episode_steps": 60}),
+}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_envs_of_extras_are_found_by_id(game):
+    package, kwargs = GAMES[game]
+    pytest.importorskip(package)
     options = {**ON, "max_env_step": 100, "policy": {"epoch_per_collect": 1}}
     env = tuned_options("ppo", game)["env"]
-    env["env_kwargs"] = {**env["env_kwargs"], **kwargs}
+    env["env_kwargs"] = {**env.get("env_kwargs", {}), **kwargs}
+    env["env_num"] = 4
     result = train("ppo", EnvSettings(**env), experiment={"n_fresh_episode": 2}, **options)
     assert result.train_iter > 0
+
+
+def test_envpool_steps_the_envs():
+    pytest.importorskip("envpool")
+    env = EnvSettings("CartPole-v1", env_num=8, backend="envpool")
+    result = train("ppo", env, experiment={"n_fresh_episode": 2}, **ON)
+    assert result.train_iter > 0
+
+
+def test_games_of_atari_are_judged_by_whole_games():
+    for algo in ("dqn", "ppo", "a2c"):
+        options = tuned_options(algo, "ALE/Breakout-v5")
+        assert options["env"]["env_kwargs"] == {"game": "ALE/Breakout-v5"}
+        assert options["eval_env_kwargs"] == {"life_loss": False, "clip_reward": False}
