@@ -5,7 +5,11 @@ learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``
 ``reward`` and ``rollout``. The package ``middleware`` has the stock middleware, and the contexts
 and roles of reinforcement learning. The interface of DI-engine's older pipeline is in ``classic``
 and ``worker``. Importing this package does not import torch.
+
+``dmiddleware.train("dqn", "CartPole-v1")`` trains in one call; it is imported when it is used.
 """
+
+from typing import Any
 
 from dmiddleware.errors import (
     ChainError,
@@ -51,13 +55,19 @@ __all__ = [
     "EventError",
     "WaitTimeout",
     "EventQueueFull",
+    "train",
 ]
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Looked up only when it is asked for: this import takes a sixth of the package's.
         from importlib.metadata import version
 
         return version("dmiddleware")
+    if name == "train":
+        # It is made of stock middleware, above this package, and needs torch.
+        from importlib import import_module
+
+        return import_module("middleware.programs").train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

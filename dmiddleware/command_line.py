@@ -22,7 +22,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -41,6 +41,7 @@ __all__ = [
     "DefaultsBy",
     "ProgramCall",
     "arguments_of",
+    "arguments_with",
     "called_as",
     "program_call",
 ]
@@ -129,6 +130,8 @@ def arguments_of(
     arguments: Sequence[str],
     *,
     further: type[Settings] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    prog: str = "",
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
@@ -139,18 +142,39 @@ def arguments_of(
         main: the function.
         arguments: the command line, without the name of the program.
         further: a class of options beside those of the function; they are in the result too.
+        defaults: options by name as a file has them, in place of the function's own defaults;
+            ``--config`` overrides them.
+        prog: what the help calls the program; empty: how Python runs it.
 
     Raises:
         SystemExit: with 2, after the message, for an unknown option or a wrong value; with 0, after
             the help.
         ConfigError: if the function has a parameter without a type.
     """
-    line = _CommandLine(main, further)
+    line = _CommandLine(main, further, prog)
     try:
-        line.take_defaults(_config_of(arguments), arguments)
+        line.take_defaults(_config_of(arguments), arguments, defaults or {})
     except ConfigError as error:
         line.fail(str(error))
     return line.read(arguments)
+
+
+def arguments_with(
+    main: Callable[..., Any], values: Mapping[str, Any], *, at: str
+) -> dict[str, Any]:
+    """Return the arguments of a function: its defaults, and options by name as a file has them.
+
+    Args:
+        main: the function.
+        values: the options; those of settings are dictionaries, of which each setting is replaced.
+        at: where the options are, for messages.
+
+    Raises:
+        ConfigError: for an unknown option or a wrong value.
+    """
+    line = _CommandLine(main)
+    line.take(values, at)
+    return line.values
 
 
 def _config_of(arguments: Sequence[str]) -> Path | None:
@@ -180,8 +204,10 @@ class _ConfigFile:
 class _CommandLine:
     """The options of a function."""
 
-    def __init__(self, main: Callable[..., Any], further: type[Settings] | None) -> None:
-        self._prog = _prog_of(main)
+    def __init__(
+        self, main: Callable[..., Any], further: type[Settings] | None = None, prog: str = ""
+    ) -> None:
+        self._prog = prog or _prog_of(main)
         documented = _docstring_of(main)
         self._text = documented.description or ""
         self._class = _settings_of(main)
@@ -199,33 +225,52 @@ class _CommandLine:
             if isinstance(found, DefaultsBy)
         }
 
-    def take_defaults(self, config: Path | None, arguments: Sequence[str]) -> None:
-        """Replace the defaults by those of a file, and by those that other options choose.
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments of the function as they are without a command line."""
+        return dict(self._values)
+
+    def take_defaults(
+        self, config: Path | None, arguments: Sequence[str], defaults: Mapping[str, Any]
+    ) -> None:
+        """Replace the defaults by given ones, those of a file, and those that options choose.
 
         Raises:
             ConfigError: if the file has something else than options and their values.
         """
-        values = {} if config is None else _options_in(config)
-        known = {one.name: one for one in describe(self._class)}
-        _refuse_unknown(values, known, str(config))
-        chosen = {name: value for name, value in values.items() if name in self._chosen}
-        self._take(values.keys() - chosen.keys(), values, known, config)
+        found = [(defaults, "defaults")]
+        if config is not None:
+            found.append((_options_in(config), str(config)))
+        for values, at in found:
+            self._take(values, at, chosen=False)
         if self._chosen:
-            others = self._parse(_without_help(arguments), only=known.keys() - self._chosen.keys())
-            self._values |= {name: one.of(others) for name, one in self._chosen.items()}
-            self._take(chosen, values, known, config)
+            names = {one.name for one in describe(self._class)} - self._chosen.keys()
+            self._choose(self._parse(_without_help(arguments), only=names))
+            for values, at in found:
+                self._take(values, at, chosen=True)
 
-    def _take(
-        self,
-        names: Iterable[str],
-        values: Mapping[str, Any],
-        known: Mapping[str, SettingInfo],
-        config: Path | None,
-    ) -> None:
-        for name in names:
-            self._values[name] = _from_plain(
-                known[name].hint, values[name], self._values.get(name), f"{config}: {name}"
-            )
+    def take(self, values: Mapping[str, Any], at: str) -> None:
+        """Replace the defaults by options as a file has them.
+
+        Raises:
+            ConfigError: for an unknown option or a wrong value.
+        """
+        self._take(values, at, chosen=False)
+        self._choose(self._values)
+        self._take(values, at, chosen=True)
+
+    def _choose(self, others: Mapping[str, Any]) -> None:
+        """Take the settings that the values of other options choose."""
+        self._values |= {name: one.of(others) for name, one in self._chosen.items()}
+
+    def _take(self, values: Mapping[str, Any], at: str, *, chosen: bool) -> None:
+        known = {one.name: one for one in describe(self._class)}
+        _refuse_unknown(values, known, at)
+        for name, value in values.items():
+            if (name in self._chosen) is chosen:
+                self._values[name] = _from_plain(
+                    known[name].hint, value, self._values.get(name), f"{at}: {name}"
+                )
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the function, and the further ones."""

@@ -95,8 +95,8 @@ class ExperimentResult:
         Raises:
             OSError: if it cannot be written; an earlier file is intact.
         """
-        fields = dataclasses.asdict(self)
-        del fields["path"]
+        names = [one.name for one in dataclasses.fields(ExperimentResult) if one.name != "path"]
+        fields = {name: getattr(self, name) for name in names}
         _write_json(RunFolder(self.path).result_path, fields)
 
     def __str__(self) -> str:

@@ -30,6 +30,8 @@ _RENAMED: Final[Mapping[str, str]] = {
     "learn.rho_clip_ratio": "learn.rho_clip",
     "learn.c_clip_ratio": "learn.c_clip",
     "learn.ce_label_smooth": "learn.label_smoothing",
+    "learn.alpha": "learn.bc_alpha",
+    "learn.num_actions": "learn.n_actions",
     "burnin_step": "burn_in",
 }
 """Settings that an algorithm has here under another name, with the same values."""
@@ -39,7 +41,7 @@ _READ_BY_WORKERS: Final = (
 )  # fmt: skip
 """Settings that workers and middleware read from the config of any policy."""
 
-_TRAIN_FROM_DATA: Final = "train from a data set in a chain, with offline_data_fetcher"
+_TRAIN_FROM_DATA: Final = "serial_run plays; learn from data with offline_run, or in a chain"
 _ENV_NUM: Final = "env.collector_env_num and env.evaluator_env_num count"
 
 _UNUSED: Final[Mapping[str, str]] = {

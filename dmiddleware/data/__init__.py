@@ -17,6 +17,7 @@ from dmiddleware.data.minibatches import (
     select_columns,
 )
 from dmiddleware.data.offline_dataset import Minibatches, OfflineDataset, save_dataset
+from dmiddleware.data.recorded_rows import load_rows
 from dmiddleware.data.replay_buffer import ReplayBuffer
 from dmiddleware.data.samplers import (
     Eligible,
@@ -85,6 +86,7 @@ __all__ = [
     "Minibatches",
     "save_dataset",
     "load_minari",
+    "load_rows",
     "save_minari",
     "save_checkpoint",
     "pack_checkpoint",

@@ -397,7 +397,9 @@ def _saves_itself(layer: Any) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, _CODE) or type(value).__module__.partition(".")[0] == "pygame"
+    # Types of extensions, such as those of Box2D, may have no module.
+    module = str(getattr(type(value), "__module__", ""))
+    return isinstance(value, _CODE) or module.partition(".")[0] == "pygame"
 
 
 def _memory_of(array: npt.NDArray[Any]) -> int:

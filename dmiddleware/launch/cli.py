@@ -25,8 +25,12 @@ __all__ = ["ditask"]
 
 
 _COMMANDS: Final[Mapping[str, str]] = {
-    name: f"dmiddleware.runs.commands.{name}_command"
-    for name in ("compare", "inspect", "report", "watch")
+    **{
+        name: f"dmiddleware.runs.commands.{name}_command"
+        for name in ("compare", "inspect", "report", "watch")
+    },
+    "train": "middleware.programs.commands.train_command",
+    "classic": "dmiddleware.worker.commands.classic_command",
 }
 """The commands beside that which starts a run, by their names."""
 
@@ -134,6 +138,8 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
 
     \b
     Other commands; each has its own --help:
+      ditask train ALGO ENV     train with tuned settings; --list shows what there is
+      ditask classic -c FILE    run a config file of DI-engine
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos
       ditask watch RUN          a running or finished run in the terminal

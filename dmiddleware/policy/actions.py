@@ -217,6 +217,14 @@ class ActionCodec:
             return self._only.to_env(raw)
         return self._mapped(lambda part, leaf: part.to_env(leaf), raw)
 
+    def before_first(self, n: int) -> Any:
+        """Return what stands for the action before the first step of ``n`` episodes, ``[n, …]``.
+
+        Zeros, as the environment takes them; for choices that do not start at zero, the first one.
+        """
+        parts = {path: part.before_first(n) for path, part in self._parts.items()}
+        return parts[""] if self._only is not None else nest(parts)
+
     def to_raw(self, action: Any) -> Any:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True

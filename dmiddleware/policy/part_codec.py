@@ -62,6 +62,10 @@ class PartCodec(ABC):
     def describe(self) -> str:
         """Name the space, for a message."""
 
+    def before_first(self, n: int) -> torch.Tensor:
+        """Return the environment's actions ``[n, …]`` that stand for none."""
+        return self.to_env(torch.zeros(n, len(self.sizes), dtype=torch.int64))
+
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions."""
         return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
@@ -121,13 +125,15 @@ class _DiscreteCodec(PartCodec):
         first = self._start or 0
         return f"the choices {first} to {first + self.n_logits - 1}"
 
+    def before_first(self, n: int) -> torch.Tensor:
+        return self.to_env(torch.zeros(n, dtype=torch.int64))
+
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return raw + self._start if self._start else raw
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
         if action.dtype is not torch.int64:
-            if action.dtype is not torch.int64:
-                action = _as_integers(action)
+            action = _as_integers(action)
         return action - self._start if self._start else action
 
 
@@ -175,6 +181,9 @@ class _MultiBinaryCodec(PartCodec):
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return ((raw == 0) | mask).all(-1)
 
+    def before_first(self, n: int) -> torch.Tensor:
+        return self.to_env(torch.zeros(n, *self.sizes, dtype=torch.int64))
+
     def outside(self, action: torch.Tensor) -> torch.Tensor:
         raw = self.to_raw(action)
         return ((raw != 0) & (raw != 1)).any(-1)
@@ -198,6 +207,9 @@ class _BoxCodec(PartCodec):
         sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
         kind = TanhGaussian if self._bounding == "tanh" else Gaussian
         return kind(mu, sigma)
+
+    def before_first(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, *self._shape)
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         if self._bounds is not None:

@@ -46,6 +46,7 @@ from dmiddleware.worker.commander import (
     create_parallel_commander,
     get_parallel_commander_cls,
 )
+from dmiddleware.worker.config_file import read_config
 from dmiddleware.worker.coordinator.coordinator import Coordinator
 from dmiddleware.worker.entry import compile_config, serial_run
 from dmiddleware.worker.evaluator import (
@@ -73,6 +74,7 @@ from dmiddleware.worker.learner import (
     register_learner_hook,
     show_hooks,
 )
+from dmiddleware.worker.offline_entry import offline_run
 from dmiddleware.worker.parallel_run import PROCESS_ROLE_REGISTRY, classic_run
 
 __all__ = [
@@ -105,6 +107,8 @@ __all__ = [
     "merge_hooks",
     "show_hooks",
     "serial_run",
+    "offline_run",
+    "read_config",
     "compile_config",
     "BaseSerialCommander",
     "BaseParallelCommander",

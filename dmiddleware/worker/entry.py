@@ -50,9 +50,9 @@ from dmiddleware.worker.learner import LEARNER_REGISTRY, BaseLearner, create_lea
 from dmiddleware.worker.progress import Progress
 from dmiddleware.worker.serial_worker import get_worker_cls
 
-__all__ = ["compile_config", "serial_run"]
+__all__ = ["NO_LIMIT", "check_learns_from_rows", "compile_config", "section_of", "serial_run"]
 
-_NO_LIMIT: Final = int(1e10)
+NO_LIMIT: Final = int(1e10)
 _PARTS: Final = {
     "learner": ("policy.learn.learner", "base"),
     "collector": ("policy.collect.collector", "sample"),
@@ -117,8 +117,8 @@ def serial_run(
     main: Mapping[str, Any],
     create: Mapping[str, Any] | None = None,
     seed: int = 0,
-    max_train_iter: int = _NO_LIMIT,
-    max_env_step: int = _NO_LIMIT,
+    max_train_iter: int = NO_LIMIT,
+    max_env_step: int = NO_LIMIT,
     *,
     model: nn.Module | None = None,
     show_progress: bool = True,
@@ -151,10 +151,10 @@ def serial_run(
     cfg = compile_config(main, create, seed=seed)
     seed_libraries(seed)
     policy: Policy | StockPolicy = create_policy(cfg.policy, model=model)
-    _check_learns_from_rows(policy)
+    check_learns_from_rows(policy)
     exp_name, parts = (
         cfg.exp_name,
-        {name: _section(cfg, path) for name, (path, _) in _PARTS.items()},
+        {name: section_of(cfg, name) for name in _PARTS},
     )
     with ExitStack() as stack:
         writer = TensorboardWriter(output_folder(exp_name) / "log" / "serial")
@@ -183,7 +183,7 @@ def serial_run(
             else _Replay(cfg, learner, buffer)
         )
 
-        progress = Progress(max_env_step if max_env_step < _NO_LIMIT else None, show=show_progress)
+        progress = Progress(max_env_step if max_env_step < NO_LIMIT else None, show=show_progress)
         learner.call_hook("before_run")
         if learner.collector_envstep > 0:
             collector.envstep = learner.collector_envstep
@@ -205,7 +205,7 @@ def serial_run(
     return policy
 
 
-def _check_learns_from_rows(policy: Any) -> None:
+def check_learns_from_rows(policy: Any) -> None:
     """Refuse an algorithm that cannot learn from single rows.
 
     Raises:
@@ -320,6 +320,11 @@ def _share_priorities(cfg: dict[str, Any]) -> None:
     for name in _options_of(get_buffer_cls(buffer), ("priority", "priority_IS_weight")):
         if name in cfg["policy"]:
             buffer.setdefault(name, cfg["policy"][name])
+
+
+def section_of(cfg: dict[str, Any], part: str) -> dict[str, Any]:
+    """Return the section of a part of the pipeline, such as ``"learner"``."""
+    return _section(cfg, _PARTS[part][0])
 
 
 def _section(cfg: dict[str, Any], path: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dmiddleware import pipeline, testing
 PACKAGE = [
     "Task", "Context", "kept", "renewed", "produced", "Middleware", "middleware", "Event",
     "StepTimer", "TraceFile", "DMiddlewareError", "PipelineError", "ChainError", "MiddlewareError",
-    "ContextError", "TaskStateError", "EventError", "WaitTimeout", "EventQueueFull",
+    "ContextError", "TaskStateError", "EventError", "WaitTimeout", "EventQueueFull", "train",
 ]  # fmt: skip
 
 PIPELINE = [

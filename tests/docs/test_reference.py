@@ -19,6 +19,7 @@ from tests.docs.pages import ROOT
 
 SINGLE_MODULES = ("dmiddleware.settings", "dmiddleware.errors", "dmiddleware.registry")
 SINGLE_MODULES += ("dmiddleware.seeding", "dmiddleware.program", "dmiddleware.command_line")
+SINGLE_MODULES += ("middleware.programs",)
 
 
 def public_packages() -> list[str]:

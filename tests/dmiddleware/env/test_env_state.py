@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from strange_envs import SavesItself, Walk, WithSimulator
 
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
+from dmiddleware.env import make_env_manager
 from dmiddleware.env.env_state import (
     Decoder,
     Encoder,
@@ -362,3 +363,10 @@ def test_a_function_that_the_env_lacks_is_reported(existing):
 def test_functions_with_arguments_bound_are_code():
     value = [functools.partial(Walk, 3), len]
     assert Decoder().decode(Encoder().encode(value), value) == value
+
+
+def test_an_env_of_an_extension_whose_types_have_no_module_starts_a_new_episode():
+    pytest.importorskip("Box2D")
+    with make_env_manager("LunarLander-v3", env_num=1, seed=0) as envs:
+        envs.step(np.array([2]))
+        assert envs.load_state_dict(envs.state_dict()) is False

@@ -1,0 +1,84 @@
+"""The command ``ditask classic``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dmiddleware.classic.logs import output_folder
+from dmiddleware.errors import DMiddlewareError
+from dmiddleware.worker.config_file import read_config
+from dmiddleware.worker.entry import NO_LIMIT, serial_run
+from dmiddleware.worker.offline_entry import names_data, offline_run
+
+__all__ = ["classic_command"]
+
+_ONLINE: Final = ("serial", "serial_onpolicy")
+_OFFLINE: Final = ("serial_offline", "serial_bc", "bc")
+
+
+@click.command(
+    "classic",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "-c",
+    "--config",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Config file: Python code that defines main_config and create_config. It is run.",
+)
+@click.option(
+    "-s",
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The run's seed.",
+)
+@click.option(
+    "-m",
+    "--mode",
+    type=click.Choice([*_ONLINE, *_OFFLINE]),
+    help="How to learn: from play, or from recorded data (serial_offline, bc).  [default: from "
+    "data if the config names any, else from play]",
+)
+@click.option("--env-step", type=click.IntRange(min=1), help="Most env steps.  [default: no limit]")
+@click.option("--train-iter", type=click.IntRange(min=1), help="Most updates.  [default: no limit]")
+@click.option("--data", help="Recorded data, in place of data_path in the config.")
+def classic_command(
+    config: Path,
+    seed: int,
+    mode: str | None,
+    env_step: int | None,
+    train_iter: int | None,
+    data: str | None,
+) -> None:
+    """Run a config file of DI-engine, as ding -m serial -c FILE -s 0 does.
+
+    Data are a file of OfflineDataSaver, an HDF5 file, or the id of a Minari dataset.
+
+    \b
+      ditask classic -c cartpole_dqn_config.py -s 0
+      ditask classic -c cartpole_ppo_config.py -s 0 -m serial_onpolicy
+      ditask classic -c pendulum_td3_bc_config.py -s 0 -m serial_offline
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    try:
+        main, create = read_config(config)
+        if mode is None:
+            mode = "serial_offline" if data is not None or names_data(main) else "serial"
+        limit = train_iter or NO_LIMIT
+        if mode in _OFFLINE:
+            if env_step is not None:
+                raise click.UsageError("--env-step needs a mode that plays; use --train-iter")
+            offline_run(main, create, seed, limit, data=data)
+        elif data is not None:
+            raise click.UsageError(f"--data needs -m serial_offline or bc, not {mode}")
+        else:
+            serial_run(main, create, seed, limit, env_step or NO_LIMIT)
+    except DMiddlewareError as error:
+        raise click.ClickException(str(error)) from error
+    folder = output_folder(str(main.get("exp_name", "default_experiment")))
+    click.echo(f"checkpoints in {folder / 'ckpt_learner'}")

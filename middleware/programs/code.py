@@ -1,0 +1,240 @@
+"""A program's chain as Python code, which can be copied, run and changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from dmiddleware.env import EnvSettings
+from dmiddleware.policy import DecisionTransformerPolicy, Policy, R2D2Policy
+from dmiddleware.schedule import Schedule
+from dmiddleware.settings import Settings, describe
+from middleware.programs.parts import draws_by_priority, name_of_run
+
+__all__ = ["chain_code"]
+
+_WIDTH: Final = 100
+_HOMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "dmiddleware": ("Task",),
+    "dmiddleware.data": ("PrioritySampler", "TensorBuffer", "load_rows"),
+    "dmiddleware.env": ("make_env_manager",),
+    "dmiddleware.rl": ("Schedule", "with_returns_to_go"),
+    "middleware": (
+        "ContextExchanger",
+        "DataPusher",
+        "EpsGreedyHandler",
+        "Experiment",
+        "ExperimentResult",
+        "GAEEstimator",
+        "InteractionEvaluator",
+        "ModelExchanger",
+        "OfflineRLContext",
+        "OffPolicyLearner",
+        "OnPolicyLearner",
+        "StepCollector",
+        "TerminationChecker",
+    ),
+}
+"""The modules of the names that code uses, beside the policy."""
+
+
+def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str:
+    """Return a program with its settings as code.
+
+    Its function ``main`` trains as the program does with these arguments. Settings that are
+    defaults are left out.
+
+    Args:
+        program: ``"off_policy"``, ``"on_policy"`` or ``"offline"``.
+        arguments: those of the program, by name.
+        agent: the policy that they describe.
+    """
+    body = "\n".join(_WRITERS[program](arguments, agent))
+    policy = type(agent)
+    imports = [
+        f"from {home} import {', '.join(used)}"
+        for home, names in (*_HOMES.items(), (_public_home(policy), (policy.__name__,)))
+        if (used := [name for name in names if _uses(body, name)])
+    ]
+    imports = [_wrapped_import(one) for one in sorted(imports, key=lambda one: one.split()[1])]
+    return "\n".join(
+        (*imports, "", "", body, "", "", 'if __name__ == "__main__":', "    main()", "")
+    )
+
+
+def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
+    yield from _start(arguments, agent)
+    extra: dict[str, str] = {}
+    if draws_by_priority(agent.cfg):
+        extra["sampler"] = _call("PrioritySampler", arguments["sampler"])
+    if isinstance(agent, R2D2Policy):
+        extra |= {"burn_in": "policy.burn_in", "start_columns": '("state",)'}
+    extra |= {"n_step": "policy.n_step", "seed": 'task.seed_for("buffer")'}
+    yield _line(2, "buffer = ", "TensorBuffer", arguments["buffer"], **extra)
+    yield ""
+    yield from _use("ContextExchanger", "ModelExchanger(policy)")
+    if not agent.explores:
+        yield _line(2, "task.use(", "EpsGreedyHandler", None, "policy")
+    yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
+    yield _line(2, "task.use(", "DataPusher", None, "buffer")
+    yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
+    yield from _end(arguments, "max_env_step")
+
+
+def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
+    yield from _start(arguments, agent)
+    yield ""
+    yield _line(2, "task.use(", "ContextExchanger", arguments["exchanger"])
+    yield _line(2, "task.use(", "ModelExchanger", None, "policy")
+    yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
+    if not agent.learns_from_trajectories:
+        yield _line(2, "task.use(", "GAEEstimator", None, "policy")
+    yield _line(2, "task.use(", "OnPolicyLearner", None, "policy")
+    yield from _end(arguments, "max_env_step")
+
+
+def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
+    yield f"def main(seed: int = {arguments['seed']}) -> ExperimentResult:"
+    yield f"    rows = load_rows({_text(arguments['data'])})"
+    yield from _policy(arguments, agent)
+    yield '    policy.observe(rows["obs"])'
+    is_sequence = isinstance(agent, DecisionTransformerPolicy)
+    if is_sequence:
+        yield "    rows = with_returns_to_go(rows)"
+    unroll = ", unroll_len=policy.context_length" if is_sequence else ""
+    yield f'    buffer = TensorBuffer(len(rows["done"]){unroll}, seed=seed)'
+    yield "    buffer.push(rows)"
+    yield from _experiment(arguments)
+    yield "    with Task(OfflineRLContext(), seed=seed) as task:"
+    kwargs = {**arguments["env"].env_kwargs, **arguments["eval_env_kwargs"]}
+    judged = dataclasses.replace(arguments["env"], env_kwargs=kwargs)
+    yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
+    yield ""
+    yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
+    yield from _end(arguments, "max_train_iter")
+
+
+_WRITERS: Final = {"off_policy": _off_policy, "on_policy": _on_policy, "offline": _offline}
+
+
+def _start(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
+    """Yield the policy, the experiment and the envs."""
+    yield f"def main(seed: int = {arguments['seed']}) -> ExperimentResult:"
+    yield from _policy(arguments, agent)
+    yield from _experiment(arguments)
+    yield "    with Task(seed=seed) as task:"
+    yield _env(2, "envs", arguments["env"], seed='task.seed_for("collector")')
+    kwargs = {**arguments["env"].env_kwargs, **arguments["eval_env_kwargs"]}
+    judged = dataclasses.replace(
+        arguments["env"], env_num=arguments["eval_env_num"], env_kwargs=kwargs
+    )
+    yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
+
+
+def _policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
+    yield _env(1, "env", arguments["env"])
+    builder = f"{type(agent).__name__}.for_env"
+    yield _line(1, "policy = ", builder, arguments["policy"], "env", seed="seed")
+
+
+def _experiment(arguments: Mapping[str, Any]) -> Iterable[str]:
+    name = arguments["exp_name"] or name_of_run(arguments["algo"], arguments["env"])
+    yield _line(1, "experiment = ", "Experiment", arguments["experiment"], _text(name), "policy")
+
+
+def _use(*names: str) -> Iterable[str]:
+    for name in names:
+        yield f"        task.use({name if name.endswith(')') else f'{name}()'})"
+
+
+def _end(arguments: Mapping[str, Any], limit: str) -> Iterable[str]:
+    """Yield the evaluator, the experiment and the limit."""
+    evaluator = arguments["evaluator"]
+    yield _line(2, "task.use(", "InteractionEvaluator", evaluator, "policy", "eval_envs")
+    yield "        task.use(experiment)"
+    yield f"        task.use(TerminationChecker({limit}={arguments[limit]}))"
+    yield "        task.run()"
+    yield "    return experiment.result"
+
+
+def _env(depth: int, name: str, env: EnvSettings, **further: str) -> str:
+    return _line(depth, f"{name} = ", "make_env_manager", env, **further)
+
+
+def _line(
+    depth: int, before: str, function: str, settings: Settings | None, *args: str, **further: str
+) -> str:
+    """Return a statement, on as many lines as it needs."""
+    given = [*args, *_options(settings), *(f"{name}={text}" for name, text in further.items())]
+    indent = "    " * depth
+    after = ")" if before.endswith("(") else ""
+    short = f"{indent}{before}{function}({', '.join(given)}){after}"
+    if len(short) <= _WIDTH:
+        return short
+    inner = [f"{indent}    {one}," for one in given]
+    return "\n".join((f"{indent}{before}{function}(", *inner, f"{indent}){after}"))
+
+
+def _call(function: str, settings: Settings) -> str:
+    return f"{function}({', '.join(_options(settings))})"
+
+
+def _options(settings: Settings | None) -> list[str]:
+    """Return the settings that are not defaults as arguments."""
+    if settings is None:
+        return []
+    return [
+        (_text(value) if one.name in ("id", "size") else f"{one.name}={_text(value)}")
+        for one in describe(type(settings))
+        if not _is_default(value := getattr(settings, one.name), one.default) and one.name != "seed"
+    ]
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value that Python reads as the same value."""
+    if isinstance(value, Schedule):
+        ends = [value.start, value.end]
+        given = [repr(list(value.points))] if value.points else [*map(repr, ends)]
+        if value.type == "constant":
+            return f"Schedule.constant({value.start!r})"
+        if not value.points and value.decay != 1.0:
+            given.append(f"decay={value.decay!r}")
+        if value.by != "env_step":
+            given.append(f"by={_text(value.by)}")
+        return f"Schedule.{value.type}({', '.join(given)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_text(key)}: {_text(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, str):
+        return _quoted(value)
+    if callable(value):  # an env's maker, which has a name only at the top level of a module
+        name = str(value.__qualname__)
+        return name if "<" in name else _quoted(f"{value.__module__}:{name}")
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if '"' in text or "\\" in text else f'"{text}"'
+
+
+def _uses(code: str, name: str) -> bool:
+    return any(f"{name}{after}" in code for after in ("(", ".", ":"))
+
+
+def _public_home(policy: type) -> str:
+    home = policy.__module__
+    return "dmiddleware.policy" if home.startswith("dmiddleware.policy.") else home
+
+
+def _wrapped_import(line: str) -> str:
+    if len(line) <= _WIDTH:
+        return line
+    before, _, names = line.partition(" import ")
+    inner = "".join(f"    {name},\n" for name in names.split(", "))
+    return f"{before} import (\n{inner})"

@@ -1,0 +1,105 @@
+"""The command ``ditask train``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import click
+
+from dmiddleware.command_line import arguments_of, called_as
+from dmiddleware.errors import DMiddlewareError
+from dmiddleware.zoo import algorithms, tuned
+from middleware.programs.code import chain_code
+from middleware.programs.parts import make_policy
+from middleware.programs.train import program_of, tuned_options
+
+__all__ = ["train_command"]
+
+_HELP: Final = ("-h", "--help")
+
+
+@click.command(
+    "train",
+    add_help_option=False,
+    options_metavar="[OPTIONS]",
+    context_settings={"ignore_unknown_options": True, "max_content_width": 100},
+)
+@click.option("--list", "lists", is_flag=True, help="Show the algorithms, and what they reached.")
+@click.option("--show-chain", is_flag=True, help="Print the chain as code instead of training.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="ALGO ENV")
+@click.pass_context
+def train_command(
+    ctx: click.Context, words: tuple[str, ...], lists: bool, show_chain: bool
+) -> None:
+    """Train an algorithm in an environment, with tuned settings where there are any.
+
+    The options are those of the algorithm's program: ditask train ALGO ENV --help shows them.
+
+    \b
+      ditask train --list
+      ditask train dqn CartPole-v1 --seed 1
+      ditask train sac HalfCheetah-v5 --policy.learning-rate-q 1e-3 --max-env-step 1e6
+      ditask train iql Pendulum-v1 --data Pendulum-v1/mixed-v0
+      ditask train ppo CartPole-v1 --show-chain > cartpole.py
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    named = [word for word in words[:2] if not word.startswith("-")]
+    try:
+        if lists:
+            _print_list(named[:1] or algorithms())
+        elif len(named) == 2:
+            _train(named[0], named[1], words[2:], show_chain=show_chain)
+        elif set(words).intersection(_HELP):
+            click.echo(ctx.get_help())
+        else:
+            raise click.UsageError(
+                "name an algorithm and an env first, such as: ditask train dqn CartPole-v1", ctx
+            )
+    except DMiddlewareError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _train(algo: str, env: str, line: tuple[str, ...], *, show_chain: bool) -> None:
+    program = program_of(algo)
+    arguments = arguments_of(
+        program,
+        line,
+        defaults=tuned_options(algo, env),
+        prog=f"ditask train {algo} {env}",
+    )
+    if show_chain:
+        settings = (arguments[name] for name in ("algo", "env", "policy", "seed"))
+        click.echo(chain_code(tuned(algo).program, arguments, make_policy(*settings)), nl=False)
+        return
+    with called_as(program, arguments):
+        program(**arguments)
+
+
+def _print_list(names: Iterable[str]) -> None:
+    head = ("algorithm", "env", "best policy", "last policy", "seeds", "env steps")
+    rows = [head, *(row for name in names for row in _rows(name))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        parts = [
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(cells)
+        ]
+        click.echo("  ".join(parts).rstrip())
+    click.echo(
+        "\nFigures are mean returns over fresh episodes, see docs/results.md. In other envs, the "
+        "algorithms\nhave their defaults."
+    )
+
+
+def _rows(algo: str) -> Iterator[tuple[str, ...]]:
+    found = tuned(algo)
+    if not found.entries:
+        yield algo, "any", "", "", "", ""
+    for env, entry in found.entries.items():
+        result = entry.result
+        if result is None:
+            yield algo, env, "not recorded", "", "", ""
+            continue
+        steps = f"{result.env_step:,}" if result.env_step else "offline"
+        yield algo, env, f"{result.best:,.1f}", f"{result.last:,.1f}", str(result.n_seed), steps

@@ -1,0 +1,101 @@
+"""The program of the algorithms that learn from a replay buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from dmiddleware import Task
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.data import PrioritySamplerSettings, TensorBufferSettings
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PolicySettings
+from dmiddleware.settings import Count, Whole
+from middleware.collect import StepCollector, StepCollectorSettings
+from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
+from middleware.exchange import ContextExchanger, ModelExchanger
+from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.explore import EpsGreedyHandler
+from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
+from middleware.programs.parts import (
+    default_settings,
+    make_policy,
+    make_replay,
+    make_run,
+    name_of_run,
+)
+from middleware.replay_buffer import DataPusher
+from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.stop import TerminationChecker
+
+__all__ = ["OFF_POLICY", "off_policy"]
+
+OFF_POLICY: Final = default_settings(
+    (
+        *("dqn", "c51", "qrdqn", "iqn", "rainbow", "r2d2", "discrete_sac"),
+        *("sac", "td3", "ddpg", "tqc"),
+        *("qmix", "vdn"),
+    )
+)
+"""The algorithms of :func:`off_policy`, and their default settings."""
+
+
+def off_policy(
+    algo: str = "dqn",
+    env: EnvSettings = EnvSettings("CartPole-v1", env_num=8),
+    seed: Whole = 0,
+    exp_name: str = "",
+    max_env_step: Count = 200_000,
+    resume: bool = False,
+    eval_env_num: Count = 10,
+    eval_env_kwargs: Mapping[str, Any] = {},
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", OFF_POLICY)] = None,
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=64),
+    buffer: TensorBufferSettings = TensorBufferSettings(100_000),
+    sampler: PrioritySamplerSettings = PrioritySamplerSettings(),
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=32),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=20, every_train_iter=5000
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
+) -> ExperimentResult:
+    """Train an algorithm that learns from a replay buffer.
+
+    Args:
+        algo: the algorithm.
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/; empty: the algorithm and the env.
+        max_env_step: maximum number of environment steps.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+        eval_env_kwargs: keyword arguments that envs have only to evaluate in.
+        policy: settings of the algorithm; None: its defaults.
+        sampler: how rows are drawn by priority, if the policy has priorities.
+    """
+    agent = make_policy(algo, env, policy or OFF_POLICY[algo], seed)
+    run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    judged = dataclasses.replace(
+        env, env_num=eval_env_num, env_kwargs={**env.env_kwargs, **eval_env_kwargs}
+    )
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
+        replay = make_replay(agent, buffer, sampler, task.seed_for("buffer"))
+
+        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        if not agent.explores:
+            task.use(EpsGreedyHandler(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        task.use(DataPusher(replay))
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
+        task.use(TerminationChecker(max_env_step=max_env_step))
+        if resume:
+            saver.resume(task)
+        task.run()
+    return record.result

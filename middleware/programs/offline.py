@@ -1,0 +1,89 @@
+"""The program of the algorithms that learn from recorded data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from dmiddleware import Task
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.data import TensorBuffer, load_rows
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import DecisionTransformerPolicy, Policy, PolicySettings
+from dmiddleware.rl import with_returns_to_go
+from dmiddleware.settings import Count, Whole
+from dmiddleware.tree import Batch
+from middleware.context import OfflineRLContext
+from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
+from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
+from middleware.programs.parts import default_settings, make_policy, make_run, name_of_run
+from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.stop import TerminationChecker
+
+__all__ = ["OFFLINE", "make_dataset_buffer", "offline"]
+
+OFFLINE: Final = default_settings(("bc", "td3_bc", "cql", "iql", "decision_transformer"))
+"""The algorithms of :func:`offline`, and their default settings."""
+
+
+def make_dataset_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
+    """Return a buffer of all rows, or of the sequences that a decision transformer needs."""
+    length = None
+    if isinstance(policy, DecisionTransformerPolicy):
+        rows, length = with_returns_to_go(rows), policy.context_length
+    buffer = TensorBuffer(len(rows["done"]), unroll_len=length, seed=seed)
+    buffer.push(rows)
+    return buffer
+
+
+def offline(
+    algo: str = "iql",
+    env: EnvSettings = EnvSettings("Pendulum-v1", env_num=10),
+    data: str = "",
+    seed: Whole = 0,
+    exp_name: str = "",
+    max_train_iter: Count = 20_000,
+    resume: bool = False,
+    eval_env_kwargs: Mapping[str, Any] = {},
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", OFFLINE)] = None,
+    learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=100),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=20, every_train_iter=2000
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
+) -> ExperimentResult:
+    """Learn from recorded data, and evaluate in an environment.
+
+    Args:
+        algo: the algorithm.
+        data: recorded data: a file of OfflineDataSaver, an HDF5 file, or the id or the folder of a
+            Minari dataset.
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/; empty: the algorithm and the env.
+        max_train_iter: number of updates.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_kwargs: keyword arguments that envs have only to evaluate in.
+        policy: settings of the algorithm; None: its defaults.
+    """
+    rows = load_rows(data)
+    agent = make_policy(algo, env, policy or OFFLINE[algo], seed)
+    agent.observe(rows["obs"])
+    replay = make_dataset_buffer(agent, rows, seed)
+    run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    judged = dataclasses.replace(env, env_kwargs={**env.env_kwargs, **eval_env_kwargs})
+    with Task(OfflineRLContext(), seed=seed) as task:
+        eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
+
+        task.use(OffPolicyLearner(agent, replay, **vars(learner)))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
+        task.use(TerminationChecker(max_train_iter=max_train_iter))
+        if resume:
+            saver.resume(task)
+        task.run()
+    return record.result

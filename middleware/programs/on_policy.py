@@ -1,0 +1,82 @@
+"""The program of the algorithms that learn from what they have just collected."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from dmiddleware import Task
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import PolicySettings
+from dmiddleware.settings import Count, Whole
+from middleware.advantage import GAEEstimator
+from middleware.collect import StepCollector, StepCollectorSettings
+from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
+from middleware.exchange import ContextExchanger, ContextExchangerSettings, ModelExchanger
+from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
+from middleware.learn import OnPolicyLearner
+from middleware.programs.parts import default_settings, make_policy, make_run, name_of_run
+from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
+from middleware.stop import TerminationChecker
+
+__all__ = ["ON_POLICY", "on_policy"]
+
+ON_POLICY: Final = default_settings(("ppo", "a2c", "impala", "ppo_recurrent", "ippo", "mappo"))
+"""The algorithms of :func:`on_policy`, and their default settings."""
+
+
+def on_policy(
+    algo: str = "ppo",
+    env: EnvSettings = EnvSettings("CartPole-v1", env_num=8),
+    seed: Whole = 0,
+    exp_name: str = "",
+    max_env_step: Count = 1_000_000,
+    resume: bool = False,
+    eval_env_num: Count = 10,
+    eval_env_kwargs: Mapping[str, Any] = {},
+    policy: Annotated[PolicySettings | None, DefaultsBy("algo", ON_POLICY)] = None,
+    exchanger: ContextExchangerSettings = ContextExchangerSettings(max_ahead=1),
+    collector: StepCollectorSettings = StepCollectorSettings(n_sample=2048),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
+        n_episode=20, every_train_iter=3200
+    ),
+    experiment: ExperimentSettings = ExperimentSettings(),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
+) -> ExperimentResult:
+    """Train an algorithm that learns from the steps that it has just collected.
+
+    Args:
+        algo: the algorithm.
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/; empty: the algorithm and the env.
+        max_env_step: maximum number of environment steps.
+        resume: continue the run in the folder, from its newest snapshot.
+        eval_env_num: number of envs that evaluate.
+        eval_env_kwargs: keyword arguments that envs have only to evaluate in.
+        policy: settings of the algorithm; None: its defaults.
+    """
+    agent = make_policy(algo, env, policy or ON_POLICY[algo], seed)
+    run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
+    record = Experiment(run, agent, **vars(experiment))
+    saver = SnapshotSaver(run, **vars(snapshots))
+    judged = dataclasses.replace(
+        env, env_num=eval_env_num, env_kwargs={**env.env_kwargs, **eval_env_kwargs}
+    )
+    with Task(seed=seed) as task:
+        envs = make_env_manager(env, seed=task.seed_for("collector"))
+        eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
+
+        task.use(ContextExchanger(**vars(exchanger))).use(ModelExchanger(agent))
+        task.use(StepCollector(agent, envs, **vars(collector)))
+        if not agent.learns_from_trajectories:
+            task.use(GAEEstimator(agent))
+        task.use(OnPolicyLearner(agent))
+        task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
+        task.use(record).use(saver)
+        task.use(TerminationChecker(max_env_step=max_env_step))
+        if resume:
+            saver.resume(task)
+        task.run()
+    return record.result

@@ -1,0 +1,76 @@
+"""What the programs have in common: policies by name, their default settings, buffers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from dmiddleware.data import (
+    PrioritySampler,
+    PrioritySamplerSettings,
+    TensorBuffer,
+    TensorBufferSettings,
+)
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import (
+    Policy,
+    PolicySettings,
+    R2D2Policy,
+    R2D2Settings,
+    TDSettings,
+    get_policy_cls,
+)
+from middleware.experiment import ExperimentSettings
+from middleware.run_folder import RunFolder
+
+__all__ = [
+    "default_settings",
+    "draws_by_priority",
+    "make_policy",
+    "make_replay",
+    "make_run",
+    "name_of_run",
+]
+
+_NO_NAME: Final = re.compile(r"\W+")
+
+
+def default_settings(names: Iterable[str]) -> dict[str, PolicySettings]:
+    """Return the default settings of algorithms, by name."""
+    return {name: get_policy_cls({"type": name}).settings_class()() for name in names}
+
+
+def make_policy(algo: str, env: EnvSettings, policy: PolicySettings, seed: int) -> Policy:
+    """Build the policy of an algorithm for an environment."""
+    return get_policy_cls({"type": algo}).for_env(make_env_manager(env), policy, seed=seed)
+
+
+def draws_by_priority(policy: PolicySettings) -> bool:
+    """Return whether a policy with these settings returns priorities, by which rows are drawn."""
+    return isinstance(policy, R2D2Settings) or (isinstance(policy, TDSettings) and policy.priority)
+
+
+def make_replay(
+    policy: Policy, buffer: TensorBufferSettings, sampler: PrioritySamplerSettings, seed: int
+) -> TensorBuffer:
+    """Build the buffer that a policy learns from."""
+    settings = replace(buffer, n_step=policy.n_step, seed=seed)
+    if draws_by_priority(policy.cfg):
+        settings = replace(settings, sampler=PrioritySampler(**vars(sampler)))
+    if isinstance(policy, R2D2Policy):
+        settings = replace(settings, burn_in=policy.burn_in, start_columns=("state",))
+    return TensorBuffer(**vars(settings))
+
+
+def name_of_run(algo: str, env: EnvSettings) -> str:
+    """Return the name of a run's folder if none is given, such as ``dqn-CartPole-v1``."""
+    name = env.env_kwargs.get("game", env.id)
+    text = name if isinstance(name, str) else getattr(name, "__name__", "env")
+    return f"{algo}-{_NO_NAME.sub('-', text.rpartition(':')[2]).strip('-')}"
+
+
+def make_run(name: str, experiment: ExperimentSettings, *, resume: bool) -> RunFolder:
+    """Make the folder of a run, or find that of the run to resume."""
+    return RunFolder.create(name, root=experiment.root, resume=resume)

@@ -1,0 +1,149 @@
+"""Training in two lines: an algorithm and an environment by name, with tuned settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import gymnasium as gym
+
+from dmiddleware.command_line import arguments_with, called_as
+from dmiddleware.env import EnvSettings, prepared_options
+from dmiddleware.errors import ConfigError
+from dmiddleware.foreign_names import unknown_option
+from dmiddleware.rollout import ActingPolicy
+from dmiddleware.settings import Settings
+from dmiddleware.zoo import tuned
+from middleware.experiment import ExperimentResult
+from middleware.programs.code import chain_code
+from middleware.programs.off_policy import off_policy
+from middleware.programs.offline import offline
+from middleware.programs.on_policy import on_policy
+from middleware.programs.parts import make_policy
+
+__all__ = ["Program", "TrainResult", "program_of", "result_of", "train", "tuned_options"]
+
+Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
+Program: TypeAlias = Callable[..., ExperimentResult]
+
+_PROGRAMS: Final[Mapping[str, Program]] = {
+    "off_policy": off_policy,
+    "on_policy": on_policy,
+    "offline": offline,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult(ExperimentResult):
+    """The outcome of :func:`train`.
+
+    Attributes:
+        policy: the policy with the best evaluation, as a function: ``policy(obs)`` returns an
+            action.
+        chain: the program as code, which can be copied, run and changed.
+    """
+
+    policy: ActingPolicy = field(repr=False, compare=False)
+    chain: str = field(repr=False)
+
+
+def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -> TrainResult:
+    """Train an algorithm in an environment.
+
+    The settings are those of :mod:`dmiddleware.zoo` for both of them, or the algorithm's defaults
+    for any environment::
+
+        result = train("dqn", "CartPole-v1")
+        action = result.policy(obs)
+        print(result.chain)
+
+    Args:
+        algo: the algorithm, such as ``"dqn"``.
+        env: the id of an environment, as :func:`~dmiddleware.env.make_env_manager` takes it, or a
+            function that makes one, or settings with either, such as
+            ``EnvSettings("CartPole-v1", env_num=16)``. Games of Atari and MiniGrid are prepared for
+            networks if they are given by their ids alone.
+        seed: the seed of everything random.
+        **options: other arguments of the program (:func:`off_policy`, :func:`on_policy` or
+            :func:`offline`), such as ``max_env_step``. Settings are an object, which replaces the
+            tuned ones, such as ``learner=OffPolicyLearnerSettings(...)``, or a dictionary of those
+            that differ, such as ``policy={"learning_rate": 3e-4}``. Offline algorithms need
+            ``data``.
+
+    Returns:
+        The result, with the policy, the code of the chain, and the run's folder.
+
+    Raises:
+        RegistryError: for an unknown algorithm or environment, with the nearest known one.
+        ConfigError: for an unknown option, with the nearest known one, or an invalid value, or if
+            the environment needs an extra that is not installed.
+        SpaceError: if the algorithm does not support the environment's spaces.
+    """
+    program = program_of(algo)
+    values = tuned_options(algo, env.id if isinstance(env, EnvSettings) else env)
+    given = {"seed": seed, **options}
+    known = inspect.signature(program).parameters
+    for name, value in given.items():
+        if name not in known or name == "algo":
+            raise ConfigError(unknown_option("train", name, known))
+        if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
+            value = {**values[name], **value}
+        values[name] = value
+    if isinstance(env, EnvSettings):
+        values["env"] = env
+    objects = {name: value for name, value in values.items() if isinstance(value, Settings)}
+    plain = {name: value for name, value in values.items() if name not in objects}
+    arguments = arguments_with(program, plain, at=f"train {algo}") | objects
+    with called_as(program, arguments):
+        return result_of(program(**arguments), arguments)
+
+
+def program_of(algo: str) -> Program:
+    """Return the program that trains an algorithm.
+
+    Raises:
+        RegistryError: if there is no such algorithm; the message names the nearest ones.
+    """
+    return _PROGRAMS[tuned(algo).program]
+
+
+def tuned_options(algo: str, env: Env) -> dict[str, Any]:
+    """Return the options of a program for an algorithm and an environment, as a file has them.
+
+    Raises:
+        RegistryError: if there is no such algorithm; the message names the nearest ones.
+    """
+    found = tuned(algo)
+    own: dict[str, Any] = {"id": env}
+    evaluated: dict[str, Any] = {}
+    if isinstance(env, str):
+        own, evaluated = prepared_options(env)
+    entry = found.entries.get(env) if isinstance(env, str) else None
+    if entry is not None:
+        options = dict(entry.options)
+    elif isinstance(env, str) and env.startswith("ALE/") and found.atari:
+        options = dict(found.atari)
+    else:
+        options = dict(found.defaults)
+    if entry is None and evaluated:
+        options["eval_env_kwargs"] = evaluated
+    return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
+
+
+def result_of(result: ExperimentResult, arguments: Mapping[str, Any]) -> TrainResult:
+    """Return a result with its policy and its chain.
+
+    Args:
+        result: of a program.
+        arguments: with which the program was called.
+    """
+    program = tuned(arguments["algo"]).program
+    policy = make_policy(*(arguments[name] for name in ("algo", "env", "policy", "seed")))
+    policy.eval_mode.load_state_dict(result.load_best())
+    fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(ExperimentResult)}
+    return TrainResult(
+        **fields, policy=ActingPolicy(policy), chain=chain_code(program, arguments, policy)
+    )

@@ -1,0 +1,148 @@
+"""``ditask classic``: DI-engine's config files, as they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dmiddleware.data import (
+    load_checkpoint,
+    load_rows,
+    pack_checkpoint,
+    save_dataset,
+    to_numpy,
+)
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError, DatasetError
+from dmiddleware.launch.cli import ditask
+from dmiddleware.policy import DQNPolicy, SACPolicy
+from dmiddleware.rollout import RolloutCollector
+from dmiddleware.worker import offline_run, read_config
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def call(name, *line):
+    return CliRunner().invoke(ditask, ["classic", "-c", str(CONFIGS / f"{name}_config.py"), *line])
+
+
+def rows_of(env_id, policy_cls, n=600):
+    with make_env_manager(env_id, env_num=4, seed=0) as envs:
+        return RolloutCollector(policy_cls.for_env(envs, seed=0), envs).collect(n)
+
+
+def write_hdf5(path, rows):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for name in ("obs", "action", "reward", "next_obs", "done"):
+            column = to_numpy(rows[name])
+            file.create_dataset(name, data=column.reshape(-1, *column.shape[2:]))
+
+
+def state_of(exp_name):
+    return load_checkpoint(Path(exp_name, "ckpt_learner", "ckpt_best.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("cartpole_dqn", ()),
+        ("cartpole_dqn", ("-m", "serial")),
+        ("cartpole_ppo", ("-m", "serial_onpolicy")),
+        ("cartpole_ppo", ()),
+    ],
+)
+def test_a_config_trains_by_play(name, line):
+    found = call(name, "-s", "0", "--env-step", "600", *line)
+    assert found.exit_code == 0, found.output
+    assert f"checkpoints in {name}_seed0/ckpt_learner" in found.output
+    assert state_of(f"{name}_seed0")["model"]
+    assert Path(f"{name}_seed0", "total_config.yaml").is_file()
+
+
+@pytest.mark.parametrize("line", [(), ("-m", "serial_offline")])
+def test_a_config_trains_from_its_data(line):
+    write_hdf5("pendulum.hdf5", rows_of("Pendulum-v1", SACPolicy))
+    found = call("pendulum_td3_bc", "-s", "0", *line)
+    assert found.exit_code == 0, found.output
+    assert "update 10 " in found.output, "two epochs of 600 rows in batches of 128"
+    assert state_of("pendulum_td3_bc_seed0")["model"]
+
+
+@pytest.mark.parametrize("mode", ["bc", "serial_bc"])
+def test_behavior_cloning_takes_its_data_from_the_command_line(mode):
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    found = call("cartpole_bc", "-s", "0", "-m", mode, "--data", "rows.safetensors")
+    assert found.exit_code == 0, found.output
+    assert "update 30 " in found.output, "three epochs of 600 rows in batches of 64"
+
+
+def test_the_seed_decides():
+    save_dataset("rows.safetensors", rows_of("CartPole-v1", DQNPolicy))
+    main, create = read_config(CONFIGS / "cartpole_bc_config.py")
+    packed = []
+    for seed in (0, 0, 1):
+        policy = offline_run(main, create, seed, 5, data="rows.safetensors", show_progress=False)
+        packed.append(bytes(pack_checkpoint(policy.eval_mode.state_dict())))
+    assert packed[0] == packed[1]
+    assert packed[0] != packed[2]
+
+
+def test_names_beside_the_config_can_be_imported(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own_shapes.py").write_text("HIDDEN = [16, 16]\n")
+    text = (CONFIGS / "cartpole_dqn_config.py").read_text()
+    text = text.replace("[128, 128, 64]", "own_shapes.HIDDEN")
+    (tmp_path / "own" / "config.py").write_text(f"import own_shapes\n{text}")
+    main, create = read_config(tmp_path / "own" / "config.py")
+    assert main["policy"]["model"]["encoder_hidden_size_list"] == [16, 16]
+    assert create["policy"]["type"] == "dqn"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("from ding.config import read_config\nmain_config = {}", "ding"),
+        ("cartpole_config = {}", "main_config, only cartpole_config"),
+        ("main_config = {", "cannot read"),
+        ("main_config = {}\ncreate_config = 3", "create_config"),
+    ],
+)
+def test_an_unusable_config_file_is_refused(tmp_path, text, words):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_config(tmp_path / "bad.py")
+
+
+def test_slips_on_the_command_line_are_told():
+    assert "names no data" in call("cartpole_bc", "-m", "bc").output
+    assert "--data needs" in call("cartpole_dqn", "-m", "serial", "--data", "x").output
+    assert "there is no file" in call("pendulum_td3_bc").output
+    assert "--env-step" in call("pendulum_td3_bc", "--env-step", "3").output
+    assert "serial_onpolicy" in call("cartpole_ppo", "-m", "serial_on").output
+    text = (CONFIGS / "cartpole_dqn_config.py").read_text()
+    Path("typo.py").write_text(text.replace("update_per_collect", "update_per_colect"))
+    found = CliRunner().invoke(ditask, ["classic", "-c", "typo.py"])
+    assert found.exit_code == 1
+    assert "update_per_collect" in found.output
+
+
+def test_rows_of_other_files_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="pickle"):
+        load_rows(tmp_path / "data.pkl")
+    with pytest.raises(ConfigError, match="name recorded data"):
+        load_rows("")
+    with pytest.raises(DatasetError):
+        load_rows(tmp_path / "missing.hdf5")
+    (tmp_path / "text.hdf5").write_text("not HDF5")
+    with pytest.raises(DatasetError, match="cannot read"):
+        load_rows(tmp_path / "text.hdf5")

@@ -1,0 +1,203 @@
+"""Training in two lines: an algorithm and an env by name, with the settings of the zoo."""
+
+from __future__ import annotations
+
+import hashlib
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import dmiddleware
+from dmiddleware.command_line import arguments_of
+from dmiddleware.data import leaves, save_dataset
+from dmiddleware.env import EnvSettings, make_env, make_env_manager
+from dmiddleware.errors import ConfigError, RegistryError, SpaceError
+from dmiddleware.policy import BCPolicy, DQNSettings
+from dmiddleware.rollout import RolloutCollector
+from dmiddleware.seeding import derive_seed
+from middleware import OffPolicyLearnerSettings
+from middleware.programs import TrainResult, off_policy, train
+from middleware.programs.train import tuned_options
+
+# Enough for each to collect, learn and evaluate.
+SHORT = {"max_env_step": 700, "eval_env_num": 2, "evaluator": {"n_episode": 2}}
+OFF = {**SHORT, "collector": {"n_sample": 64, "random_steps": 300}}
+ON = {**SHORT, "collector": {"n_sample": 128}}
+SPREAD = "mpe2.simple_spread_v3:parallel_env"
+CASES = {
+    "dqn": ("CartPole-v1", OFF),
+    "c51": ("CartPole-v1", OFF),
+    "rainbow": ("CartPole-v1", OFF),
+    "r2d2": ("CartPole-v1", {**OFF, "learner": {"update_per_collect": 2, "learn_start": 400}}),
+    "discrete_sac": ("CartPole-v1", {**OFF, "learner": {"update_per_collect": 4}}),
+    "sac": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
+    "ddpg": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
+    "ppo": ("CartPole-v1", ON),
+    "a2c": ("CartPole-v1", ON),
+    "impala": ("CartPole-v1", ON),
+    "ppo_recurrent": ("CartPole-v1", ON),
+}
+OFFLINE = {
+    "max_train_iter": 30,
+    "learner": {"update_per_collect": 10},
+    "evaluator": {"n_episode": 10},
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def digest(state):
+    found = hashlib.sha256()
+    for path, leaf in leaves(state["model"]):
+        found.update(path.encode())
+        found.update(leaf.numpy().tobytes())
+    return found.hexdigest()
+
+
+def run_code(code, seed):
+    names = {"__name__": "copied"}
+    exec(compile(code, "chain.py", "exec"), names)
+    return names["main"](seed=seed)
+
+
+@pytest.mark.parametrize("algo", CASES)
+def test_the_chain_is_code_that_trains_the_same_policy(algo):
+    env, options = CASES[algo]
+    result = train(algo, env, seed=3, experiment={"n_fresh_episode": 10}, **options)
+    copied = run_code(result.chain, seed=3)
+    assert result.train_iter > 0
+    assert copied.path != result.path
+    assert digest(copied.load_best()) == digest(result.load_best())
+    assert (copied.mean_return, copied.env_step) == (result.mean_return, result.env_step)
+
+
+@pytest.mark.parametrize("algo", ["qmix", "mappo"])
+def test_several_agents_learn(algo):
+    pytest.importorskip("mpe2")
+    options = {**SHORT, "collector": {"n_sample": 100}, "eval_env_num": 4}
+    options["evaluator"] = {"n_episode": 4}
+    env = EnvSettings(SPREAD, env_num=4)
+    result = train(algo, env, experiment={"n_fresh_episode": 4}, **options)
+    copied = run_code(result.chain, seed=0)
+    assert digest(copied.load_best()) == digest(result.load_best())
+    obs, _ = make_env(env).reset(seed=0)
+    assert result.policy(obs).shape == (3,)
+
+
+def pendulum_rows(path):
+    with make_env_manager("Pendulum-v1", env_num=2, seed=0) as envs:
+        policy = BCPolicy.for_env(envs, seed=0)
+        rows = RolloutCollector(policy, envs).collect(800)
+    save_dataset(path, rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("algo", ["bc", "td3_bc", "cql", "iql", "decision_transformer"])
+def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
+    data = pendulum_rows(tmp_path / "rows.safetensors")
+    experiment = {"n_fresh_episode": 10}
+    policy = {"batch_size": 16}
+    result = train(algo, "Pendulum-v1", data=data, policy=policy, experiment=experiment, **OFFLINE)
+    copied = run_code(result.chain, seed=0)
+    assert result.train_iter == 30
+    assert digest(copied.load_best()) == digest(result.load_best())
+    assert result.policy(np.zeros(3, np.float32)).shape == (1,)
+
+
+def test_the_result_has_the_policy_and_the_files():
+    result = dmiddleware.train("dqn", "CartPole-v1", seed=1, **OFF)
+    assert isinstance(result, TrainResult)
+    for name in ("config.yaml", "result.json", "metrics.jsonl", "curve.png", "log.txt"):
+        assert (result.path / name).is_file(), name
+    assert result.path.as_posix() == "runs/dqn-CartPole-v1"
+    assert "policy=" not in repr(result)
+    env, returns = gym.make("CartPole-v1"), []
+    for episode in range(30):
+        obs, _ = env.reset(seed=derive_seed(0, "fresh", episode))
+        total, done = 0.0, False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(result.policy(obs))
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    # The same policy as in the fresh episodes of the result.
+    assert np.mean(returns) == pytest.approx(result.mean_return, rel=0.5)
+
+
+def test_settings_are_replaced_or_changed():
+    changed = train("dqn", "CartPole-v1", **{**OFF, "policy": {"learning_rate": 3e-4}})
+    assert changed.policy.policy.cfg.learning_rate == 3e-4
+    assert changed.policy.policy.cfg.n_step == 3, "tuned"
+    settings = DQNSettings(batch_size=16)
+    learner = OffPolicyLearnerSettings(update_per_collect=2)
+    replaced = train("dqn", "CartPole-v1", **{**OFF, "policy": settings, "learner": learner})
+    assert (replaced.policy.policy.cfg.n_step, replaced.policy.policy.cfg.batch_size) == (1, 16)
+    assert "update_per_collect=2" in replaced.chain
+
+
+def test_an_env_of_ones_own_has_the_defaults():
+    def make():
+        return gym.wrappers.TimeLimit(gym.make("CartPole-v1").unwrapped, 20)
+
+    result = train("ppo", make, **ON)
+    assert result.policy(np.zeros((5, 4), np.float32)).shape == (5,)
+
+
+def test_a_run_is_rebuilt_from_its_config():
+    result = train("dqn", "CartPole-v1", seed=5, **OFF)
+    arguments = arguments_of(off_policy, ["--config", str(result.path / "config.yaml")])
+    again = off_policy(**arguments)
+    assert digest(again.load_best()) == digest(result.load_best())
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "options", "error", "words"),
+    [
+        ("dqnn", "CartPole-v1", {}, RegistryError, "dqn"),
+        ("dqn", "CartPole-v2", {}, RegistryError, "CartPole-v1"),
+        ("sac", "CartPole-v1", {}, SpaceError, "discrete"),
+        ("dqn", "CartPole-v1", {"max_env_steps": 3}, ConfigError, "max_env_step"),
+        ("dqn", "CartPole-v1", {"policy": {"learning_rat": 3}}, ConfigError, "learning_rate"),
+        ("iql", "Pendulum-v1", {}, ConfigError, "Minari"),
+    ],
+)
+def test_slips_are_refused(algo, env, options, error, words):
+    with pytest.raises(error, match=words):
+        train(algo, env, **options)
+
+
+GAMES = {
+    "ALE/Pong-v5": ("ale_py", {"max_episode_steps": 60}),
+    "MiniGrid-Empty-5x5-v0": ("minigrid", {"max_steps": 30}),
+    "LunarLander-v3": ("Box2D", {"max_episode_steps": 60}),
+    "Hopper-v5": ("mujoco", {"max_episode_steps": 60}),
+}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_envs_of_extras_are_found_by_id(game):
+    package, kwargs = GAMES[game]
+    pytest.importorskip(package)
+    options = {**ON, "max_env_step": 100, "policy": {"epoch_per_collect": 1}}
+    env = tuned_options("ppo", game)["env"]
+    env["env_kwargs"] = {**env.get("env_kwargs", {}), **kwargs}
+    env["env_num"] = 4
+    result = train("ppo", EnvSettings(**env), experiment={"n_fresh_episode": 2}, **options)
+    assert result.train_iter > 0
+
+
+def test_envpool_steps_the_envs():
+    pytest.importorskip("envpool")
+    env = EnvSettings("CartPole-v1", env_num=8, backend="envpool")
+    result = train("ppo", env, experiment={"n_fresh_episode": 2}, **ON)
+    assert result.train_iter > 0
+
+
+def test_games_of_atari_are_judged_by_whole_games():
+    for algo in ("dqn", "ppo", "a2c"):
+        options = tuned_options(algo, "ALE/Breakout-v5")
+        assert options["env"]["env_kwargs"] == {"game": "ALE/Breakout-v5"}
+        assert options["eval_env_kwargs"] == {"life_loss": False, "clip_reward": False}

@@ -1,0 +1,102 @@
+"""``ditask train``: an algorithm and an env by name, with options."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from dmiddleware.launch.cli import ditask
+from dmiddleware.zoo import algorithms, tuned
+
+QUICK = ("--evaluator.n-episode", "2", "--eval-env-num", "2", "--experiment.n-fresh-episode", "4")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*line):
+    return CliRunner().invoke(ditask, ["train", *line])
+
+
+def test_it_trains_with_options_over_the_tuned_settings(tmp_path):
+    options = ("--seed", "1", "--policy.learning-rate", "3e-4", "--max-env-step", "1200")
+    found = call("dqn", "CartPole-v1", *options, *QUICK)
+    assert found.exit_code == 0, found.output
+    assert "files in runs/dqn-CartPole-v1/" in found.output
+    config = yaml.safe_load((tmp_path / "runs/dqn-CartPole-v1/config.yaml").read_text())
+    assert config["policy"]["learning_rate"] == 3e-4
+    assert (
+        config["policy"]["n_step"]
+        == tuned("dqn").entries["CartPole-v1"].options["policy"]["n_step"]
+    )
+    assert config["seed"] == 1
+    assert config["program"] == "middleware.programs.off_policy.off_policy"
+
+
+def test_the_list_has_all_algorithms_and_their_results():
+    found = call("--list")
+    assert found.exit_code == 0
+    listed = {line.split()[0] for line in found.output.splitlines() if line}
+    assert set(algorithms()) <= listed
+    assert "498.3" in found.output
+    one = call("dqn", "--list").output
+    assert "LunarLander-v3" in one
+    assert "\nppo" not in one
+
+
+def test_the_chain_can_be_printed():
+    found = call("ppo", "CartPole-v1", "--show-chain", "--seed", "4")
+    assert found.exit_code == 0, found.output
+    assert "def main(seed: int = 4)" in found.output
+    compile(found.output, "chain.py", "exec")
+
+
+def test_help_is_that_of_the_program():
+    found = call("sac", "Pendulum-v1", "--help")
+    assert found.exit_code == 0
+    assert "--policy.learning-rate-q" in found.output
+    assert "--policy.clip-ratio" not in found.output
+    assert "--list" in call("--help").output
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ((), "ditask train dqn CartPole-v1"),
+        (("dqn",), "ditask train dqn CartPole-v1"),
+        (("ppoo", "CartPole-v1"), "did you mean ppo"),
+        (("dqn", "CartPool-v1"), "CartPole-v1"),
+        (("dqn", "CartPole-v1", "--polcy.batch-size", "3"), "policy.batch-size"),
+        (("dqn", "CartPole-v1", "--policy.batch-size", "0"), "integer ≥ 1"),
+        (("sac", "CartPole-v1"), "discrete"),
+    ],
+)
+def test_slips_are_refused_with_the_nearest_name(line, words):
+    found = call(*line)
+    assert found.exit_code != 0
+    assert words in found.output
+    assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize("missing", ["mujoco", "Box2D", "ale_py", "minigrid"])
+def test_a_missing_extra_is_named(missing, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == missing else find(name, *rest),
+    )
+    env = {
+        "mujoco": "Hopper-v5",
+        "Box2D": "LunarLander-v3",
+        "ale_py": "ALE/Pong-v5",
+        "minigrid": "MiniGrid-Empty-5x5-v0",
+    }[missing]
+    found = call("ppo", env)
+    assert found.exit_code == 1
+    assert "pip install 'dmiddleware[" in found.output
