@@ -249,6 +249,14 @@ class ActionCodec:
             return self._only.to_env(raw)
         return self._mapped(lambda part, leaf: part.to_env(leaf), raw)
 
+    def before_first(self, n: int) -> Any:
+        """Return what stands for the action before the first step of ``n`` episodes, ``[n, …]``.
+
+        Zeros, as the environment takes them; for choices that do not start at zero, the first one.
+        """
+        parts = {path: part.before_first(n) for path, part in self._parts.items()}
+        return parts[""] if self._only is not None else nest(parts)
+
     def to_raw(self, action: Any) -> Any:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True
@@ -487,6 +495,10 @@ class _Part(ABC):
         """Return raw actions as numbers ``[…, n_logits + n_means]`` of any dtype."""
         return raw
 
+    def before_first(self, n: int) -> torch.Tensor:
+        """Return the environment's actions ``[n, …]`` that stand for none."""
+        return self.to_env(torch.zeros(n, len(self.sizes), dtype=torch.int64))
+
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions."""
         return raw if len(self._shape) == 1 else raw.reshape((*raw.shape[:-1], *self._shape))
@@ -541,6 +553,9 @@ class _Discrete(_Part):
 
     def features(self, raw: torch.Tensor) -> torch.Tensor:
         return F.one_hot(raw, self.n_logits)
+
+    def before_first(self, n: int) -> torch.Tensor:
+        return self.to_env(torch.zeros(n, dtype=torch.int64))
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         return raw + self._start if self._start else raw
@@ -609,6 +624,9 @@ class _MultiBinary(_Part):
     def describe(self) -> str:
         return "the values 0 and 1"
 
+    def before_first(self, n: int) -> torch.Tensor:
+        return self.to_env(torch.zeros(n, *self.sizes, dtype=torch.int64))
+
 
 class _Box(_Part):
     kind = "continuous"
@@ -628,6 +646,9 @@ class _Box(_Part):
         sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
         kind = TanhGaussian if self._bounding == "tanh" else Gaussian
         return kind(mu, sigma)
+
+    def before_first(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, *self._shape)
 
     def to_env(self, raw: torch.Tensor) -> torch.Tensor:
         if self._bounds is not None:

@@ -1,0 +1,265 @@
+"""A policy as a function: observations in, actions out, without an env manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dmiddleware.env.batching import has_items
+from dmiddleware.env.team import AGENT_MASK
+from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.model import action_mask_of
+from dmiddleware.model.action_mask import as_mask
+from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
+from dmiddleware.policy import Policy
+from dmiddleware.policy.acting import STATE, info_names
+from dmiddleware.tree import (
+    Nested,
+    Value,
+    as_tree,
+    assign_rows,
+    clone,
+    from_numpy,
+    leaves,
+    map_leaves,
+    to_array,
+    to_numpy,
+)
+
+__all__ = ["ActingPolicy"]
+
+
+class ActingPolicy:
+    """A policy that is called with observations, and returns actions for the environment.
+
+    It keeps what the policy remembers from step to step: the recurrent state, and the previous
+    action. Call :meth:`reset` where an episode starts::
+
+        act = ActingPolicy(policy)
+        obs, _ = env.reset()
+        done = False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            done = terminated or truncated
+        act.reset()
+
+    A policy that sees the previous reward, as recurrent ones do, takes it as ``prev_reward``.
+
+    Args:
+        policy: the policy. Its settings have the shape of the observations, as those of
+            :meth:`~dmiddleware.policy.Policy.for_env` do.
+
+    Attributes:
+        policy: as given.
+
+    Raises:
+        ConfigError: if the policy does not say which observations it takes.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._mode = policy.eval_mode
+        self._names = policy.act_inputs
+        self._path, self._rank = _one_observation(policy)
+        self._is_first = torch.ones(0, dtype=torch.bool)
+        self._prev_action: Value | None = None
+        self._state: Value | None = None
+
+    def __call__(
+        self,
+        obs: Nested,
+        *,
+        deterministic: bool = True,
+        action_mask: Nested | None = None,
+        prev_reward: npt.ArrayLike | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return the action for one observation, or the actions ``[E, …]`` for a batch.
+
+        Args:
+            obs: one observation as the environment returns it, or a batch ``[E, …]`` of them:
+                numpy arrays, in dictionaries or tuples where the space has them.
+            deterministic: False draws from the distribution of the policy; a policy without one,
+                such as DQN's, refuses it.
+            action_mask: ``[A]`` or ``[E, A]``, not 0 where an action is allowed; None: the mask
+                that the observations have, or every action.
+            prev_reward: a number or ``[E]``, the reward of the step before, for a policy that asks
+                for it; not used in the first step of an episode.
+            info: the infos that a policy asks for, by name; values ``[…]`` or ``[E, …]``.
+
+        Returns:
+            Numpy arrays, nested like the action space. For one observation, what ``env.step``
+            takes.
+
+        Raises:
+            StructureError: if the number of observations changes between steps and the policy
+                remembers them, or an observation has another form.
+            ConfigError: if an input that the policy asks for is missing, or it cannot draw actions.
+        """
+        arrays = map_leaves(np.array, map_leaves(to_array, obs))  # its own, to be written to
+        is_batch = self._is_batch(arrays)
+        batch = _rows(arrays, is_batch=is_batch)
+        n = len(next(leaves(batch))[1])
+        self._begin(n)
+        inputs = self._inputs(batch, n, is_batch=is_batch, mask=action_mask, info=info)
+        if "prev_reward" in self._names:
+            inputs["prev_reward"] = self._reward(prev_reward, n)
+        if not deterministic:
+            inputs["deterministic"] = False
+        output = self._mode.forward(batch, **inputs)
+        if self._state is not None:
+            self._state = clone(from_numpy(output[STATE]))
+        if self._prev_action is not None:
+            self._prev_action = clone(from_numpy(output["action"]))
+        self._is_first = torch.zeros(n, dtype=torch.bool)
+        action = _with_tuples(to_numpy(output["action"]))
+        return action if is_batch else map_leaves(lambda leaf: leaf[0], action)
+
+    def reset(self, rows: Iterable[int] | None = None) -> None:
+        """Begin new episodes.
+
+        Args:
+            rows: the rows of the batch whose episodes ended; None: all, and the next batch may have
+                another number of rows.
+        """
+        if rows is None:
+            self._is_first = torch.ones(0, dtype=torch.bool)
+            self._prev_action = self._state = None
+            self._mode.reset()
+            return
+        index = torch.tensor(list(rows), dtype=torch.int64)
+        if len(index) == 0:
+            return
+        self._is_first[index] = True
+        if self._prev_action is not None:
+            first = from_numpy(self.policy.codec.before_first(len(index)))
+            assign_rows(self._prev_action, index, first)
+        if self._state is not None:
+            assign_rows(self._state, index, from_numpy(self._mode.spec.initial_state(len(index))))
+        self._mode.reset(index.tolist())
+
+    def _begin(self, n: int) -> None:
+        """Begin to act on ``n`` rows, or check that there are as many as before."""
+        remembers = self._state is not None or self._prev_action is not None
+        if len(self._is_first) == n:
+            return
+        if remembers:
+            raise StructureError(
+                f"{type(self.policy).__name__} remembers the steps before, which were of "
+                f"{len(self._is_first)} observation(s), and now has {n}; call reset() before it "
+                "acts on others"
+            )
+        self._is_first = torch.ones(n, dtype=torch.bool)
+        if "prev_action" in self._names:
+            self._prev_action = from_numpy(self.policy.codec.before_first(n))
+        state = self._mode.spec.initial_state(n)
+        self._state = None if state is None else clone(from_numpy(state))
+
+    def _inputs(
+        self,
+        batch: Value,
+        n: int,
+        *,
+        is_batch: bool,
+        mask: Nested | None,
+        info: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Return what the policy asks for in addition to observations, ``[n, …]``."""
+        inputs: dict[str, Any] = {}
+        if "action_mask" in self._names:
+            if mask is None:
+                allowed = action_mask_of(batch)
+            else:
+                allowed = as_mask(_rows(map_leaves(to_array, mask), is_batch=is_batch))
+            if allowed is not None:
+                # As where envs are stepped: rows that allow nothing allow everything.
+                inputs["action_mask"] = allowed | ~allowed.any(-1, keepdim=True)
+        elif mask is not None:
+            raise ConfigError(f"{type(self.policy).__name__} takes no action_mask; leave it out")
+        if self._prev_action is not None:
+            inputs["prev_action"] = self._prev_action
+        if "is_first" in self._names:
+            inputs["is_first"] = self._is_first
+        if self._state is not None:
+            inputs[STATE] = self._state
+        names = info_names(self._names)
+        if names:
+            missing = [name for name in names if name not in (info or {})]
+            if missing or info is None:
+                raise ConfigError(
+                    f"{type(self.policy).__name__} asks for {', '.join(missing)} of the infos; "
+                    "pass info=, with which the env returned the observation"
+                )
+            given = {name: np.asarray(info[name]) for name in names}
+            inputs["info"] = as_tree(
+                {name: one if is_batch else one[None] for name, one in given.items()}
+            )
+        return inputs
+
+    def _reward(self, given: npt.ArrayLike | None, n: int) -> torch.Tensor:
+        if given is None:
+            if not self._is_first.all():
+                raise ConfigError(
+                    f"{type(self.policy).__name__} asks for the reward of the step before; pass "
+                    "prev_reward="
+                )
+            return torch.zeros(n)
+        reward = torch.as_tensor(np.asarray(given, np.float32)).reshape(-1)
+        return reward.expand(n).masked_fill(self._is_first, 0.0)
+
+    def _is_batch(self, obs: Nested) -> bool:
+        """Return whether there are several observations, by the dimensions of one array."""
+        leaf, n_more = obs, -1
+        try:
+            for name in self._path:
+                leaf = leaf[int(name) if isinstance(leaf, tuple) else name]
+            n_more = int(leaf.ndim) - self._rank
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            pass
+        if n_more not in (0, 1):
+            where = f" at {'.'.join(self._path)}" if self._path else ""
+            raise StructureError(
+                f"{type(self.policy).__name__} takes an observation with {self._rank} dimension(s)"
+                f"{where}, or a batch of them with one more, got {_described(obs)}"
+            )
+        return n_more == 1
+
+
+def _one_observation(policy: Policy) -> tuple[tuple[str, ...], int]:
+    """Return the path of an array in an observation, and its number of dimensions."""
+    if policy.several_agents:
+        return (AGENT_MASK,), 1
+    shape = policy.cfg.model.get("obs_shape")
+    if shape is None:
+        raise ConfigError(
+            f"this {type(policy).__name__} does not say which observations it takes, because its "
+            "model is a module of its own; add model={'obs_shape': ...} to its settings"
+        )
+    path, leaf = next(shape_leaves(shape))
+    # One-hot vectors are made of a number, or of a vector of numbers.
+    return path, min(len(leaf) - 2, 1) if is_one_hot(leaf) else len(array_shape(leaf))
+
+
+def _rows(arrays: Nested, *, is_batch: bool) -> Value:
+    """Return a batch ``[E, …]``; a single item becomes one of one row."""
+    return from_numpy(arrays if is_batch else map_leaves(lambda leaf: leaf[None], arrays))
+
+
+def _with_tuples(action: Any) -> Any:
+    """Return an action with tuples where its space has them, whose items are named "0", "1", …."""
+    if not isinstance(action, dict):
+        return action
+    parts = {name: _with_tuples(part) for name, part in action.items()}
+    return (
+        tuple(parts[str(at)] for at in range(len(parts))) if has_items(parts, len(parts)) else parts
+    )
+
+
+def _described(obs: Nested) -> str:
+    found = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
+    shape = found.get("", found)
+    return f"the shape {shape}" if isinstance(shape, tuple) else f"the shapes {shape}"

@@ -1,0 +1,189 @@
+"""A policy as a function: it acts as it does in an evaluation, without an env manager."""
+
+from __future__ import annotations
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.policy import (
+    DecisionTransformerPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+    R2D2Policy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+)
+from dmiddleware.rollout import ActingPolicy, evaluate_episodes
+from tests.dmiddleware.team_envs import CountingTeam
+
+SMALL = {"encoder_hidden_sizes": [8]}
+
+
+class Taped(gym.Wrapper):
+    """Writes down each episode: its observations, actions and rewards, in turn."""
+
+    def __init__(self, env, episodes):
+        super().__init__(env)
+        self.episodes = episodes
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        self.episodes.append([copy.deepcopy(obs)])
+        return obs, info
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        self.episodes[-1] += [copy.deepcopy(action), reward, copy.deepcopy(obs)]
+        return obs, reward, *rest
+
+
+class Shapes(gym.Env):
+    """Observations and actions of nested spaces, with a mask; three steps long."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "where": gym.spaces.Discrete(4),
+            "image": gym.spaces.Box(0, 255, (1, 2), np.uint8),
+            "action_mask": gym.spaces.MultiBinary(5),
+        }
+    )
+    action_space = gym.spaces.Tuple((gym.spaces.Discrete(3, start=2), gym.spaces.MultiBinary(2)))
+
+    def _obs(self):
+        return {
+            "where": self.t,
+            "image": np.array([[self.t, 7]], np.uint8),
+            "action_mask": np.array([0, 1, 0, 0, 1], np.int8),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert isinstance(action, tuple)
+        assert action[0] == 3, "masked"
+        assert action[1][0] == 0, "masked"
+        self.t += 1
+        return self._obs(), 1.0, self.t == 3, False, {}
+
+
+def cartpole():
+    return gym.make("CartPole-v1")
+
+
+def pendulum():
+    return gym.wrappers.TimeLimit(gym.make("Pendulum-v1").unwrapped, 20)
+
+
+POLICIES = {
+    "dqn": (cartpole, lambda env: DQNPolicy.for_env(env, model=SMALL, seed=1)),
+    "norm": (cartpole, lambda env: PPOPolicy.for_env(env, obs_norm=True, seed=1)),
+    "sac": (pendulum, lambda env: SACPolicy.for_env(env, seed=1)),
+    "r2d2": (cartpole, lambda env: R2D2Policy.for_env(env, seed=1)),
+    "recurrent_ppo": (cartpole, lambda env: RecurrentPPOPolicy.for_env(env, seed=1)),
+    "recurrent_box": (pendulum, lambda env: RecurrentPPOPolicy.for_env(env, seed=1)),
+    "nested": (Shapes, lambda env: PPOPolicy.for_env(env, seed=1)),
+    "several agents": (
+        lambda: CountingTeam(masked=True),
+        lambda env: QMIXPolicy.for_env(env, seed=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_it_acts_as_an_evaluation_does(name):
+    make, build = POLICIES[name]
+    episodes = []
+    with make_env_manager(lambda: Taped(make(), episodes), env_num=1, mode="sync", seed=5) as envs:
+        policy = build(envs)
+        evaluate_episodes(policy, envs, 2)
+    act = ActingPolicy(policy)
+    played = [one for one in episodes if len(one) > 1]
+    for episode in played:
+        assert len(episode) > 9
+        reward = None
+        for at in range(0, len(episode) - 1, 3):
+            np.testing.assert_equal(act(episode[at], prev_reward=reward), episode[at + 1])
+            reward = episode[at + 2]
+        act.reset()
+    assert len(played) == 2
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_batch_gives_the_actions_of_its_rows(name):
+    make, build = POLICIES[name]
+    policy, env = build(make()), make()
+    rows = [env.reset(seed=seed)[0] for seed in range(3)]
+    batch = gym.vector.utils.concatenate(
+        env.observation_space,
+        rows,
+        gym.vector.utils.create_empty_array(env.observation_space, n=3),
+    )
+    actions = ActingPolicy(policy)(batch)
+    parts = actions if isinstance(actions, tuple) else (actions,)
+    alone = [ActingPolicy(policy)(row) for row in rows]
+    alone = [one if isinstance(one, tuple) else (one,) for one in alone]
+    for at, part in enumerate(parts):
+        np.testing.assert_allclose(part, np.stack([one[at] for one in alone]), rtol=1e-4)
+    assert all(env.action_space.contains(ActingPolicy(policy)(row)) for row in rows)
+
+
+def test_rows_start_again_one_by_one():
+    policy = RecurrentPPOPolicy.for_env(pendulum(), seed=1)
+    rows = np.random.default_rng(0).normal(size=(4, 2, 3)).astype(np.float32)
+    act = ActingPolicy(policy)
+    for batch in rows[:3]:
+        act(batch, prev_reward=[1.0, 2.0])
+    act.reset([1])
+    acted = act(rows[3], prev_reward=[3.0, 4.0])
+    fresh = ActingPolicy(policy)(rows[3])
+    np.testing.assert_allclose(acted[1], fresh[1], rtol=1e-4)
+    assert abs(acted[0] - fresh[0]) > 1e-4
+
+
+def test_a_decision_transformer_asks_for_the_last_reward():
+    policy = DecisionTransformerPolicy.for_env(cartpole(), seed=1, model={"embed_size": 8})
+    act = ActingPolicy(policy)
+    obs = np.zeros(4, np.float32)
+    act(obs)
+    with pytest.raises(ConfigError, match="prev_reward"):
+        act(obs)
+    assert act(obs, prev_reward=1.0) in (0, 1)
+    act.reset()
+    act(obs)
+
+
+def test_a_stochastic_policy_draws_if_asked():
+    policy = PPOPolicy.for_env(cartpole(), seed=1)
+    act, obs = ActingPolicy(policy), np.zeros((200, 4), np.float32)
+    assert len(set(act(obs).tolist())) == 1
+    assert len(set(act(obs, deterministic=False).tolist())) == 2
+    with pytest.raises(ConfigError, match="deterministic"):
+        ActingPolicy(DQNPolicy.for_env(cartpole(), model=SMALL))(obs, deterministic=False)
+
+
+def test_a_mask_can_be_given():
+    act = ActingPolicy(DQNPolicy.for_env(cartpole(), model=SMALL, seed=1))
+    obs = np.zeros(4, np.float32)
+    assert [int(act(obs, action_mask=mask)) for mask in ([1, 0], [0, 1])] == [0, 1]
+    assert act(np.stack([obs, obs]), action_mask=[[1, 0], [0, 1]]).tolist() == [0, 1]
+
+
+def test_slips_are_refused():
+    policy = RecurrentPPOPolicy.for_env(cartpole(), seed=1)
+    act = ActingPolicy(policy)
+    with pytest.raises(StructureError, match=r"1 dimension.*\(1, 1, 4\)"):
+        act(np.zeros((1, 1, 4), np.float32))
+    act(np.zeros(4, np.float32))
+    with pytest.raises(StructureError, match="reset"):
+        act(np.zeros((2, 4), np.float32))
+    act.reset()
+    act(np.zeros((2, 4), np.float32), prev_reward=0.0)
