@@ -7,6 +7,8 @@ and roles of reinforcement learning. The interface of DI-engine's older pipeline
 and ``worker``. Importing this package does not import torch.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from dmiddleware.errors import (
     ChainError,
     ContextError,
@@ -31,7 +33,11 @@ from dmiddleware.pipeline import (
     renewed,
 )
 
+if TYPE_CHECKING:
+    from dmiddleware.runs.saved_policy import load_policy
+
 __all__ = [
+    "load_policy",
     "Task",
     "Context",
     "kept",
@@ -54,7 +60,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
+_LATER = {"load_policy": "dmiddleware.runs.saved_policy"}
+"""Names that import torch, when they are first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(_LATER[name]), name)
     if name == "__version__":
         # Looked up only when it is asked for: this import takes a sixth of the package's.
         from importlib.metadata import version
