@@ -1,7 +1,7 @@
 """Around a run: its metrics file, the comparison of runs, pages about them, and its policy.
 
 None of it needs the program that made the runs; on the command line it is ``ditask compare``,
-``ditask report``, ``ditask watch`` and ``ditask inspect``.
+``ditask report``, ``ditask watch``, ``ditask inspect``, ``ditask play`` and ``ditask export``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dmiddleware.runs.statistics import (
 )
 
 if TYPE_CHECKING:
+    from dmiddleware.runs.export import ExportedPolicy, Port, export_policy
+    from dmiddleware.runs.model_card import write_model_card
     from dmiddleware.runs.saved_policy import load_policy
 
 __all__ = [
@@ -41,10 +43,18 @@ __all__ = [
     "read_metrics",
     "write_report",
     "load_policy",
+    "export_policy",
+    "ExportedPolicy",
+    "Port",
+    "write_model_card",
 ]
 
 _MODULES = {
     "load_policy": "saved_policy",
+    "export_policy": "export",
+    "ExportedPolicy": "export",
+    "Port": "export",
+    "write_model_card": "model_card",
 }
 
 
