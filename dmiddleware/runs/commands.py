@@ -21,6 +21,7 @@ __all__ = [
     "inspect_command",
     "play_command",
     "report_command",
+    "resume_command",
     "watch_command",
 ]
 
@@ -208,3 +209,42 @@ def export_command(policy: Path, kind: str, output: Path | None, action_mask: bo
         exported = export_policy(policy, target, format=name, action_mask=action_mask)
         card = write_model_card(exported, run)
         click.echo(f"wrote {exported.path} and {card}")
+
+
+class _PassesOn(click.Command):
+    """Takes options of ``ditask``, and the arguments of the program after ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["arguments"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+@click.command("resume", cls=_PassesOn, context_settings={**_HELP, "ignore_unknown_options": True})
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF DITASK]")
+@click.option("--accept-changes", is_flag=True, help="Continue with settings that have changed.")
+def resume_command(
+    run: Path, options: tuple[str, ...], arguments: tuple[str, ...], accept_changes: bool
+) -> None:
+    """Continue a run from its newest whole snapshot, with the program and arguments that it had.
+
+    Start it in the folder where the run was started. Without --roles or --parallel-workers it is
+    one process. A setting that differs is shown, and needs --accept-changes; a larger limit of a
+    TerminationChecker does not.
+
+    \b
+      ditask resume runs/cartpole
+      ditask resume runs/cartpole --roles learner=1,collector=4,evaluator=1
+      ditask resume runs/cartpole -- --max-env-step 1e6
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from dmiddleware.launch.cli import ditask
+    from dmiddleware.runs.resuming import resume_words, resuming
+
+    with _refusing():
+        words = resume_words(run, options, arguments)
+    with resuming(run, accept_changes=accept_changes):
+        ditask.main(words, prog_name="ditask")
