@@ -6,10 +6,11 @@ learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``
 and roles of reinforcement learning. The interface of DI-engine's older pipeline is in ``classic``
 and ``worker``. Importing this package does not import torch.
 
-``dmiddleware.train("dqn", "CartPole-v1")`` trains in one call; it is imported when it is used.
+``train("dqn", "CartPole-v1")`` trains in one call, and ``load_policy("runs/x")`` loads what a run has
+saved. Both import torch when they are first used.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dmiddleware.errors import (
     ChainError,
@@ -35,7 +36,11 @@ from dmiddleware.pipeline import (
     renewed,
 )
 
+if TYPE_CHECKING:
+    from dmiddleware.runs.saved_policy import load_policy
+
 __all__ = [
+    "load_policy",
     "Task",
     "Context",
     "kept",
@@ -59,15 +64,18 @@ __all__ = [
 ]
 
 
+_LATER = {"load_policy": "dmiddleware.runs.saved_policy", "train": "middleware.programs"}
+"""Names that import torch, when they are first asked for."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(_LATER[name]), name)
     if name == "__version__":
         # Looked up only when it is asked for: this import takes a sixth of the package's.
         from importlib.metadata import version
 
         return version("dmiddleware")
-    if name == "train":
-        # It is made of stock middleware, above this package, and needs torch.
-        from importlib import import_module
-
-        return import_module("middleware.programs").train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,19 +12,18 @@ import click
 
 from dmiddleware.command_line import arguments_of, called_as
 from dmiddleware.data import load_checkpoint
-from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.policy import Policy
-from dmiddleware.rollout import evaluate_episodes, record_video
+from dmiddleware.rollout import record_video
 from dmiddleware.rollout.video import check_video_path
+from dmiddleware.runs.play import play as play_episodes
 from dmiddleware.seeding import derive_seed
 from dmiddleware.settings import Count, Settings
 
 __all__ = ["run_program"]
 
 R = TypeVar("R")
-
-_MOST_ENVS = 25
 
 
 class _PlaySettings(Settings):
@@ -112,9 +111,7 @@ def _play(
     try:
         policy = make_policy(**{name: value for name, value in given.items() if name in taken})
         policy.eval_mode.load_state_dict(load_checkpoint(ckpt))
-        with make_env_manager(env, env_num=min(play.episodes, _MOST_ENVS), seed=seed) as envs:
-            monitor = evaluate_episodes(policy.eval_mode, envs, play.episodes)
-        returns = monitor.get_episode_return()
+        returns = play_episodes(policy, env, n_episode=play.episodes, seed=seed)
         click.echo(
             f"mean return {sum(returns) / len(returns):.1f} over {len(returns)} fresh episodes of "
             f"{ckpt}, from {min(returns):.1f} to {max(returns):.1f}"

@@ -14,6 +14,7 @@ from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError, RunFolderError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
+from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy
 from dmiddleware.settings import Count, Settings, takes_settings
 from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
@@ -50,7 +51,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
       a signal. A run that ends before its first update leaves the file of an earlier one in place.
 
     Each file is written completely or not at all. In addition to the policy's state it has
-    ``last_iter`` and ``last_step``, like the files of a learner's ``SaveCkptHook``. The best one
+    ``last_iter`` and ``last_step``, like the files of a learner's ``SaveCkptHook``, and
+    ``policy``, what :func:`~dmiddleware.load_policy` builds the policy from. The best one
     also has ``last_eval_value``: a learner that is restarted in the same folder replaces it only by
     a better one.
 
@@ -209,7 +211,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
         env_step = ctx.env_step if isinstance(ctx, OnlineRLContext) else -1
         now = {"last_iter": ctx.train_iter, "last_step": env_step}
         try:
-            save_checkpoint(path, {**state, **now, **counters})
+            described = {DESCRIPTION: describe_policy(self._mode.spec)}
+            save_checkpoint(path, {**state, **now, **counters, **described})
         except CheckpointWriteError:
             self._disk_failed = True
             raise

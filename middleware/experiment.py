@@ -22,10 +22,12 @@ from dmiddleware.data import load_checkpoint
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
-from dmiddleware.errors import TaskStateError
+from dmiddleware.errors import ConfigError, TaskStateError
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
+from dmiddleware.runs.record import settings_of
+from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
@@ -46,6 +48,8 @@ __all__ = [
     "FinalCtxSaver",
     "final_ctx_saver",
 ]
+
+_log = logging.getLogger(__name__)
 
 _SMALL_MODEL = 500_000  # parameters
 
@@ -251,18 +255,35 @@ class Experiment(BaseMiddleware[RLContext]):
         if not self.run.is_lead:
             return
         call = program_call()
-        self.run.save_config(
-            {
-                **({} if call is None else {"program": call.program, "arguments": call.plain()}),
-                "seed": task.seed,
-                "algorithm": type(self._policy).__name__,
-                "env": self._env,
-                "policy": self._config,
-                "chain": self._chain,
-                "versions": versions(),
-                "git": git_state((call and call.folder) or Path.cwd()),
-            }
-        )
+        config = {
+            **({} if call is None else {"program": call.program, "arguments": call.plain()}),
+            "seed": task.seed,
+            "algorithm": type(self._policy).__name__,
+            "env": self._env,
+            "policy": self._config,
+            "chain": self._chain,
+            "versions": versions(),
+            "git": git_state((call and call.folder) or Path.cwd()),
+        }
+        self._check_changes(config)
+        self.run.save_config(config)
+
+    def _check_changes(self, config: Mapping[str, Any]) -> None:
+        """Show the settings that differ from those of the run that is continued.
+
+        Raises:
+            ConfigError: if ``ditask resume`` has not been told to accept them.
+        """
+        before = settings_of(self.run.path)
+        changes = changed_settings(before, config) if before else []
+        if not changes:
+            return
+        if resumed_folder() is not None and not accepts_changes():
+            raise ConfigError(
+                f"the run in {self.run.path} had other settings: {'; '.join(changes)}. Continue "
+                "with them by ditask resume --accept-changes, or leave the changes out"
+            )
+        _log.warning("the run continues with other settings: %s", "; ".join(changes))
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Record the step, on its way back."""

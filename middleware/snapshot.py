@@ -18,8 +18,9 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError
+from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError, RunFolderError
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
+from dmiddleware.runs.resuming import resumed_folder
 from dmiddleware.settings import Count, Settings, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
@@ -110,6 +111,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self.settings = settings
         self._saved_iter = 0
         self._is_checked = False
+        self._was_asked = False
         self.owns = (self._folder,)
 
     @property
@@ -163,7 +165,13 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
         Raises:
             RunFolderError: if the folder is in use by another task, or cannot be written to.
+            ConfigError: if ``ditask resume`` continues the run, and the program does not.
         """
+        if resumed_folder() is not None and not self._was_asked:
+            raise ConfigError(
+                "ditask resume continues this run, but the program never calls "
+                "SnapshotSaver.resume(task); call it before task.run(), also in new runs"
+            )
         self._lock = self._run.lock(task)
         check_writable(self._folder)
         self._saved_iter = task.ctx.train_iter
@@ -229,13 +237,17 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
                 by another number of ranks.
-            RunFolderError: if the folder is in use by another task, or cannot be written to.
+            RunFolderError: if the folder is in use by another task, or cannot be written to; or if
+                ``ditask resume`` continues the run, but no snapshot is undamaged.
         """
+        self._was_asked = True
         if not any(task.has_role(role) for role in self.roles):
             return False
         self._lock = self._run.lock(task)
         found = _read(_part_of_rank(path)) if path is not None else self._newest()
         if found is None:
+            if resumed_folder() is not None:
+                raise RunFolderError(f"{self._folder} has no snapshot that can be read")
             return False
         _check_ranks(found.get("ranks", 1))
         task.check()  # finds the parts

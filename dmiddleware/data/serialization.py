@@ -71,7 +71,14 @@ def unpack(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _unpack(msgspec.msgpack.decode(data), tensors)
-    except (msgspec.DecodeError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (
+        msgspec.DecodeError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+    ) as error:
         raise ValueError(f"the packed state cannot be read: {error}") from error
 
 

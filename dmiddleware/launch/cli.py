@@ -27,7 +27,7 @@ __all__ = ["ditask"]
 _COMMANDS: Final[Mapping[str, str]] = {
     **{
         name: f"dmiddleware.runs.commands.{name}_command"
-        for name in ("compare", "inspect", "report", "watch")
+        for name in ("compare", "export", "inspect", "play", "report", "resume", "watch")
     },
     "train": "middleware.programs.commands.train_command",
     "classic": "dmiddleware.worker.commands.classic_command",
@@ -144,6 +144,9 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
       ditask report RUNS...     an HTML page with curves, settings and videos
       ditask watch RUN          a running or finished run in the terminal
       ditask inspect FILE       what a checkpoint or a snapshot holds
+      ditask resume RUN         continue a run that was stopped or killed
+      ditask play RUN           the returns of a saved policy, and a video
+      ditask export RUN         a policy for onnxruntime or torch, with a model card
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     _open_standard_streams()
     try:

@@ -189,7 +189,7 @@ class DecisionTransformerPolicy(Policy):
             )
         network: Any = self.model
         timestep, length = state["timestep"], self.context_length
-        row = torch.arange(len(timestep), device=timestep.device)
+        row = torch.arange(timestep.shape[0], device=timestep.device)
         # Steps fill the window from its beginning; a full one drops its oldest step.
         is_full, slot = timestep >= length, timestep.clamp(max=length - 1)
         embedding, action, ret = (

@@ -61,6 +61,8 @@ class PolicySpec:
         settings: what else is set in the policy, as attributes, such as ``batch_size``.
         device: where its model is.
         model: its model; None: a policy that does not say.
+        has_own_model: whether the model was passed as a module, so the settings do not describe it.
+        spaces: returns those of observations and actions; None: no env is known yet.
         on_policy: whether it learns only from actions that its own distribution drew.
         discount: γ, of future rewards; None: the algorithm has none.
         n_step: number of rewards that a buffer sums up before a target bootstraps.
@@ -81,6 +83,8 @@ class PolicySpec:
     settings: object = None
     device: str = "cpu"
     model: nn.Module | None = None
+    has_own_model: bool = False
+    spaces: Callable[[], tuple[gym.Space[Any], gym.Space[Any]] | None] = _nothing
     on_policy: bool = False
     discount: float | None = None
     n_step: int = 1

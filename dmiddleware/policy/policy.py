@@ -96,6 +96,7 @@ class Policy:
         modes: as given.
         model: the network.
         components: what :meth:`make_components` returned, and what every policy has.
+        spaces: of observations and actions of one env, once an env is known.
         codec: maps between the network's outputs and the environment's actions.
         obs_norm: normalizes observations; without the setting ``obs_norm`` it does nothing.
         device: where the model is.
@@ -199,6 +200,8 @@ class Policy:
         self.device = device_for(self.cfg)
         self.on_gpu = self.device != "cpu"
         seed = torch.initial_seed() if self.cfg.seed is None else self.cfg.seed
+        self.spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None
+        self._has_own_model = model is not None
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "act"))
         self.eval_generator = torch.Generator().manual_seed(derive_seed(seed, "policy", "eval"))
         self.learn_generator = torch.Generator().manual_seed(
@@ -564,6 +567,8 @@ class Policy:
             settings=self.cfg,
             device=self.device,
             model=self.model,
+            has_own_model=self._has_own_model,
+            spaces=lambda: self.spaces,
             on_policy=self.on_policy,
             discount=self.discount,
             n_step=self.n_step,
@@ -664,6 +669,7 @@ class Policy:
 
         check_spaces(self.model, act, observation_space, action_space)
         self.codec.set_space(space)
+        self.spaces = self.spaces or (observation_space, action_space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(device={self.device}, model={self.model})"

@@ -214,6 +214,6 @@ class QLearningPolicy(TDPolicy):
         self, obs: Value, env_id: np.ndarray, *, action_mask: Nested | None = None
     ) -> dict[str, Any]:
         """Take the action of the highest value; see :meth:`Policy.act_eval`."""
-        logit = self.values_of(self.model(obs), (len(env_id),))
+        logit = self.values_of(self.model(obs), (env_id.shape[0],))
         best = mask_logit(logit, mask_of(obs, action_mask)).argmax(-1)
         return {"action": self.codec.to_env(best)}

@@ -1,8 +1,13 @@
-"""Around a run: its metrics file, the comparison of runs, and pages about them.
+"""Around a run: its metrics file, the comparison of runs, pages about them, and its policy.
 
 None of it needs the program that made the runs; on the command line it is ``ditask compare``,
-``ditask report``, ``ditask watch`` and ``ditask inspect``.
+``ditask report``, ``ditask watch``, ``ditask inspect``, ``ditask play`` and ``ditask export``.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from dmiddleware.runs.compare import Comparison, TaskRow, compare
 from dmiddleware.runs.metrics_file import MetricsFile, read_metrics
@@ -16,6 +21,11 @@ from dmiddleware.runs.statistics import (
     performance_profile,
     probability_of_improvement,
 )
+
+if TYPE_CHECKING:
+    from dmiddleware.runs.export import ExportedPolicy, Port, export_policy
+    from dmiddleware.runs.model_card import write_model_card
+    from dmiddleware.runs.saved_policy import load_policy
 
 __all__ = [
     "Comparison",
@@ -32,4 +42,24 @@ __all__ = [
     "probability_of_improvement",
     "read_metrics",
     "write_report",
+    "load_policy",
+    "export_policy",
+    "ExportedPolicy",
+    "Port",
+    "write_model_card",
 ]
+
+_MODULES = {
+    "load_policy": "saved_policy",
+    "export_policy": "export",
+    "ExportedPolicy": "export",
+    "Port": "export",
+    "write_model_card": "model_card",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when used: the other commands answer without torch.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import click
 
@@ -15,9 +15,20 @@ from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
 
-__all__ = ["compare_command", "inspect_command", "report_command", "watch_command"]
+__all__ = [
+    "compare_command",
+    "export_command",
+    "inspect_command",
+    "play_command",
+    "report_command",
+    "resume_command",
+    "watch_command",
+]
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_POLICY: Final = click.argument(
+    "policy", type=click.Path(exists=True, path_type=Path), metavar="RUN"
+)
 _SIDES: Final = click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
 
 
@@ -118,3 +129,122 @@ def inspect_command(file: Path) -> None:
 
     with _refusing():
         click.echo(describe_checkpoint(file))
+
+
+@click.command("play", context_settings=_HELP)
+@_POLICY
+@click.option(
+    "--episodes", type=click.IntRange(min=1), default=10, show_default=True, help="Episodes."
+)
+@click.option(
+    "--video",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a video of one more episode (.mp4 or .gif).",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the envs.")
+def play_command(policy: Path, episodes: int, video: Path | None, seed: int | None) -> None:
+    """Play the best policy of a run in its env, and show the returns.
+
+    RUN is the folder of a run, or a checkpoint in it. The env is the one that config.yaml names.
+
+    \b
+      ditask play runs/cartpole_dqn
+      ditask play runs/cartpole_dqn/ckpt/final.safetensors --episodes 100 --video cartpole.gif
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from dmiddleware.rollout import record_video  # these import torch
+    from dmiddleware.rollout.video import check_video_path
+    from dmiddleware.runs.play import env_of, play
+    from dmiddleware.runs.saved_policy import saved_policy
+
+    with _refusing():
+        if video is not None:
+            check_video_path(video)
+        env, loaded = env_of(policy), saved_policy(policy)
+        returns = play(loaded, env, n_episode=episodes, seed=seed)
+        mean = sum(returns) / len(returns)
+        click.echo(
+            f"mean return {mean:.1f} over {len(returns)} episodes of {env.id}, "
+            f"from {min(returns):.1f} to {max(returns):.1f}"
+        )
+        if video is not None:
+            record_video(loaded, env, video, seed=seed)
+            click.echo(f"wrote {video}")
+
+
+@click.command("export", context_settings=_HELP)
+@_POLICY
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["onnx", "torch"]),
+    default="onnx",
+    show_default=True,
+    help="onnx, for onnxruntime and others, or torch, for torch.export.load.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write (.onnx or .pt2).  [default: export/policy.onnx in the run's folder]",
+)
+@click.option("--action-mask", is_flag=True, help="Let the file take a mask of allowed actions.")
+def export_command(policy: Path, kind: str, output: Path | None, action_mask: bool) -> None:
+    """Write the best policy of a run as a file that other tools load, with a model card.
+
+    RUN is the folder of a run, or a checkpoint in it. The file normalizes observations and scales
+    actions as the policy does. The card, README.md, is written beside it.
+
+    \b
+      ditask export runs/cartpole_dqn
+      ditask export runs/cartpole_dqn --format torch --output handed-over/policy.pt2
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from dmiddleware.runs.export import SUFFIXES, export_policy  # these import torch
+    from dmiddleware.runs.model_card import check_card, write_model_card
+    from dmiddleware.runs.play import run_of
+
+    run = run_of(policy)
+    with _refusing():
+        name: Literal["onnx", "torch"] = "onnx" if kind == "onnx" else "torch"
+        target = output or run / "export" / f"policy{SUFFIXES[name]}"
+        check_card(target.parent)
+        exported = export_policy(policy, target, format=name, action_mask=action_mask)
+        card = write_model_card(exported, run)
+        click.echo(f"wrote {exported.path} and {card}")
+
+
+class _PassesOn(click.Command):
+    """Takes options of ``ditask``, and the arguments of the program after ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["arguments"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+@click.command("resume", cls=_PassesOn, context_settings={**_HELP, "ignore_unknown_options": True})
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF DITASK]")
+@click.option("--accept-changes", is_flag=True, help="Continue with settings that have changed.")
+def resume_command(
+    run: Path, options: tuple[str, ...], arguments: tuple[str, ...], accept_changes: bool
+) -> None:
+    """Continue a run from its newest whole snapshot, with the program and arguments that it had.
+
+    Start it in the folder where the run was started. Without --roles or --parallel-workers it is
+    one process. A setting that differs is shown, and needs --accept-changes; a larger limit of a
+    TerminationChecker does not.
+
+    \b
+      ditask resume runs/cartpole
+      ditask resume runs/cartpole --roles learner=1,collector=4,evaluator=1
+      ditask resume runs/cartpole -- --max-env-step 1e6
+    """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
+    from dmiddleware.launch.cli import ditask
+    from dmiddleware.runs.resuming import resume_words, resuming
+
+    with _refusing():
+        words = resume_words(run, options, arguments)
+    with resuming(run, accept_changes=accept_changes):
+        ditask.main(words, prog_name="ditask")

@@ -14,7 +14,15 @@ import yaml
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
 
-__all__ = ["COUNTERS", "EVALUATION", "RunRecord", "differing_settings", "find_runs", "settings_of"]
+__all__ = [
+    "COUNTERS",
+    "EVALUATION",
+    "RunRecord",
+    "differing_settings",
+    "find_runs",
+    "flat_settings",
+    "settings_of",
+]
 
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
@@ -123,7 +131,7 @@ def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[l
         By the dotted name of a setting, the different values of each side, in order; a run without
         the setting adds None.
     """
-    flat = [[dict(_flat(run.settings)) for run in side] for side in sides]
+    flat = [[dict(flat_settings(run.settings)) for run in side] for side in sides]
     names = dict.fromkeys(name for side in flat for run in side for name in run)
     found = {}
     for name in names:
@@ -143,13 +151,14 @@ def _different(values: Iterator[Any]) -> list[Any]:
     return found
 
 
-def _flat(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each setting with its dotted name; entries of lists are counted from 1."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
-            yield from _flat(value, f"{path}.{name}" if path else str(name))
+            yield from flat_settings(value, f"{path}.{name}" if path else str(name))
     elif isinstance(settings, list) and any(isinstance(one, Mapping) for one in settings):
         for number, value in enumerate(settings, 1):
-            yield from _flat(value, f"{path}.{number}")
+            yield from flat_settings(value, f"{path}.{number}")
     else:
         yield path, settings
 

@@ -12,9 +12,10 @@ import dmiddleware
 from dmiddleware import pipeline, testing
 
 PACKAGE = [
-    "Task", "Context", "kept", "renewed", "produced", "Middleware", "middleware", "Event",
-    "StepTimer", "TraceFile", "DMiddlewareError", "PipelineError", "ChainError", "MiddlewareError",
-    "ContextError", "TaskStateError", "EventError", "WaitTimeout", "EventQueueFull", "train",
+    "load_policy", "Task", "Context", "kept", "renewed", "produced", "Middleware", "middleware",
+    "Event", "StepTimer", "TraceFile", "DMiddlewareError", "PipelineError", "ChainError",
+    "MiddlewareError", "ContextError", "TaskStateError", "EventError", "WaitTimeout",
+    "EventQueueFull", "train",
 ]  # fmt: skip
 
 PIPELINE = [

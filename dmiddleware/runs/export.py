@@ -1,0 +1,337 @@
+"""Policies as files of other tools: ONNX, and programs of torch.export."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dmiddleware.data.atomic_file import write_atomically
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy import Policy
+from dmiddleware.policy.acting import STATE, first_inputs, info_names, probe_inputs
+from dmiddleware.runs.saved_policy import saved_policy
+from dmiddleware.tree import from_numpy, leaves, to_dict
+
+__all__ = ["SUFFIXES", "ExportFormat", "ExportedPolicy", "Port", "export_policy"]
+
+ExportFormat = Literal["onnx", "torch"]
+
+SUFFIXES: Final[Mapping[ExportFormat, str]] = {"onnx": ".onnx", "torch": ".pt2"}
+"""How the names of files end."""
+_ORDER: Final = ("obs", STATE, "is_first", "prev_action", "prev_reward", "action_mask")
+_TRACED_ROWS: Final = 2
+_TRIED_ROWS: Final = (1, 3)
+_TOLERANCE: Final = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """An input or an output of an exported policy.
+
+    Attributes:
+        name: such as ``"obs"``; of a nested one ``"obs.camera"``.
+        shape: of one row; the first dimension, that of the rows, is left out.
+        dtype: such as ``"float32"``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedPolicy:
+    """A file that another tool loads.
+
+    Attributes:
+        path: the file.
+        format: ``"onnx"`` or ``"torch"``.
+        inputs: what it takes, in order.
+        outputs: what it returns, in order.
+        policy: the policy.
+    """
+
+    path: Path
+    format: ExportFormat
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    policy: Policy
+
+
+def export_policy(
+    path: str | Path,
+    output: str | Path,
+    *,
+    format: ExportFormat = "onnx",
+    action_mask: bool = False,
+    model: nn.Module | None = None,
+) -> ExportedPolicy:
+    """Write a saved policy as a file that needs nothing of this project.
+
+    The file takes observations ``[batch, …]`` as the env returns them, and returns the actions that
+    the env takes: observations are normalized and actions are scaled inside. A policy with a memory
+    also takes ``state`` and returns ``next_state``, and takes ``is_first``, ``prev_action`` and
+    ``prev_reward`` if it looks at them; all of them as in its first step at the start of an
+    episode. The file is tried before it is written: it must give the policy's own actions.
+
+    Args:
+        path: a run's folder or a checkpoint, as :func:`load_policy` takes it.
+        output: the file to write; its folder is created if needed.
+        format: ``"onnx"`` for onnxruntime and others, which needs the extra ``export``, or
+            ``"torch"`` for ``torch.export.load``.
+        action_mask: whether the file takes a mask of allowed actions, ``[batch, n]`` bool. Masks
+            that are part of observations need no further input.
+        model: as :func:`load_policy` takes it.
+
+    Raises:
+        ConfigError: if the policy cannot be exported, the file ends in the wrong suffix, or a
+            package is missing.
+        RunFolderError: if there is no checkpoint.
+        CheckpointError: as :func:`load_policy` raises it.
+        OSError: if the file cannot be written.
+    """
+    output = Path(output)
+    if output.suffix != SUFFIXES[format]:
+        raise ConfigError(f"a file of the format {format} ends in {SUFFIXES[format]}, got {output}")
+    if format == "onnx":
+        _import_onnx()
+    policy = saved_policy(path, model=model)
+    return _Exporter(policy, action_mask=action_mask).write(output, format)
+
+
+class _Exporter:
+    """Writes a policy with the mode eval."""
+
+    def __init__(self, policy: Policy, *, action_mask: bool) -> None:
+        assert policy.spaces is not None
+        self._policy = policy
+        self._observation_space, self._action_space = policy.spaces
+        if infos := info_names(policy.act_inputs):
+            raise ConfigError(
+                f"the policy acts on {', '.join(infos)} of the infos, whose form no space "
+                "describes; it cannot be exported. Make them part of the observations"
+            )
+        self._mask: torch.Tensor | None = None
+        if action_mask:
+            probe = probe_inputs(policy.act_inputs, policy.initial_state, self._action_space) or {}
+            if "action_mask" not in probe:
+                raise ConfigError("the policy takes no action mask; export it without one")
+            (_, mask) = next(leaves(probe["action_mask"]))
+            self._mask = mask[0]
+        policy.set_training(False)
+        self._rng = np.random.default_rng(0)
+
+    def write(self, output: Path, format: ExportFormat) -> ExportedPolicy:
+        """Trace the policy, write it and try it."""
+        traced = self._arguments(_TRACED_ROWS)
+        acted = self._policy_outputs(traced)  # before tracing, which would fill caches with fakes
+        program = self._program(traced)
+        inputs, outputs = (tuple(map(_port, _named(one))) for one in (traced, acted))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        beside = output.with_name(f".{output.stem}.tmp{output.suffix}")
+        try:
+            if format == "onnx":
+                _write_onnx(program, beside, inputs, outputs)
+            else:
+                torch.export.save(program, beside)
+            self._try(beside, format, inputs, outputs)
+            data = beside.read_bytes()
+        finally:
+            beside.unlink(missing_ok=True)
+        write_atomically(output, lambda file: file.writelines([data]))
+        return ExportedPolicy(output, format, inputs, outputs, self._policy)
+
+    def _program(self, traced: Mapping[str, Any]) -> Any:
+        rows = torch.export.Dim("batch", min=1)
+        dynamic = pytree.tree_map(lambda _: {0: rows}, dict(traced))
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.export.export(
+                    _Acting(self._policy),
+                    (),
+                    dict(traced),
+                    dynamic_shapes=dynamic,
+                    strict=False,
+                )
+        except Exception as error:
+            raise ConfigError(
+                f"torch {torch.__version__} cannot trace {type(self._policy).__name__} with its "
+                f"network {type(self._policy.model).__name__}: {error!s:.500}"
+            ) from error
+
+    def _arguments(self, n: int) -> dict[str, Any]:
+        """Return random observations ``[n, …]``, with the other inputs of a first step."""
+        space = self._observation_space
+        items = [self._sample(space) for _ in range(n)]
+        batch: Any = gym.vector.utils.create_empty_array(space, n)
+        obs = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
+        policy = self._policy
+        given = first_inputs(policy.act_inputs, policy.initial_state, self._action_space, n)
+        arguments = {"obs": obs, **{name: to_dict(one) for name, one in given.items()}}
+        if self._mask is not None:
+            mask = self._mask.repeat(n, 1)
+            mask[:, 0] = False
+            arguments["action_mask"] = mask
+        return {name: arguments[name] for name in _ORDER if name in arguments}
+
+    def _sample(self, space: gym.Space[Any]) -> Any:
+        space.seed(int(self._rng.integers(2**31)))
+        return space.sample()
+
+    def _policy_outputs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the policy itself answers."""
+        given = pytree.tree_map(torch.clone, dict(arguments))
+        inputs = {name: from_numpy(one) for name, one in given.items()}
+        return _outputs(self._policy.eval_mode.forward(inputs.pop("obs"), **inputs))
+
+    def _try(
+        self, path: Path, format: ExportFormat, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+    ) -> None:
+        """Compare the file with the policy.
+
+        Raises:
+            ConfigError: if it acts in another way.
+        """
+        run = _onnx_runner(path, outputs) if format == "onnx" else _torch_runner(path)
+        for n in _TRIED_ROWS:
+            arguments = self._arguments(n)
+            wanted = dict(_named(self._policy_outputs(arguments)))
+            found = run(dict(arguments))
+            for name, value in wanted.items():
+                if not np.allclose(found[name], value, rtol=_TOLERANCE, atol=_TOLERANCE):
+                    raise ConfigError(
+                        f"the exported policy gives another {name} than the policy itself: "
+                        f"{found[name]!s:.100} for {value!s:.100}; nothing was written. Please "
+                        "report it with the name of the algorithm"
+                    )
+
+
+class _Acting(nn.Module):
+    """A policy's best actions, as a module that can be traced."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.model = policy.model
+        self._policy = [policy]  # not a submodule
+
+    def forward(
+        self,
+        obs: Any,
+        state: Any = None,
+        is_first: Any = None,
+        prev_action: Any = None,
+        prev_reward: Any = None,
+        action_mask: Any = None,
+    ) -> dict[str, Any]:
+        """Return the outputs of the policy for its inputs; None: the policy does not take it."""
+        (policy,) = self._policy
+        optional = {
+            "state": state,
+            "is_first": is_first,
+            "prev_action": prev_action,
+            "prev_reward": prev_reward,
+            "action_mask": action_mask,
+        }
+        inputs = {name: one for name, one in optional.items() if one is not None}
+        n_rows = pytree.tree_leaves(obs)[0].shape[0]
+        env_id: Any = torch.arange(n_rows)
+        return _outputs(policy.act_eval(policy.obs_norm(obs), env_id, **inputs))
+
+
+def _outputs(acted: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"action": to_dict(acted["action"])}
+    return named | ({"next_state": to_dict(acted[STATE])} if STATE in acted else {})
+
+
+def _named(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of nested dictionaries with their dotted names, in the order of pytree."""
+    if isinstance(tree, Mapping):
+        for name, one in tree.items():
+            yield from _named(one, f"{path}.{name}" if path else str(name))
+    elif isinstance(tree, tuple):
+        for at, one in enumerate(tree):
+            yield from _named(one, f"{path}.{at}")
+    else:
+        yield path, tree
+
+
+def _port(named: tuple[str, torch.Tensor]) -> Port:
+    name, tensor = named
+    return Port(name, tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch."))
+
+
+def _import_onnx() -> Any:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 (torch.onnx needs it)
+    except ImportError as error:
+        raise ConfigError(
+            "the format onnx needs further packages; run: pip install 'dmiddleware[export]', or "
+            "choose --format torch"
+        ) from error
+    return onnxruntime
+
+
+def _write_onnx(
+    program: Any, path: Path, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> None:
+    with _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+        made = torch.onnx.export(
+            program,
+            input_names=[one.name for one in inputs],
+            output_names=[one.name for one in outputs],
+            dynamo=True,
+            verbose=False,
+        )
+        assert made is not None
+        made.save(str(path), external_data=False)
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Leave out what concerns only the authors of the exporter."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.setLevel(level)
+
+
+def _onnx_runner(path: Path, outputs: tuple[Port, ...]) -> Any:
+    session = _import_onnx().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        given = {name: one.numpy() for name, one in _named(arguments)}
+        found = session.run([one.name for one in outputs], given)
+        return {one.name: value for one, value in zip(outputs, found, strict=True)}
+
+    return run
+
+
+def _torch_runner(path: Path) -> Any:
+    acting = torch.export.load(path).module()
+
+    def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        found = acting(**pytree.tree_map(torch.clone, dict(arguments)))
+        return {name: one.detach().numpy() for name, one in _named(found)}
+
+    return run

@@ -1,0 +1,191 @@
+"""Model cards: what a policy is, how well it does, and how to use it, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.runs.export import ExportedPolicy, Port
+from dmiddleware.runs.provenance import versions
+from dmiddleware.runs.record import settings_of
+from dmiddleware.settings import plain_values
+
+__all__ = ["check_card", "write_model_card"]
+
+_CARD: Final = "README.md"
+_LIBRARY: Final = "library_name: dmiddleware"
+
+_USE: Final = {
+    "onnx": """```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+(action, *_) = session.run(None, {inputs})
+```""",
+    "torch": """```python
+import torch
+
+policy = torch.export.load("{file}").module()
+action = policy({inputs})["action"]
+```""",
+}
+
+
+def check_card(folder: Path) -> Path:
+    """Return where the card of an export into a folder goes.
+
+    Raises:
+        ConfigError: if another README.md is there.
+    """
+    path = folder / _CARD
+    if path.exists() and _LIBRARY not in path.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(
+            f"{path} exists and is not a model card of this project; export into another folder"
+        )
+    return path
+
+
+def write_model_card(exported: ExportedPolicy, run: Path | None) -> Path:
+    """Write ``README.md`` beside an exported policy.
+
+    Its head is that of the Hugging Face Hub.
+
+    Args:
+        exported: the policy.
+        run: the folder of the run that trained it, for the env, the results and the settings; None:
+            unknown.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ConfigError: if another README.md is there.
+        RunFolderError: if the run's ``config.yaml`` is not YAML.
+    """
+    path = check_card(exported.path.parent)
+    config = {} if run is None else settings_of(run)
+    result = {} if run is None else _result_of(run)
+    path.write_text("\n".join(_lines(exported, config, result)) + "\n", encoding="utf-8")
+    return path
+
+
+def _lines(
+    exported: ExportedPolicy, config: Mapping[str, Any], result: Mapping[str, Any]
+) -> Iterator[str]:
+    algorithm = type(exported.policy).__name__.removesuffix("Policy")
+    env = (config.get("env") or {}).get("id")
+    title = f"{algorithm} on {env}" if env else algorithm
+    yield from ("---", *_head(title, algorithm, env, result).splitlines(), "---", "")
+    yield from (f"# {title}", "")
+    yield "A policy that [dmiddleware](https://dmiddleware.readthedocs.io) trained with"
+    where = f"in the environment `{env}`" if env else "in an environment without an id"
+    yield f"{algorithm} {where}."
+    yield from ("", "## Use", "")
+    yield _USE[exported.format].format(
+        file=exported.path.name, inputs=_call(exported.inputs, exported.format)
+    )
+    yield from ("", "Inputs and outputs have one row for each environment.", "")
+    yield from _table(
+        ("", "name", "shape", "dtype"),
+        [
+            (kind, f"`{one.name}`", str(["batch", *one.shape]).replace("'", ""), one.dtype)
+            for kind, ports in (("input", exported.inputs), ("output", exported.outputs))
+            for one in ports
+        ],
+    )
+    if any(one.name.startswith("next_state") for one in exported.outputs):
+        yield from (
+            "",
+            "The policy has a memory: pass `next_state` as `state` in the next step. At the start "
+            "of an episode, `state` is zero, and so are the previous action and reward.",
+        )
+    yield from ("", "## Results", "")
+    yield from _results(result)
+    yield from ("", "## Settings", "", "```yaml")
+    settings = {
+        name: config[name] for name in ("program", "seed", "env", "arguments") if name in config
+    }
+    policy = config.get("policy") or plain_values(exported.policy.cfg)
+    yield yaml.safe_dump(
+        {**settings, "policy": policy}, sort_keys=False, allow_unicode=True
+    ).strip()
+    yield from ("```", "", "## Versions", "")
+    trained = {**(config.get("versions") or {}), **_commit(config)}
+    exporting = versions()
+    yield from _table(
+        ("", "trained with", "exported with"),
+        [
+            (name, str(trained.get(name, "?")), str(exporting.get(name, "")))
+            for name in dict.fromkeys((*trained, *exporting))
+        ],
+    )
+
+
+def _head(title: str, algorithm: str, env: str | None, result: Mapping[str, Any]) -> str:
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", algorithm.lower()]
+    head: dict[str, Any] = {"library_name": "dmiddleware", "tags": [*tags, *([env] if env else [])]}
+    value = result.get("mean_return")
+    if env and value is not None:
+        metric = {"type": "mean_reward", "name": "mean return", "value": round(float(value), 2)}
+        entry = {
+            "task": {"type": "reinforcement-learning"},
+            "dataset": {"name": env, "type": env},
+            "metrics": [metric],
+        }
+        head["model-index"] = [{"name": title, "results": [entry]}]
+    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+
+
+def _results(result: Mapping[str, Any]) -> Iterator[str]:
+    if result.get("mean_return") is None:
+        yield "The run has recorded no final evaluation."
+        return
+    yield from _table(
+        ("what", "value"),
+        [
+            (f"mean return of the best policy, {result['n_episode']} fresh episodes",
+             f"{result['mean_return']:.1f}"),
+            ("mean return of the last policy", f"{result['last_return']:.1f}"),
+            ("env steps", f"{result['env_step']:,}"),
+            ("updates", f"{result['train_iter']:,}"),
+            ("duration of the training", f"{result['train_s']:,.0f} s"),
+        ],
+    )  # fmt: skip
+
+
+def _result_of(run: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _commit(config: Mapping[str, Any]) -> dict[str, str]:
+    git = config.get("git")
+    if not isinstance(git, Mapping) or "commit" not in git:
+        return {}
+    changed = ", with changes" if git.get("dirty") else ""
+    return {"git commit": f"{str(git['commit'])[:12]}{changed}"}
+
+
+def _call(inputs: Sequence[Port], format: str) -> str:
+    """Return the arguments of a call, as code."""
+    names = [one.name for one in inputs]
+    if format == "onnx":
+        return "{" + ", ".join(f'"{name}": {name.replace(".", "_")}' for name in names) + "}"
+    roots = dict.fromkeys(name.partition(".")[0] for name in names)
+    return ", ".join(f"{name}={name}" for name in roots)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"

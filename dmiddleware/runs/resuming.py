@@ -1,0 +1,123 @@
+"""Continuing a run: which one, and whether its settings are those that it had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dmiddleware.errors import RunFolderError
+from dmiddleware.runs.record import flat_settings, settings_of
+from dmiddleware.settings import plain_values
+
+__all__ = [
+    "ACCEPT_VARIABLE",
+    "RESUME_VARIABLE",
+    "accepts_changes",
+    "changed_settings",
+    "resume_words",
+    "resumed_folder",
+    "resuming",
+]
+
+RESUME_VARIABLE: Final = "DITASK_RESUME"
+"""Environment variable with the folder of the run that ``ditask resume`` continues."""
+ACCEPT_VARIABLE: Final = "DITASK_ACCEPT_CHANGES"
+"""Environment variable that is set if the run may continue with other settings."""
+
+_NOT_COMPARED: Final = ("program", "arguments", "versions", "git")
+_BUDGETS: Final = tuple(
+    f"TerminationChecker.max_{name}" for name in ("env_step", "train_iter", "train_epoch", "time_s")
+)
+
+
+def resumed_folder() -> Path | None:
+    """Return the folder of the run that ``ditask resume`` continues in this process."""
+    folder = os.environ.get(RESUME_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def accepts_changes() -> bool:
+    """Return whether the run may continue with other settings."""
+    return bool(os.environ.get(ACCEPT_VARIABLE))
+
+
+@contextlib.contextmanager
+def resuming(run: Path, *, accept_changes: bool) -> Iterator[None]:
+    """Let programs, and the processes that they start, continue a run."""
+    set_here = {RESUME_VARIABLE: str(run.resolve()), ACCEPT_VARIABLE: "1" if accept_changes else ""}
+    before = {name: os.environ.get(name) for name in set_here}
+    os.environ.update(set_here)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the settings that differ, one line each; a larger budget is not a change.
+
+    The values that the program was called with are not compared, because the settings that they led
+    to are.
+
+    Args:
+        before: what the run's ``config.yaml`` holds.
+        now: the same of the program that continues it.
+    """
+    old, new = (
+        {
+            name: value
+            for name, value in flat_settings(yaml.safe_load(yaml.safe_dump(plain_values(one))))
+            if name.partition(".")[0] not in _NOT_COMPARED and not _is_derived_seed(name)
+        }
+        for one in (before, now)
+    )
+    return [
+        f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name) and not _is_larger_budget(name, old, new)
+    ]
+
+
+def _is_derived_seed(name: str) -> bool:
+    """Return whether a setting is a seed that depends on which process of the run has it."""
+    return name.startswith("chain.") and name.endswith(".seed")
+
+
+def _is_larger_budget(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if not name.endswith(_BUDGETS) or old.get(name) is None or name not in new:
+        return False
+    return new[name] is None or bool(new[name] >= old[name])
+
+
+def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of ``ditask`` that start the program of a run again.
+
+    Args:
+        run: the folder of the run.
+        options: further options of ``ditask``, such as ``--roles``.
+        arguments: arguments of the program that differ.
+
+    Raises:
+        RunFolderError: if the run has no snapshot, or does not say which program it is.
+    """
+    program = settings_of(run).get("program")
+    if not isinstance(program, str):
+        raise RunFolderError(
+            f"{run}/config.yaml does not name the program of the run; put Experiment into the "
+            "chain and start the program with run_program or ditask"
+        )
+    if not any((run / "snapshots").glob("step_*.safetensors")):
+        raise RunFolderError(
+            f"{run} has no snapshot to continue from; put SnapshotSaver into the chain, and call "
+            "snapshots.resume(task) before task.run()"
+        )
+    config = str(run / "config.yaml")
+    return [*options, "--main", program, "--", "--config", config, *arguments]

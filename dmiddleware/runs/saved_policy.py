@@ -1,0 +1,86 @@
+"""Policies that runs have saved, to act without the program, the env or the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.errors import CheckpointMismatch, RunFolderError
+from dmiddleware.policy import Policy
+from dmiddleware.policy.policy_description import policy_from
+from dmiddleware.rollout.acting_policy import ActingPolicy
+
+__all__ = ["checkpoint_in", "load_policy", "saved_policy"]
+
+
+def load_policy(
+    path: str | Path, *, model: nn.Module | None = None, cuda: bool = False
+) -> ActingPolicy:
+    """Load a policy that a run has saved, to act.
+
+    It needs neither the program, nor the env, nor the config of the run, and runs no code of the
+    files::
+
+        policy = load_policy("runs/cartpole")
+        action = policy(obs)
+
+    Args:
+        path: the folder of a run, whose best policy is loaded (the final one, if it was never
+            evaluated), or a checkpoint of :class:`~middleware.CkptSaver`.
+        model: the network, if it was a module of the program's own, which files cannot describe.
+        cuda: whether to act on the GPU.
+
+    Returns:
+        The policy: observations to the actions that it finds best. Observations are normalized as
+        in training, and actions are within the bounds of the env.
+
+    Raises:
+        RunFolderError: if there is no checkpoint.
+        CheckpointDamaged: if the file is not a checkpoint, is incomplete, or has changed.
+        CheckpointMismatch: if no policy can be built from it, as when its algorithm or network is
+            not known here; the message says what to do.
+        ConfigError: for ``cuda=True`` without CUDA.
+    """
+    return ActingPolicy(saved_policy(path, model=model, cuda=cuda))
+
+
+def saved_policy(path: str | Path, *, model: nn.Module | None = None, cuda: bool = False) -> Policy:
+    """Return the policy itself, with the mode ``"eval"``; see :func:`load_policy`."""
+    state: Any = load_checkpoint(checkpoint_in(path))
+    if not isinstance(state, Mapping):
+        raise CheckpointMismatch(f"{path} is a checkpoint, but not that of a policy")
+    if "parts" in state and "task" in state:
+        raise CheckpointMismatch(
+            f"{path} is a snapshot of a whole run, from which only ditask resume continues; pass "
+            "the run's folder, or a file in its folder ckpt"
+        )
+    try:
+        return policy_from(state, model=model, cuda=cuda)
+    except Exception as error:
+        error.add_note(f"while the policy in {path} was being built")
+        raise
+
+
+def checkpoint_in(path: str | Path) -> Path:
+    """Return the checkpoint of a run's folder: the best, or else the final one; a file as it is.
+
+    Raises:
+        RunFolderError: if there is none.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise RunFolderError(f"{path} does not exist; pass a run's folder, or a checkpoint in it")
+    files = [path / "ckpt" / f"{name}.safetensors" for name in ("best", "final")]
+    for file in files:
+        if file.is_file():
+            return file
+    raise RunFolderError(
+        f"{path} has neither {' nor '.join(str(file.relative_to(path)) for file in files)}; put "
+        "CkptSaver or Experiment into the chain"
+    )

@@ -1,0 +1,284 @@
+"""Exported policies act as the policies do, in tools that know nothing of this project."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner, Result
+
+from dmiddleware.errors import ConfigError
+from dmiddleware.launch.cli import ditask
+from dmiddleware.policy import (
+    DecisionTransformerPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    RecurrentPPOPolicy,
+    SACPolicy,
+)
+from dmiddleware.rollout import ActingPolicy
+from dmiddleware.runs import export_policy
+from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
+from tests.dmiddleware.runs.test_saved_policy import changed, saved
+
+if "CI" not in os.environ:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.13",
+    reason="the exporters of older versions of torch differ",
+)
+
+
+def policy_of(cls: Any) -> Any:
+    norm = {"obs_norm": True} if hasattr(cls.settings_class(), "obs_norm") else {}
+    return changed(made(cls, **norm))
+
+
+class Onnx:
+    """An exported policy in onnxruntime, with what it remembers."""
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self.outputs = [one.name for one in self.session.get_outputs()]
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        names = [one.name for one in self.session.get_inputs()]
+        found = self.session.run(None, {name: inputs[name] for name in names})
+        return dict(zip(self.outputs, found, strict=True))
+
+
+def flat(tree: Any, path: str) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {k: v for name, one in tree.items() for k, v in flat(one, f"{path}.{name}").items()}
+
+
+def test_onnx_gives_the_actions_of_every_policy_step_by_step(every: Any, tmp_path: Path) -> None:
+    policy = policy_of(every)
+    exported = export_policy(saved(policy, tmp_path / "p.safetensors"), tmp_path / "p.onnx")
+    run, act = Onnx(exported.path), ActingPolicy(policy)
+    env = env_for(every)
+    obs, _ = env.reset(seed=1)
+    kept = {
+        one.name: np.zeros((1, *one.shape), one.dtype)
+        for one in exported.inputs
+        if not one.name.startswith("obs")
+    }
+    if "is_first" in kept:
+        kept["is_first"][:] = True
+    reward = 0.0
+    for _ in range(6):
+        rewards = {"prev_reward": reward} if "prev_reward" in policy.act_inputs else {}
+        action = act(obs, **rewards)
+        row = flat(obs, "obs")
+        found = run({**kept, **{name: np.asarray(one)[None] for name, one in row.items()}})
+        np.testing.assert_allclose(found["action"][0], action, rtol=1e-4, atol=1e-4)
+        obs, reward, _, _, _ = env.step(action)
+        following = {
+            name.removeprefix("next_"): one for name, one in found.items() if name != "action"
+        }
+        kept |= following
+        if "is_first" in kept:
+            kept["is_first"] = np.zeros(1, bool)
+        if "prev_reward" in kept:
+            kept["prev_reward"] = np.float32([reward])
+        if "prev_action" in kept:
+            kept["prev_action"] = found["action"]
+
+
+IN_MAKE_TEST = (DQNPolicy, SACPolicy, PPOPolicy, RecurrentPPOPolicy, DecisionTransformerPolicy)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(cls, marks=() if cls in IN_MAKE_TEST else pytest.mark.slow, id=cls.__name__)
+        for cls in EVERY
+    ]
+)
+def every(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+WITHOUT_PACKAGE = """
+import sys
+sys.modules["dmiddleware"] = None
+import numpy as np, torch
+inputs = torch.load(sys.argv[2])
+print(torch.export.load(sys.argv[1]).module()(**inputs)["action"].tolist())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy, RecurrentPPOPolicy])
+def test_torch_loads_the_file_without_this_package(cls: Any, tmp_path: Path) -> None:
+    policy = policy_of(cls)
+    path = saved(policy, tmp_path / "p.safetensors")
+    exported = export_policy(path, tmp_path / "p.pt2", format="torch")
+    obs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    inputs = {
+        one.name: torch.zeros(5, *one.shape, dtype=getattr(torch, one.dtype))
+        for one in exported.inputs
+    }
+    inputs["obs"] = obs
+    if "is_first" in inputs:
+        inputs["is_first"][:] = True
+    torch.save(inputs, tmp_path / "inputs.pt")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_PACKAGE, exported.path, "inputs.pt"],
+        capture_output=True, text=True, timeout=100, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(
+        json.loads(done.stdout), ActingPolicy(policy)(obs.numpy()), rtol=1e-4, atol=1e-4
+    )
+
+
+class Mixed(gym.Env[Any, Any]):
+    """Nested observations with an image, and a nested action."""
+
+    observation_space = gym.spaces.Dict(
+        {"image": gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), "place": gym.spaces.Discrete(4)}
+    )
+    action_space = gym.spaces.Dict(
+        {"move": gym.spaces.Discrete(2, start=3), "aim": gym.spaces.Box(-3.0, 2.0, (2, 1))}
+    )
+
+
+def test_nested_spaces_have_dotted_names(tmp_path: Path) -> None:
+    policy = PPOPolicy.for_env(Mixed(), seed=0)
+    path = saved(policy, tmp_path / "p.safetensors")
+    exported = export_policy(path, tmp_path / "p.onnx")
+    assert [one.name for one in exported.inputs] == ["obs.image", "obs.place"]
+    assert [one.dtype for one in exported.inputs] == ["uint8", "int64"]
+    obs = Mixed.observation_space.sample()
+    found = Onnx(exported.path)({f"obs.{k}": np.asarray(v)[None] for k, v in obs.items()})
+    action = ActingPolicy(policy)(obs)
+    assert found["action.move"][0] == action["move"] and action["move"] >= 3
+    np.testing.assert_allclose(found["action.aim"][0], action["aim"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_forbids_actions(tmp_path: Path) -> None:
+    policy = made(DQNPolicy)
+    path = saved(policy, tmp_path / "p.safetensors")
+    run = Onnx(export_policy(path, tmp_path / "p.onnx", action_mask=True).path)
+    obs = np.eye(3, dtype=np.float32)
+    for choice in range(3):
+        mask = np.zeros((3, 3), bool)
+        mask[:, choice] = True
+        assert run({"obs": obs, "action_mask": mask})["action"].tolist() == [choice] * 3
+    path = saved(made(SACPolicy), tmp_path / "p.safetensors")
+    with pytest.raises(ConfigError, match="mask"):
+        export_policy(path, tmp_path / "p.onnx", action_mask=True)
+
+
+def test_a_wrong_suffix_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.pt2"):
+        export_policy(tmp_path / "missing", tmp_path / "p.onnx", format="torch")
+
+
+def test_what_cannot_be_traced_is_refused_in_words(tmp_path: Path) -> None:
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
+
+        def forward(self, obs: Any) -> Any:
+            logit = self.layer(obs)
+            return {"logit": logit if logit.sum().item() > 0 else -logit}
+
+    policy = DQNPolicy.for_env(env_for(DQNPolicy), model=Branches(), seed=0)
+    path = saved(policy, tmp_path / "p.safetensors")
+    with pytest.raises(ConfigError, match="cannot trace DQNPolicy with its network Branches"):
+        export_policy(path, tmp_path / "p.onnx", model=Branches())
+    assert not list(tmp_path.glob("*p.onnx*"))
+
+
+def a_run(folder: Path) -> Path:
+    """Return the folder of a run, as Experiment leaves it."""
+    policy = DQNPolicy.for_env(gym.make("CartPole-v1"), seed=0)
+    (folder / "ckpt").mkdir(parents=True)
+    saved(policy, folder / "ckpt" / "best.safetensors")
+    config = {
+        "program": "train.main", "arguments": {"seed": 3}, "seed": 3,
+        "env": {"id": "CartPole-v1", "env_kwargs": {"max_episode_steps": 20}},
+        "policy": {"type": "dqn", "learning_rate": 0.002},
+        "versions": {"torch": "2.9"}, "git": {"commit": "0123456789abcdef", "dirty": True},
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    result = {"mean_return": 487.3, "last_return": 12.0, "n_episode": 100, "env_step": 50_000,
+              "train_iter": 4_000, "train_s": 61.0}  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def ran(*words: object) -> Result:
+    return CliRunner().invoke(ditask, list(map(str, words)))
+
+
+def test_a_model_card_says_what_the_policy_is(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    result = ran("export", run, "--format", "torch")
+    assert result.exit_code == 0, result.output
+    assert (run / "export" / "policy.pt2").is_file()
+    text = (run / "export" / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    described = yaml.safe_load(head)
+    assert described["library_name"] == "dmiddleware" and "CartPole-v1" in described["tags"]
+    (entry,) = described["model-index"][0]["results"]
+    assert entry["metrics"][0]["value"] == 487.3
+    for word in ("487.3", "12.0", "50,000", "learning_rate: 0.002", "0123456789ab", "with changes",
+                 "max_episode_steps: 20", "`obs`", torch.__version__, "2.9"):  # fmt: skip
+        assert word in body, word
+    assert ran("export", run, "--format", "torch").exit_code == 0  # it may be written again
+
+
+def test_a_readme_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    (tmp_path / "README.md").write_text("my project")
+    result = ran("export", run, "--output", tmp_path / "policy.onnx")
+    assert result.exit_code == 1 and "README.md" in result.output
+    assert (tmp_path / "README.md").read_text() == "my project"
+    assert not (tmp_path / "policy.onnx").exists()
+
+
+def test_the_code_in_a_card_runs(tmp_path: Path) -> None:
+    exported = ran("export", a_run(tmp_path / "run"), "--output", tmp_path / "out" / "policy.onnx")
+    assert exported.exit_code == 0, exported.output
+    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"obs": np.zeros((2, 4), np.float32)}
+    before = Path.cwd()
+    os.chdir(tmp_path / "out")
+    try:
+        exec(code, names)
+    finally:
+        os.chdir(before)
+    assert names["action"].shape == (2,)
+
+
+def test_play_shows_the_returns_and_writes_a_video(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    result = ran("play", run, "--episodes", 3, "--seed", 1, "--video", tmp_path / "one.gif")
+    assert result.exit_code == 0, result.output
+    assert "over 3 episodes of CartPole-v1" in result.output
+    assert (tmp_path / "one.gif").read_bytes()[:3] == b"GIF"
+    again = ran("play", run / "ckpt" / "best.safetensors", "--episodes", 3, "--seed", 1)
+    assert again.output.splitlines()[0] == result.output.splitlines()[0]
+
+
+def test_a_run_whose_env_has_no_id_cannot_be_played(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "config.yaml").write_text("env: {}\n")
+    result = ran("play", run)
+    assert result.exit_code == 1 and "load_policy" in result.output

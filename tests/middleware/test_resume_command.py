@@ -1,0 +1,152 @@
+"""ditask resume continues a run with the program, the arguments and the state that it had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from dmiddleware.data import load_checkpoint
+from dmiddleware.data.serialization import pack
+from dmiddleware.launch.cli import ditask
+from dmiddleware.runs.resuming import changed_settings, resume_words
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.middleware.resumable_program"
+
+
+def run(folder: Path, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, words)],
+        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which a run has ended after 512 steps of an env."""
+    folder = tmp_path_factory.mktemp("ended")
+    run(folder, "-m", PROGRAM, "--policy.learning-rate", "2e-3")
+    return folder
+
+
+@pytest.fixture
+def stopped(ended: Path, tmp_path: Path) -> Path:
+    """Return a copy of that folder."""
+    return shutil.copytree(ended, tmp_path / "copy")
+
+
+def resume(folder: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "dmiddleware.launch", "resume", "runs/resumable", *words, check=check)
+
+
+def final(folder: Path) -> Any:
+    """Return the policy at the end of a run, in a form that can be compared."""
+    state = load_checkpoint(folder / "runs" / "resumable" / "ckpt" / "final.safetensors")
+    rest, tensors = pack(state)
+    return rest, {name: one.tolist() for name, one in tensors.items()}
+
+
+@pytest.mark.process
+def test_a_larger_budget_continues_exactly(stopped: Path) -> None:
+    resume(stopped, "--", "--max-env-step", "1024")
+    config = yaml.safe_load((stopped / "runs/resumable/config.yaml").read_text())
+    assert config["arguments"]["max_env_step"] == 1024
+    assert config["policy"]["learning_rate"] == 0.002
+    assert [one.name for one in (stopped / "runs").iterdir()] == ["resumable"]
+    resumed = final(stopped)
+    shutil.rmtree(stopped / "runs")
+    run(stopped, "-m", PROGRAM, "--policy.learning-rate", "2e-3", "--max-env-step", "1024")
+    assert final(stopped) == resumed
+
+
+@pytest.mark.process
+def test_a_changed_setting_is_shown_and_must_be_accepted(stopped: Path) -> None:
+    changed = ("--", "--max-env-step", "640", "--policy.batch-size", "8")
+    before = (stopped / "runs/resumable/config.yaml").read_bytes()
+    refused = resume(stopped, *changed, check=False)
+    assert refused.returncode == 1
+    assert "policy.batch_size: 16 -> 8" in refused.stdout
+    assert "--accept-changes" in refused.stdout
+    assert (stopped / "runs/resumable/config.yaml").read_bytes() == before
+    accepted = resume(stopped, "--accept-changes", *changed)
+    assert "policy.batch_size: 16 -> 8" in accepted.stdout
+
+
+@pytest.mark.process
+def test_a_run_of_one_process_continues_in_many(stopped: Path) -> None:
+    roles = ("--roles", "learner=1,collector=1")
+    done = resume(stopped, *roles, "--", "--max-env-step", "1024")
+    assert "resumed at step" in (stopped / "runs/resumable/log.txt").read_text(), done.stdout
+    state = load_checkpoint(stopped / "runs/resumable/ckpt/final.safetensors")
+    assert state["last_step"] >= 1024
+
+
+@pytest.mark.process
+def test_a_program_that_asks_for_no_snapshot_is_refused(stopped: Path) -> None:
+    before = final(stopped)
+    refused = resume(stopped, "--", "--no-asks", check=False)
+    assert refused.returncode == 1 and "SnapshotSaver.resume" in refused.stdout
+    assert final(stopped) == before
+
+
+@pytest.mark.process
+def test_a_run_whose_snapshots_are_all_damaged_does_not_start_over(stopped: Path) -> None:
+    for path in (stopped / "runs/resumable/snapshots").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    refused = resume(stopped, check=False)
+    assert refused.returncode == 1 and "no snapshot that can be read" in refused.stdout
+
+
+def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:
+    def refused() -> str:
+        result = CliRunner().invoke(ditask, ["resume", str(tmp_path)])
+        assert result.exit_code == 1
+        return result.output
+
+    assert "run_program" in refused()
+    (tmp_path / "config.yaml").write_text("program: train.main\n")
+    assert "SnapshotSaver" in refused()
+
+
+def test_the_program_gets_its_arguments_and_those_that_differ(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("program: train.main\n")
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "step_000000000008.safetensors").touch()
+    config = f"{tmp_path}/config.yaml"
+    assert resume_words(tmp_path, ["--roles", "learner=1"], ["--seed", "3"]) == [
+        "--roles", "learner=1", "--main", "train.main", "--", "--config", config, "--seed", "3",
+    ]  # fmt: skip
+
+
+def chain(**limits: Any) -> dict[str, Any]:
+    return {"seed": 1, "chain": [{"TerminationChecker": limits}], "versions": {"torch": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changes"),
+    [
+        (chain(max_env_step=5), chain(max_env_step=9), []),
+        (chain(max_env_step=5), chain(max_env_step=None), []),
+        (chain(max_env_step=5), {**chain(max_env_step=5), "versions": {}}, []),
+        (chain(max_env_step=5), chain(max_env_step=4),
+         ["chain.1.TerminationChecker.max_env_step: 5 -> 4"]),
+        (chain(), {**chain(), "seed": 2}, ["seed: 1 -> 2"]),
+        ({"policy": {"lr": (1, 2)}}, {"policy": {"lr": [1, 2]}}, []),
+        ({"policy": {"lr": 1}}, {}, ["policy.lr: 1 -> None"]),
+    ],
+)  # fmt: skip
+def test_changes_are_listed_except_for_larger_budgets(
+    before: Any, now: Any, changes: list[str]
+) -> None:
+    assert changed_settings(before, now) == changes
