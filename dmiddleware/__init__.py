@@ -6,8 +6,8 @@ learning components are in the packages ``env``, ``data``, ``model``, ``rl``, ``
 and roles of reinforcement learning. The interface of DI-engine's older pipeline is in ``classic``
 and ``worker``. Importing this package does not import torch.
 
-``train("dqn", "CartPole-v1")`` trains in one call, and ``load_policy("runs/x")`` loads what a run has
-saved. Both import torch when they are first used.
+``train("dqn", "CartPole-v1")`` trains in one call, and ``load_policy("runs/x")`` loads what a run
+has saved. Both import torch when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
