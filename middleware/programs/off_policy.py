@@ -95,7 +95,6 @@ def off_policy(
         task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_env_step=max_env_step))
-        if resume:
-            saver.resume(task)
+        saver.resume(task)  # only a run that continues has a snapshot
         task.run()
     return record.result

@@ -83,7 +83,6 @@ def offline(
         task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(record).use(saver)
         task.use(TerminationChecker(max_train_iter=max_train_iter))
-        if resume:
-            saver.resume(task)
+        saver.resume(task)  # only a run that continues has a snapshot
         task.run()
     return record.result
