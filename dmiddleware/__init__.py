@@ -59,15 +59,18 @@ __all__ = [
 ]
 
 
+_LATER = {"train": "middleware.programs"}
+"""Names that import torch, when they are first asked for."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(_LATER[name]), name)
     if name == "__version__":
         # Looked up only when it is asked for: this import takes a sixth of the package's.
         from importlib.metadata import version
 
         return version("dmiddleware")
-    if name == "train":
-        # It is made of stock middleware, above this package, and needs torch.
-        from importlib import import_module
-
-        return import_module("middleware.programs").train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
