@@ -6,7 +6,7 @@ update, which takes half a minute at most and pays in long trainings.
 """
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
@@ -17,17 +17,7 @@ from dmiddleware.data import (
     TensorBufferSettings,
 )
 from dmiddleware.env import EnvSettings, make_env_manager
-from dmiddleware.policy import (
-    C51Settings,
-    DiscreteSACSettings,
-    DQNSettings,
-    IQNSettings,
-    Policy,
-    PolicySettings,
-    QRDQNSettings,
-    RainbowSettings,
-    get_policy_cls,
-)
+from dmiddleware.policy import Policy, PolicySettings, get_policy_cls
 from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
 from dmiddleware.settings import Count, Whole
@@ -47,53 +37,15 @@ from middleware import (
     StepCollectorSettings,
     TerminationChecker,
 )
+from middleware.programs import tuned_arguments
 
 ENV = EnvSettings("LunarLander-v3", env_num=8)
 Algo = Literal["dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"]
 
-NETWORK = {"encoder_hidden_sizes": [256, 256]}
-RETURNS = {"v_min": -200.0, "v_max": 200.0}
-EPS = Schedule.linear(1.0, 0.1, decay=24_000)
 POLICIES: dict[Algo, PolicySettings] = {
-    "dqn": DQNSettings(
-        model=NETWORK, learning_rate=6.3e-4, batch_size=128, target_update_freq=250, eps=EPS
-    ),
-    "c51": C51Settings(
-        model={**NETWORK, **RETURNS},
-        learning_rate=6.3e-4,
-        batch_size=128,
-        target_update_freq=250,
-        eps=EPS,
-    ),
-    "qrdqn": QRDQNSettings(
-        model={**NETWORK, "n_quantiles": 64},
-        learning_rate=Schedule.linear(1.5e-3, 0.0, by="progress"),
-        batch_size=128,
-        discount=0.995,
-        target_update_freq=1,
-        target_tau=0.02,
-        eps=Schedule.linear(1.0, 0.18, decay=24_000),
-    ),
-    "iqn": IQNSettings(
-        model=NETWORK, learning_rate=6.3e-4, batch_size=64, target_update_freq=250, eps=EPS
-    ),
-    "rainbow": RainbowSettings(
-        model={"encoder_hidden_sizes": [256], "head_hidden_sizes": [128], **RETURNS},
-        learning_rate=6.3e-4,
-        batch_size=128,
-        target_update_freq=250,
-    ),
-    "discrete_sac": DiscreteSACSettings(
-        model={"actor_hidden_sizes": [256, 256], "critic_hidden_sizes": [256, 256]},
-        batch_size=128,
-        learning_rate_q=6.3e-4,
-        learning_rate_policy=6.3e-4,
-        learning_rate_alpha=1e-3,
-        alpha=0.1,
-        target_entropy_ratio=0.3,
-        n_step=3,
-    ),
+    algo: tuned_arguments(algo, "LunarLander-v3")["policy"] for algo in get_args(Algo)
 }
+"""The settings of the zoo; ``ditask train --list`` shows what they gave."""
 
 
 def make_policy(

@@ -3,14 +3,13 @@
 ``--algo`` chooses one; the chain is the same. It needs the extra ``box2d``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
 from dmiddleware.env import EnvSettings, make_env_manager
-from dmiddleware.policy import A2CSettings, Policy, PolicySettings, PPOSettings, get_policy_cls
+from dmiddleware.policy import Policy, PolicySettings, get_policy_cls
 from dmiddleware.program import run_program
-from dmiddleware.rl import Schedule
 from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
@@ -26,38 +25,21 @@ from middleware import (
     StepCollectorSettings,
     TerminationChecker,
 )
+from middleware.programs import tuned_arguments
 
 ENV = EnvSettings("LunarLander-v3", env_num=16)
 Algo = Literal["ppo", "a2c"]
 
-POLICIES: dict[Algo, PPOSettings | A2CSettings] = {
-    "ppo": PPOSettings(
-        discount=0.999,
-        gae_lambda=0.98,
-        entropy_weight=0.01,
-        batch_size=64,
-        epoch_per_collect=4,
-    ),
-    "a2c": A2CSettings(
-        discount=0.995,
-        gae_lambda=0.98,
-        adv_norm=True,
-        obs_norm=True,
-        reward_norm=True,
-        learning_rate=Schedule.linear(3e-3, 0.0, by="progress"),
-        batch_size=1024,
-    ),
-}
+TUNED = {algo: tuned_arguments(algo, "LunarLander-v3") for algo in get_args(Algo)}
+"""The settings of the zoo; ``ditask train --list`` shows what they gave."""
+POLICIES: dict[Algo, PolicySettings] = {algo: one["policy"] for algo, one in TUNED.items()}
 COLLECTORS: dict[Algo, StepCollectorSettings] = {
-    "ppo": StepCollectorSettings(n_sample=16_384),
-    "a2c": StepCollectorSettings(n_sample=1024),
+    algo: one["collector"] for algo, one in TUNED.items()
 }
-MAX_ENV_STEP: dict[Algo, int] = {"ppo": 1_500_000, "a2c": 5_000_000}
+MAX_ENV_STEP: dict[Algo, int] = {algo: one["max_env_step"] for algo, one in TUNED.items()}
 EVALUATORS: dict[Algo, InteractionEvaluatorSettings] = {
-    "ppo": InteractionEvaluatorSettings(n_episode=50, every_train_iter=2048, stop_value=240),
-    "a2c": InteractionEvaluatorSettings(n_episode=50, every_train_iter=50, stop_value=240),
+    algo: one["evaluator"] for algo, one in TUNED.items()
 }
-"""Evaluations after 33,000 and 51,000 env steps each."""
 
 
 def make_policy(

@@ -6,15 +6,14 @@ comes with: pip install 'dmiddleware[pettingzoo]'.
 """
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
 from dmiddleware.data import TensorBuffer, TensorBufferSettings
 from dmiddleware.env import EnvSettings, make_env_manager
-from dmiddleware.policy import MAPPOSettings, Policy, PolicySettings, QMIXSettings, get_policy_cls
+from dmiddleware.policy import Policy, PolicySettings, get_policy_cls
 from dmiddleware.program import run_program
-from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Count, Whole
 from middleware import (
     ContextExchanger,
@@ -34,41 +33,17 @@ from middleware import (
     StepCollectorSettings,
     TerminationChecker,
 )
+from middleware.programs import tuned_arguments
 
 Algo = Literal["ippo", "mappo", "qmix"]
 
 
 ENV = EnvSettings("mpe2.simple_spread_v3:parallel_env", env_num=32)
-POLICIES: dict[Algo, PolicySettings] = {
-    "ippo": MAPPOSettings(
-        learning_rate=7e-4,
-        value_norm=True,
-        grad_clip_norm=10.0,
-        batch_size=800,
-        epoch_per_collect=10,
-    ),
-    "mappo": MAPPOSettings(
-        learning_rate=7e-4,
-        value_norm=True,
-        grad_clip_norm=10.0,
-        batch_size=800,
-        epoch_per_collect=10,
-    ),
-    "qmix": QMIXSettings(
-        model={"encoder_hidden_sizes": [64, 64]},
-        learning_rate=5e-4,
-        discount=0.9,  # with 0.99 agents learn to fly away, and their values diverge
-        target_update_freq=1,
-        target_tau=0.01,
-        grad_clip_norm=10.0,
-        batch_size=256,
-        eps=Schedule.linear(1.0, 0.05, decay=50_000),
-    ),
-}
+TUNED = {algo: tuned_arguments(algo, str(ENV.id)) for algo in get_args(Algo)}
+"""The settings of the zoo; ``ditask train --list`` shows what they gave."""
+POLICIES: dict[Algo, PolicySettings] = {algo: one["policy"] for algo, one in TUNED.items()}
 COLLECTORS: dict[Algo, StepCollectorSettings] = {
-    "ippo": StepCollectorSettings(n_sample=3200),  # whole episodes of 25 steps
-    "mappo": StepCollectorSettings(n_sample=3200),
-    "qmix": StepCollectorSettings(n_sample=128),
+    algo: one["collector"] for algo, one in TUNED.items()
 }
 
 

@@ -8,6 +8,6 @@ the examples are: its parameters are the options of a command line.
 from middleware.programs.off_policy import off_policy
 from middleware.programs.offline import offline
 from middleware.programs.on_policy import on_policy
-from middleware.programs.train import TrainResult, train
+from middleware.programs.train import TrainResult, train, tuned_arguments
 
-__all__ = ["TrainResult", "off_policy", "offline", "on_policy", "train"]
+__all__ = ["TrainResult", "off_policy", "offline", "on_policy", "train", "tuned_arguments"]

@@ -24,7 +24,15 @@ from middleware.programs.offline import offline
 from middleware.programs.on_policy import on_policy
 from middleware.programs.parts import make_policy
 
-__all__ = ["Program", "TrainResult", "program_of", "result_of", "train", "tuned_options"]
+__all__ = [
+    "Program",
+    "TrainResult",
+    "program_of",
+    "result_of",
+    "train",
+    "tuned_arguments",
+    "tuned_options",
+]
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 Program: TypeAlias = Callable[..., ExperimentResult]
@@ -131,6 +139,27 @@ def tuned_options(algo: str, env: Env) -> dict[str, Any]:
     if entry is None and evaluated:
         options["eval_env_kwargs"] = evaluated
     return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
+
+
+def tuned_arguments(algo: str, env: Env) -> dict[str, Any]:
+    """Return the arguments with which :func:`train` calls a program, if nothing else is given.
+
+    Args:
+        algo: the algorithm.
+        env: the id of an environment, or a function that makes one.
+
+    Returns:
+        The arguments by name, such as ``policy``, an object of the algorithm's settings.
+
+    Raises:
+        RegistryError: if there is no such algorithm; the message names the nearest ones.
+
+    Example:
+        >>> tuned_arguments("dqn", "CartPole-v1")["policy"].n_step
+        3
+    """
+    values = tuned_options(algo, env)
+    return arguments_with(program_of(algo), values, at=f"the zoo, {algo}")
 
 
 def result_of(result: ExperimentResult, arguments: Mapping[str, Any]) -> TrainResult:

@@ -201,3 +201,15 @@ def test_games_of_atari_are_judged_by_whole_games():
         options = tuned_options(algo, "ALE/Breakout-v5")
         assert options["env"]["env_kwargs"] == {"game": "ALE/Breakout-v5"}
         assert options["eval_env_kwargs"] == {"life_loss": False, "clip_reward": False}
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_a_run_continues_from_its_newest_snapshot(algo):
+    options = OFF if algo == "dqn" else ON
+    whole = train(algo, "CartPole-v1", exp_name="whole", **{**options, "max_env_step": 1400})
+    train(algo, "CartPole-v1", exp_name="parts", **options)
+    further = {**options, "max_env_step": 1400, "resume": True}
+    resumed = train(algo, "CartPole-v1", exp_name="parts", **further)
+    assert resumed.path.name == "parts"
+    assert (resumed.env_step, resumed.train_iter) == (whole.env_step, whole.train_iter)
+    assert digest(resumed.load_best()) == digest(whole.load_best())
