@@ -212,7 +212,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
         now = {"last_iter": ctx.train_iter, "last_step": env_step}
         try:
             described = {DESCRIPTION: describe_policy(self._mode.spec)}
-            save_checkpoint(path, {**state, **now, **counters, **described})
+            save_checkpoint(path, {**state, **now, **described, **counters})
         except CheckpointWriteError:
             self._disk_failed = True
             raise

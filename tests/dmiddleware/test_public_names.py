@@ -29,6 +29,7 @@ PIPELINE = [
 
 TESTING = [
     "FakeClock", "Tape", "Simulation", "SimulationError", "Cluster", "ClusterNode", "Delivered",
+    "assert_resume_exact",
 ]  # fmt: skip
 
 
