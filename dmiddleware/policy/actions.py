@@ -214,7 +214,7 @@ class ActionCodec:
         """
         self._was_used = True
         if self._only is not None:
-            return self._only.to_env(raw)
+            return raw if self._only.is_identity else self._only.to_env(raw)
         return self._mapped(lambda part, leaf: part.to_env(leaf), raw)
 
     def before_first(self, n: int) -> Any:
@@ -229,7 +229,8 @@ class ActionCodec:
         """Return raw actions ``[…]`` that :meth:`to_env` maps to these actions."""
         self._was_used = True
         if self._only is not None:
-            return self._only.to_raw(action)
+            is_raw = self._only.is_identity and action.dtype is torch.int64
+            return action if is_raw else self._only.to_raw(action)
         return self._mapped(lambda part, leaf: part.to_raw(leaf), action)
 
     def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:

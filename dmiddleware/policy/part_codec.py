@@ -36,12 +36,16 @@ class PartCodec(ABC):
 
     Args:
         part: the part, as a network sees it.
+
+    Attributes:
+        is_identity: whether raw actions are those of the environment, as choices from 0 on are.
     """
 
     def __init__(self, part: ActionPart) -> None:
         self.part = part
         self.sizes, self.n_logits, self.n_means = part.sizes, part.n_logits, part.n_means
         self._shape: tuple[int, ...] = (len(part.sizes),)
+        self.is_identity = False
         self._start: Any = None  # of choices: an int, or one for each; None: not known, so 0
 
     @abstractmethod
@@ -109,6 +113,18 @@ class PartCodec(ABC):
 
 
 class _DiscreteCodec(PartCodec):
+    def __init__(self, part: ActionPart) -> None:
+        super().__init__(part)
+        self.is_identity = True
+
+    def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
+        super().set_space(space, was_used=was_used)
+        self.is_identity = not self._start
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self.is_identity = not self._start
+
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Categorical:
@@ -132,8 +148,7 @@ class _DiscreteCodec(PartCodec):
         return raw + self._start if self._start else raw
 
     def to_raw(self, action: torch.Tensor) -> torch.Tensor:
-        if action.dtype is not torch.int64:
-            action = _as_integers(action)
+        action = _as_integers(action)
         return action - self._start if self._start else action
 
 

@@ -568,7 +568,7 @@ class Policy:
             device=self.device,
             model=self.model,
             has_own_model=self._has_own_model,
-            spaces=lambda: self.spaces,
+            spaces=self._known_spaces,
             on_policy=self.on_policy,
             discount=self.discount,
             n_step=self.n_step,
@@ -588,6 +588,9 @@ class Policy:
             acting_state=self._state.acting,
             load_weights=self.load_weights,
         )
+
+    def _known_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]] | None:
+        return self.spaces
 
     @property
     def is_stochastic(self) -> bool:
