@@ -52,7 +52,7 @@ class DequeReplay:
             raise ConfigError(f"DequeReplay takes a DequeBuffer, got {buffer!r:.100}")
         self.buffer = buffer
         self._whole_episodes = whole_episodes
-        self._pass_train_iter = pass_train_iter
+        self.reads_counters = pass_train_iter
 
     @property
     def size(self) -> int:
@@ -64,7 +64,7 @@ class DequeReplay:
         """The class and the arguments that are plain values."""
         return self.buffer.settings | {
             "whole_episodes": self._whole_episodes,
-            "pass_train_iter": self._pass_train_iter,
+            "pass_train_iter": self.reads_counters,
         }
 
     @property
@@ -111,7 +111,7 @@ class DequeReplay:
             StructureError: if the items differ in their keys or shapes.
         """
         options: dict[str, Any] = {}
-        if self._pass_train_iter and counters is not None:
+        if self.reads_counters and counters is not None:
             options["train_iter_sample_data"] = counters.update
         items: list[BufferedData] = self.buffer.sample(n, **options)
         return [collate_samples([_sample(item) for item in items])]

@@ -34,6 +34,11 @@ class ReplayBuffer(Protocol):
         ...
 
     @property
+    def reads_counters(self) -> bool:
+        """Whether draws read the counters although no setting is a schedule."""
+        ...
+
+    @property
     def lacks_priorities(self) -> bool:
         """Whether rows are drawn by priority, but no priority was ever set."""
         ...

@@ -240,6 +240,11 @@ class TensorBuffer:
         return isinstance(self.sampler, PrioritySampler) and self.sampler.lacks_priorities
 
     @property
+    def reads_counters(self) -> bool:
+        """Whether draws read the counters although no setting is a schedule: no."""
+        return False
+
+    @property
     def schedules(self) -> dict[str, Schedule]:
         """The settings of the sampler that are schedules, by name."""
         return self.sampler.schedules if isinstance(self.sampler, PrioritySampler) else {}

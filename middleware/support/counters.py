@@ -20,16 +20,17 @@ class RunCounters:
 
     Args:
         schedules: the schedules that need the counters, by the names of their settings.
+        always: whether somebody reads the counters without a schedule.
 
     Attributes:
-        needed: whether any of them depends on a counter.
+        needed: whether any of them depends on a counter, or somebody reads the counters anyway.
     """
 
-    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+    def __init__(self, schedules: Mapping[str, Schedule], *, always: bool = False) -> None:
         self._schedules = {
             name: schedule for name, schedule in schedules.items() if not schedule.is_constant
         }
-        self.needed = bool(self._schedules)
+        self.needed = always or bool(self._schedules)
         self._limits: dict[str, float] = {}
 
     def preflight(self, chain: ChainView) -> Iterable[str]:

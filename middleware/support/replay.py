@@ -63,7 +63,7 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
     """Return the counters that schedules, and those of a buffer, read from a context."""
     own = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
-    return RunCounters({**schedules, **own})
+    return RunCounters({**schedules, **own}, always=buffer.reads_counters)
 
 
 def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str, Any]]) -> None:

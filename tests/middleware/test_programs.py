@@ -19,6 +19,7 @@ from dmiddleware.seeding import derive_seed
 from middleware import OffPolicyLearnerSettings
 from middleware.programs import TrainResult, off_policy, train
 from middleware.programs.train import tuned_options
+from tests.variants import mostly_slow
 
 # Enough for each to collect, learn and evaluate.
 SHORT = {"max_env_step": 700, "eval_env_num": 2, "evaluator": {"n_episode": 2}}
@@ -64,7 +65,7 @@ def run_code(code, seed):
     return names["main"](seed=seed)
 
 
-@pytest.mark.parametrize("algo", CASES)
+@pytest.mark.parametrize("algo", mostly_slow(CASES, keep=[0, 3, 5, 7, 8]))
 def test_the_chain_is_code_that_trains_the_same_policy(algo):
     env, options = CASES[algo]
     result = train(algo, env, seed=3, experiment={"n_fresh_episode": 10}, **options)
@@ -75,7 +76,7 @@ def test_the_chain_is_code_that_trains_the_same_policy(algo):
     assert (copied.mean_return, copied.env_step) == (result.mean_return, result.env_step)
 
 
-@pytest.mark.parametrize("algo", ["qmix", "mappo"])
+@pytest.mark.parametrize("algo", mostly_slow(["qmix", "mappo"], keep=1))
 def test_several_agents_learn(algo):
     pytest.importorskip("mpe2")
     options = {**SHORT, "collector": {"n_sample": 100}, "eval_env_num": 4}
@@ -96,7 +97,9 @@ def pendulum_rows(path):
     return str(path)
 
 
-@pytest.mark.parametrize("algo", ["bc", "td3_bc", "cql", "iql", "decision_transformer"])
+@pytest.mark.parametrize(
+    "algo", mostly_slow(["bc", "td3_bc", "cql", "iql", "decision_transformer"], keep=2)
+)
 def test_offline_algorithms_learn_from_a_file(algo, tmp_path):
     data = pendulum_rows(tmp_path / "rows.safetensors")
     experiment = {"n_fresh_episode": 10}
@@ -203,7 +206,7 @@ def test_games_of_atari_are_judged_by_whole_games():
         assert options["eval_env_kwargs"] == {"life_loss": False, "clip_reward": False}
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize("algo", mostly_slow(["ppo", "dqn"], keep=1))
 def test_a_run_continues_from_its_newest_snapshot(algo):
     options = OFF if algo == "dqn" else ON
     whole = train(algo, "CartPole-v1", exp_name="whole", **{**options, "max_env_step": 1400})

@@ -44,7 +44,7 @@ def chain_of(
     return main
 
 
-IN_MAKE_TEST = ("DQNPolicy", "SACPolicy", "PPOPolicy", "RecurrentPPOPolicy", "MAPPOPolicy")
+IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy", "RecurrentPPOPolicy")
 
 
 @pytest.mark.parametrize(

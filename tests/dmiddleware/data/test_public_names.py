@@ -7,7 +7,7 @@ lead_shape flatten_lead index_rows cat stack
 ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler
 check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
-OfflineDataset Minibatches save_dataset load_minari save_minari
+OfflineDataset Minibatches load_rows save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 HindsightReplay GoalFunction
 """

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.variants import mostly_slow
+
 PROGRAM = """
 import sys
 import torch
@@ -26,7 +28,9 @@ for cls in EVERY:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("private", "says"), [("1", ""), ("0", "DQNPolicy has imported it")])
+@pytest.mark.parametrize(
+    ("private", "says"), mostly_slow([("1", ""), ("0", "DQNPolicy has imported it")], keep=1)
+)
 def test_no_policy_that_is_not_compiled_imports_the_compiler(private: str, says: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

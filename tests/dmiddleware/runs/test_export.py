@@ -18,17 +18,12 @@ from click.testing import CliRunner, Result
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.policy import (
-    DecisionTransformerPolicy,
-    DQNPolicy,
-    PPOPolicy,
-    RecurrentPPOPolicy,
-    SACPolicy,
-)
+from dmiddleware.policy import DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 from tests.dmiddleware.runs.test_saved_policy import changed, saved
+from tests.variants import mostly_slow
 
 if "CI" not in os.environ:
     pytest.importorskip("onnxruntime")
@@ -98,7 +93,7 @@ def test_onnx_gives_the_actions_of_every_policy_step_by_step(every: Any, tmp_pat
             kept["prev_action"] = found["action"]
 
 
-IN_MAKE_TEST = (DQNPolicy, SACPolicy, PPOPolicy, RecurrentPPOPolicy, DecisionTransformerPolicy)
+IN_MAKE_TEST = (DQNPolicy, SACPolicy, RecurrentPPOPolicy)
 
 
 @pytest.fixture(
@@ -121,7 +116,7 @@ print(torch.export.load(sys.argv[1]).module()(**inputs)["action"].tolist())
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("cls", [DQNPolicy, SACPolicy, RecurrentPPOPolicy])
+@pytest.mark.parametrize("cls", mostly_slow([DQNPolicy, SACPolicy, RecurrentPPOPolicy], keep=1))
 def test_torch_loads_the_file_without_this_package(cls: Any, tmp_path: Path) -> None:
     policy = policy_of(cls)
     path = saved(policy, tmp_path / "p.safetensors")
