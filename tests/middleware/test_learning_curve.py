@@ -13,6 +13,7 @@ from middleware import OfflineLogger, OfflineRLContext, OnlineLogger, OnlineRLCo
 from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
+from tests.variants import mostly_slow
 
 
 def collect(ctx: OnlineRLContext) -> None:
@@ -92,7 +93,7 @@ def saved(*parts: Any) -> Any:
     return unpack_checkpoint(pack_checkpoint([one.state_dict() for one in parts]))
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 40, 700])
+@pytest.mark.parametrize("stop_at", mostly_slow([1, 700, 2, 40], keep=2))
 @pytest.mark.parametrize("goes_on", [0, 1, 50])
 def test_a_resumed_curve_equals_one_that_was_never_stopped(
     tmp_path: Path, run_steps: Any, stop_at: int, goes_on: int

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -101,7 +102,9 @@ def run(folder: Path, function: str, *options: str) -> tuple[int, str, list[str]
     return launcher.returncode, text, sorted(path.read_text() for path in folder.glob("*.end"))
 
 
-@pytest.mark.parametrize("function", ["thread", "pool", "to_thread", "executor"])
+@pytest.mark.parametrize(
+    "function", mostly_slow(["thread", "to_thread", "pool", "executor"], keep=2)
+)
 def test_a_task_in_a_thread_joins_the_run(tmp_path: Path, function: str) -> None:
     code, text, ends = run(tmp_path, function)
     assert code == 0, text
@@ -121,7 +124,9 @@ def test_two_tasks_at_once_are_refused(tmp_path: Path) -> None:
     assert re.search(r"node \d has the task 'task', and its peers talk to one task", text), text
 
 
-@pytest.mark.parametrize("function", ["spawned", "forked", "forkserver", "process_pool"])
+@pytest.mark.parametrize(
+    "function", mostly_slow(["spawned", "forked", "forkserver", "process_pool"], keep=2)
+)
 def test_a_task_in_a_child_process_of_a_node_is_refused(tmp_path: Path, function: str) -> None:
     code, text, ends = run(tmp_path, function)
     assert code == 1, text

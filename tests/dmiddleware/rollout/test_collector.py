@@ -12,6 +12,7 @@ from dmiddleware.env import AsyncEnvManager, SyncEnvManager, VectorEnvManager, m
 from dmiddleware.errors import SpaceError
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.tree import as_tree, cat, leaves
+from tests.variants import mostly_slow
 
 LENGTHS = [(5,), (3, 7), (4, 2, 9)]
 
@@ -451,7 +452,7 @@ LOSE_NO_STEPS = [
 
 
 @pytest.mark.parametrize("lengths", LOSE_NO_STEPS)
-@pytest.mark.parametrize("n_steps", [1, 8, 40])
+@pytest.mark.parametrize("n_steps", mostly_slow([1, 40, 8], keep=2))
 def test_rows_do_not_pile_up_in_envs_that_lose_no_steps_to_resets(
     lockstep_envs, batched_policy, lengths, n_steps
 ):
