@@ -8,12 +8,10 @@ from typing import Annotated, Literal
 
 from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
-from dmiddleware.data import Batch, TensorBuffer
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import (
     BCSettings,
     CQLSettings,
-    DecisionTransformerPolicy,
     DecisionTransformerSettings,
     IQLSettings,
     Policy,
@@ -22,7 +20,6 @@ from dmiddleware.policy import (
     get_policy_cls,
 )
 from dmiddleware.program import run_program
-from dmiddleware.rl import with_returns_to_go
 from dmiddleware.settings import Count, Whole
 from examples import make_offline_data
 from middleware import (
@@ -35,6 +32,7 @@ from middleware import (
     OffPolicyLearnerSettings,
     TerminationChecker,
 )
+from middleware.programs.offline import make_dataset_buffer
 
 Algo = Literal["bc", "td3_bc", "cql", "iql", "dt"]
 ENV = EnvSettings("Pendulum-v1", env_num=10)
@@ -58,16 +56,6 @@ def make_policy(
     settings = policy or POLICIES[algo]
     name = "decision_transformer" if algo == "dt" else algo
     return get_policy_cls({"type": name}).for_env(make_env_manager(env), settings, seed=seed)
-
-
-def make_buffer(policy: Policy, rows: Batch, seed: int) -> TensorBuffer:
-    """Return a buffer of single rows, or of the sequences that a decision transformer needs."""
-    length = None
-    if isinstance(policy, DecisionTransformerPolicy):
-        rows, length = with_returns_to_go(rows), policy.context_length
-    buffer = TensorBuffer(len(rows["done"]), unroll_len=length, seed=seed)
-    buffer.push(rows)
-    return buffer
 
 
 def main(
@@ -97,7 +85,7 @@ def main(
     rows = make_offline_data.load(str(env.id), kind)
     agent = make_policy(env, policy, algo, seed)
     agent.observe(rows["obs"])
-    buffer = make_buffer(agent, rows, seed)
+    buffer = make_dataset_buffer(agent, rows, seed)
     record = Experiment(exp_name, agent, **vars(experiment))
     with Task(OfflineRLContext(), seed=seed) as task:
         eval_envs = make_env_manager(env, seed=task.seed_for("evaluator"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from dmiddleware.env import EnvSettings
 from dmiddleware.policy import DecisionTransformerPolicy, Policy, R2D2Policy
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Settings, describe
-from middleware.programs.parts import draws_by_priority, name_of_run
+from middleware.programs.parts import draws_by_priority, eval_settings, name_of_run
 
 __all__ = ["chain_code"]
 
@@ -107,8 +106,7 @@ def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield "    buffer.push(rows)"
     yield from _experiment(arguments)
     yield "    with Task(OfflineRLContext(), seed=seed) as task:"
-    kwargs = {**arguments["env"].env_kwargs, **arguments["eval_env_kwargs"]}
-    judged = dataclasses.replace(arguments["env"], env_kwargs=kwargs)
+    judged = eval_settings(arguments["env"], arguments["eval_env_kwargs"])
     yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
     yield ""
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
@@ -125,9 +123,8 @@ def _start(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield from _experiment(arguments)
     yield "    with Task(seed=seed) as task:"
     yield _env(2, "envs", arguments["env"], seed='task.seed_for("collector")')
-    kwargs = {**arguments["env"].env_kwargs, **arguments["eval_env_kwargs"]}
-    judged = dataclasses.replace(
-        arguments["env"], env_num=arguments["eval_env_num"], env_kwargs=kwargs
+    judged = eval_settings(
+        arguments["env"], arguments["eval_env_kwargs"], arguments["eval_env_num"]
     )
     yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
 

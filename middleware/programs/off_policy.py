@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -20,6 +19,7 @@ from middleware.explore import EpsGreedyHandler
 from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
 from middleware.programs.parts import (
     default_settings,
+    eval_settings,
     make_policy,
     make_replay,
     make_run,
@@ -78,11 +78,9 @@ def off_policy(
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
     record = Experiment(run, agent, **vars(experiment))
     saver = SnapshotSaver(run, **vars(snapshots))
-    judged = dataclasses.replace(
-        env, env_num=eval_env_num, env_kwargs={**env.env_kwargs, **eval_env_kwargs}
-    )
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
+        judged = eval_settings(env, eval_env_kwargs, eval_env_num)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
         replay = make_replay(agent, buffer, sampler, task.seed_for("buffer"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -18,7 +17,13 @@ from middleware.context import OfflineRLContext
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
 from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
-from middleware.programs.parts import default_settings, make_policy, make_run, name_of_run
+from middleware.programs.parts import (
+    default_settings,
+    eval_settings,
+    make_policy,
+    make_run,
+    name_of_run,
+)
 from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
 from middleware.stop import TerminationChecker
 
@@ -75,8 +80,8 @@ def offline(
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
     record = Experiment(run, agent, **vars(experiment))
     saver = SnapshotSaver(run, **vars(snapshots))
-    judged = dataclasses.replace(env, env_kwargs={**env.env_kwargs, **eval_env_kwargs})
     with Task(OfflineRLContext(), seed=seed) as task:
+        judged = eval_settings(env, eval_env_kwargs)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
 
         task.use(OffPolicyLearner(agent, replay, **vars(learner)))

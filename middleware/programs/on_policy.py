@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -17,7 +16,13 @@ from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettin
 from middleware.exchange import ContextExchanger, ContextExchangerSettings, ModelExchanger
 from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.learn import OnPolicyLearner
-from middleware.programs.parts import default_settings, make_policy, make_run, name_of_run
+from middleware.programs.parts import (
+    default_settings,
+    eval_settings,
+    make_policy,
+    make_run,
+    name_of_run,
+)
 from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
 from middleware.stop import TerminationChecker
 
@@ -61,11 +66,9 @@ def on_policy(
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
     record = Experiment(run, agent, **vars(experiment))
     saver = SnapshotSaver(run, **vars(snapshots))
-    judged = dataclasses.replace(
-        env, env_num=eval_env_num, env_kwargs={**env.env_kwargs, **eval_env_kwargs}
-    )
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
+        judged = eval_settings(env, eval_env_kwargs, eval_env_num)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
 
         task.use(ContextExchanger(**vars(exchanger))).use(ModelExchanger(agent))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from dmiddleware.data import (
     PrioritySampler,
@@ -28,6 +28,7 @@ from middleware.run_folder import RunFolder
 __all__ = [
     "default_settings",
     "draws_by_priority",
+    "eval_settings",
     "make_policy",
     "make_replay",
     "make_run",
@@ -45,6 +46,19 @@ def default_settings(names: Iterable[str]) -> dict[str, PolicySettings]:
 def make_policy(algo: str, env: EnvSettings, policy: PolicySettings, seed: int) -> Policy:
     """Build the policy of an algorithm for an environment."""
     return get_policy_cls({"type": algo}).for_env(make_env_manager(env), policy, seed=seed)
+
+
+def eval_settings(
+    env: EnvSettings, env_kwargs: Mapping[str, Any], env_num: int | None = None
+) -> EnvSettings:
+    """Return the settings of the envs that evaluate.
+
+    Args:
+        env: those of the envs to collect from.
+        env_kwargs: keyword arguments that differ.
+        env_num: number of envs; None: as many.
+    """
+    return replace(env, env_num=env_num or env.env_num, env_kwargs={**env.env_kwargs, **env_kwargs})
 
 
 def draws_by_priority(policy: PolicySettings) -> bool:
