@@ -11,7 +11,7 @@ import threading
 __all__ = ["GLOBAL_GENERATORS", "derive_seed", "seed_libraries"]
 
 GLOBAL_GENERATORS = threading.RLock()
-"""Whoever sets the state of a library's global generator holds this lock."""
+"""Hold this lock to set the state of a library's global generator."""
 
 
 def derive_seed(run_seed: int, *scope: str | int) -> int:

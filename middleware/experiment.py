@@ -272,7 +272,7 @@ class Experiment(BaseMiddleware[RLContext]):
         """Show the settings that differ from those of the run that is continued.
 
         Raises:
-            ConfigError: if ``ditask resume`` has not been told to accept them.
+            ConfigError: if ``ditask resume`` continues the run without ``--accept-changes``.
         """
         before = settings_of(self.run.path)
         changes = changed_settings(before, config) if before else []

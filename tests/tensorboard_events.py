@@ -1,4 +1,4 @@
-"""What was written for TensorBoard."""
+"""Read the TensorBoard events that a run has written."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _integers(options: Any) -> Iterator[int]:
 
 
 def _space_data(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    """Return a space as plain data; None if that is impossible, which is no reason not to save."""
+    """Return a space as plain data; None if that is impossible."""
     try:
         return None if space is None else space_data(space)
     except SpaceError:

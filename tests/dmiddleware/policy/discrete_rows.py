@@ -21,7 +21,7 @@ def discrete_rows(
         n_obs: length of an observation.
         n_actions: number of actions.
         seed: of all numbers.
-        ends_every: the first of so many rows is the last of its episode.
+        ends_every: in each group of this many rows, the first one ends its episode.
         **columns: further columns.
     """
     generator = torch.Generator().manual_seed(seed)
