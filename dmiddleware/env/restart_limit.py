@@ -32,8 +32,8 @@ class FailureBudget:
         kind: the word for an env in messages.
 
     Attributes:
-        in_a_row: the failures of each env since it last finished an episode. The code that steps the
-            envs sets it to 0 at the end of an episode.
+        in_a_row: the failures of each env since it last finished an episode. The code that steps
+            the envs sets it to 0 at the end of an episode.
 
     Raises:
         ConfigError: if ``max_retry`` is not an integer of at least 0.
