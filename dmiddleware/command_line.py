@@ -14,6 +14,7 @@ function, or the sentence below the setting::
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import contextvars
 import dataclasses
@@ -29,7 +30,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import yaml
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
@@ -47,8 +48,10 @@ __all__ = [
 ]
 
 _CONFIG_HELP: Final = (
-    "Take defaults from this YAML file: the config.yaml of a run, or the options by name."
+    "Take defaults from this YAML file, the config.yaml of a run or options by name, or from the "
+    "tuned settings that zoo:ALGO/ENV names."
 )
+_ZOO: Final = "zoo:"
 _ROLE: Final = re.compile(r":\w+:`~?([^`]*)`")
 
 
@@ -130,20 +133,18 @@ def arguments_of(
     arguments: Sequence[str],
     *,
     further: type[Settings] | None = None,
-    defaults: Mapping[str, Any] | None = None,
     prog: str = "",
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
     ``--config FILE`` takes the values of an earlier run's ``config.yaml``, or of any YAML file, as
-    defaults; the other options override them.
+    defaults, and ``--config zoo:dqn/CartPole-v1`` those of :mod:`dmiddleware.zoo`; the other
+    options override them. Of several, a later one overrides those before it.
 
     Args:
         main: the function.
         arguments: the command line, without the name of the program.
         further: a class of options beside those of the function; they are in the result too.
-        defaults: options by name as a file has them, in place of the function's own defaults;
-            ``--config`` overrides them.
         prog: what the help calls the program; empty: how Python runs it.
 
     Raises:
@@ -153,8 +154,8 @@ def arguments_of(
     """
     line = _CommandLine(main, further, prog)
     try:
-        line.take_defaults(_config_of(arguments), arguments, defaults or {})
-    except ConfigError as error:
+        line.take_defaults(_configs_of(arguments), arguments)
+    except (ConfigError, RegistryError) as error:
         line.fail(str(error))
     return line.read(arguments)
 
@@ -177,28 +178,16 @@ def arguments_with(
     return line.values
 
 
-def _config_of(arguments: Sequence[str]) -> Path | None:
-    """Return the file that ``--config`` names."""
-    import tyro
-
-    if not any(one.split("=")[0] == "--config" for one in arguments):
-        return None
-    found, _ = tyro.cli(
-        _ConfigFile,
-        args=_without_help(arguments),
-        return_unknown_args=True,
-        add_help=False,
-    )
-    return found.config
+def _configs_of(arguments: Sequence[str]) -> list[str]:
+    """Return what ``--config`` names, in order."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    found: list[str] = parser.parse_known_args(arguments)[0].config
+    return found
 
 
 def _without_help(arguments: Sequence[str]) -> list[str]:
     return [one for one in arguments if one not in ("-h", "--help")]
-
-
-@dataclasses.dataclass(frozen=True)
-class _ConfigFile:
-    config: Path | None
 
 
 class _CommandLine:
@@ -230,17 +219,14 @@ class _CommandLine:
         """The arguments of the function as they are without a command line."""
         return dict(self._values)
 
-    def take_defaults(
-        self, config: Path | None, arguments: Sequence[str], defaults: Mapping[str, Any]
-    ) -> None:
-        """Replace the defaults by given ones, those of a file, and those that options choose.
+    def take_defaults(self, configs: Sequence[str], arguments: Sequence[str]) -> None:
+        """Replace the defaults by those of files or of the zoo, and those that options choose.
 
         Raises:
-            ConfigError: if the file has something else than options and their values.
+            ConfigError: if a file has something else than options and their values.
+            RegistryError: if the zoo has no such algorithm.
         """
-        found = [(defaults, "defaults")]
-        if config is not None:
-            found.append((_options_in(config), str(config)))
+        found = [(_options_in(config), config) for config in configs]
         for values, at in found:
             self._take(values, at, chosen=False)
         if self._chosen:
@@ -325,6 +311,7 @@ class _CommandLine:
         return registry
 
     def _whole_line(self, only: Collection[str] | None) -> Any:
+        from tyro.conf import UseAppendAction
         from tyro.constructors import StructConstructorSpec
 
         offered = [
@@ -332,10 +319,10 @@ class _CommandLine:
             for one in describe(self._class)
             if only is None or one.name in only
         ]
-        config = _Offered("config", Path | None, None, _CONFIG_HELP)
+        config = _Offered("config", UseAppendAction[tuple[str, ...]], (), _CONFIG_HELP)
         further = [] if self._further is None else list(map(_Offered.of, describe(self._further)))
 
-        def make(config: Path | None = None, **given: Any) -> dict[str, Any]:
+        def make(config: tuple[str, ...] = (), **given: Any) -> dict[str, Any]:
             own = _merged({one.name: given.pop(one.name) for one in offered}, self._values)
             found = _checked(self._class, own)
             return found if self._further is None else found | _checked(self._further, given)
@@ -494,12 +481,19 @@ def _prog_of(main: Callable[..., Any]) -> str:
     return Path(sys.argv[0]).name if module == "__main__" else f"python -m {module}"
 
 
-def _options_in(path: Path) -> dict[str, Any]:
-    """Return the options that a YAML file has, by name.
+def _options_in(config: str) -> dict[str, Any]:
+    """Return the options that a YAML file, or an entry of the zoo, has by name.
 
     Raises:
         ConfigError: if it cannot be read, or has something else.
+        RegistryError: if the zoo has no such algorithm.
     """
+    if config.startswith(_ZOO):
+        from dmiddleware.zoo import tuned_options
+
+        algo, _, env = config.removeprefix(_ZOO).partition("/")
+        return tuned_options(algo, env)
+    path = Path(config)
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

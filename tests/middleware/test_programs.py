@@ -16,9 +16,9 @@ from dmiddleware.errors import ConfigError, RegistryError, SpaceError
 from dmiddleware.policy import BCPolicy, DQNSettings
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
+from dmiddleware.zoo import tuned_options
 from middleware import OffPolicyLearnerSettings
 from middleware.programs import TrainResult, off_policy, train
-from middleware.programs.train import tuned_options
 from tests.variants import mostly_slow
 
 # Enough for each to collect, learn and evaluate.

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from dmiddleware.command_line import arguments_of
+from dmiddleware.zoo import tuned
+from middleware.programs.train import program_of
 from tests.faults.process_cluster import alive, wait_until
 from tests.results import __main__ as results
 from tests.results import bars, compare, ours, record, report, training
@@ -66,9 +68,29 @@ def some_record(seed: int, figure: float) -> Record:
 
 def test_every_entry_names_a_program_that_exists() -> None:
     for entry in all_entries():
+        if entry.is_in_zoo:
+            env, *options = entry.options
+            assert env in tuned(entry.program).entries, entry.command
+            line = ("--config", f"zoo:{entry.program}/{env}", *options)
+            arguments_of(program_of(entry.program), line)
+            continue
         assert importlib.util.find_spec(entry.program) is not None, entry.program
         if entry.program.startswith("examples."):
             arguments_of(importlib.import_module(entry.program).main, entry.options)
+
+
+def test_the_commands_of_the_zoo_and_of_programs() -> None:
+    zoo = replace(ENTRY, program="dqn", options=("ALE/Pong-v5", "--policy.compile"))
+    assert zoo.command == "ditask train dqn ALE/Pong-v5 --policy.compile"
+    assert zoo.name == "dqn_ALE_Pong_v5_policy_compile"
+    assert replace(zoo, nodes=4).command == (
+        "ditask --parallel-workers 4 train dqn ALE/Pong-v5 --policy.compile"
+    )
+    program = replace(ENTRY, program="examples.digits", options=("--seed", "3"))
+    assert program.command == "python -m examples.digits --seed 3"
+    assert replace(program, nodes=2).command == (
+        "ditask --main examples.digits.main --parallel-workers 2 -- --seed 3"
+    )
 
 
 def test_every_module_with_entries_is_on_the_page() -> None:

@@ -6,9 +6,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from dmiddleware.env import make_env_manager
-from examples.memory_envs import Recall
+from dmiddleware.zoo.envs import Recall
 
-POSITIONS = "examples.memory_envs:CartPolePositions-v1"
+POSITIONS = "dmiddleware.zoo.envs:CartPolePositions-v1"
 
 
 def episode(env, actions, seed):
