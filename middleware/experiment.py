@@ -35,11 +35,12 @@ from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
-from middleware.log import OfflineLogger, OnlineLogger
+from middleware.log import MetricsLogger
 from middleware.progress_bar import ProgressBar, RunConsole
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import check_instance
+from middleware.support.interval import IntervalSettings
 
 __all__ = [
     "Experiment",
@@ -122,8 +123,13 @@ class _HasSettings(Protocol):
     def settings(self) -> Settings | Mapping[str, Any]: ...
 
 
-class ExperimentSettings(Settings):
+class ExperimentSettings(IntervalSettings):
     """The options of :class:`Experiment`."""
+
+    every_train_iter: Count | None = None
+    """Updates from one line of metrics to the next; offline, without an interval: 100."""
+    every_env_step: Count | None = None
+    """Env steps from one line of metrics to the next; without an interval: 1000."""
 
     root: Path | str = "runs"
     """The folder of all runs."""
@@ -135,16 +141,15 @@ class Experiment(BaseMiddleware[RLContext]):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
-    :class:`~middleware.OnlineLogger` (offline: :class:`~middleware.OfflineLogger`),
-    :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
-    :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
-    with the settings that the run used: those of the policy, from which
-    :func:`~dmiddleware.policy.create_policy` builds it again, those of each middleware of the
-    chain, from its ``settings`` (a mapping, or a subclass of
+    :class:`~middleware.MetricsLogger`, :class:`~middleware.ProgressBar`,
+    :class:`~middleware.LearningCurve` and :class:`~middleware.FinalCtxSaver`. It also writes the
+    text log ``log.txt`` and ``config.yaml``, with the settings that the run used: those of the
+    policy, from which :func:`~dmiddleware.policy.create_policy` builds it again, those of each
+    middleware of the chain, from its ``settings`` (a mapping, or a subclass of
     :class:`~dmiddleware.settings.Settings`) if it has one, those of the envs, the versions of what
     computes, the git commit, and what the program was called with, see
-    :func:`~dmiddleware.program.run_program`. When the run ends, it
-    evaluates the best and the last policy in episodes with new seeds, in the envs of the chain's
+    :func:`~dmiddleware.program.run_program`. When the run ends, it evaluates the best and the last
+    policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
@@ -186,7 +191,12 @@ class Experiment(BaseMiddleware[RLContext]):
         self.run = (
             name if isinstance(name, RunFolder) else RunFolder.create(name, root=settings.root)
         )
-        self.owns = (self.run.ckpt_dir, self.run.curve_path)
+        self._logger = MetricsLogger(
+            self.run,
+            every_train_iter=settings.every_train_iter,
+            every_env_step=settings.every_env_step,
+        )
+        self.owns = (self.run.ckpt_dir, self.run.curve_path, *self._logger.owns)
         self._result: ExperimentResult | None = None
         self._earlier_s = 0.0
         self._bar = ProgressBar()
@@ -219,7 +229,8 @@ class Experiment(BaseMiddleware[RLContext]):
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         self._env = _env_of(chain)
-        return self._bar.preflight(chain)
+        yield from self._logger.preflight(chain)
+        yield from self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Start the log, and set up the parts that are for this process.
@@ -229,10 +240,9 @@ class Experiment(BaseMiddleware[RLContext]):
         """
         self.run.lock(task)
         self._task = task
-        logger = OnlineLogger if isinstance(task.ctx, OnlineRLContext) else OfflineLogger
         parts: dict[str, BaseMiddleware[RLContext]] = {
             "checkpoints": CkptSaver(self._policy, self.run),
-            "logger": logger(self.run),
+            "logger": self._logger,
             "curve": LearningCurve(self.run),
             "final_ctx": FinalCtxSaver(self.run),
             "bar": self._bar,

@@ -20,8 +20,8 @@ from dmiddleware.rl import Schedule
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
+    MetricsLogger,
     OffPolicyLearner,
-    OnlineLogger,
     OnlineRLContext,
     RunFolder,
     StepCollector,
@@ -61,7 +61,7 @@ def walk(folder: Path) -> dict[str, list[str]]:
         eps = Schedule.linear(1.0, 0.05, decay=1_000)
         policy = DQNPolicy.for_env(envs, seed=0, batch_size=32, eps=eps)
         buffer = TensorBuffer(10_000, seed=0)
-        logger = OnlineLogger(run)
+        logger = MetricsLogger(run)
         task.use(EpsGreedyHandler(policy)).use(start)
         task.use(StepCollector(policy, envs, n_sample=64)).use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=4)).use(end)

@@ -140,7 +140,7 @@ def test_the_result_file_has_the_returns_of_the_best_and_of_the_last_policy(
     assert fields["mean_return"] == result.mean_return
     assert fields["last_return"] == result.last_return
     assert 1 <= result.last_return <= 500
-    assert [at for at, _ in fields["evaluations"]] == [20, 120]
+    assert [at for at, _ in fields["evaluations"]] == [20, 100, 200]
     assert fields["env_step"] == 200
 
 
