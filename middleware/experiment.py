@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -51,8 +50,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-_SMALL_MODEL = 500_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +150,7 @@ class Experiment(BaseMiddleware[RLContext]):
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
-    seed. A policy with fewer than 500,000 parameters on the CPU uses one thread, because threads
-    slow small networks down; the environment variable ``OMP_NUM_THREADS`` overrides this.
+    seed.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes all of them share the folder, and the learner prints the result. If several ranks
@@ -256,7 +252,6 @@ class Experiment(BaseMiddleware[RLContext]):
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
         self._start_log()
-        self._limit_threads()
         self._save_config(task)
         for part in self._parts.values():
             part.setup(task)
@@ -352,14 +347,6 @@ class Experiment(BaseMiddleware[RLContext]):
         self._cleanup.callback(handler.close_file)
         self._cleanup.callback(root.removeHandler, handler)
         self._cleanup.callback(root.setLevel, level)
-
-    def _limit_threads(self) -> None:
-        model = self._policy.model
-        size = sum(parameter.numel() for parameter in model.parameters())
-        on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        if size < _SMALL_MODEL and on_cpu and "OMP_NUM_THREADS" not in os.environ:
-            self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
 
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self._train_s
