@@ -33,7 +33,7 @@ import yaml
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
+from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
@@ -385,6 +385,8 @@ def _spec_of(cls: type[Settings], default: Settings | None) -> Any:
     defaults = {one.name: one.default for one in infos}
 
     def make(**given: Any) -> Settings:
+        changed = {name: given[name] for name in cls.exclusive if given[name] != defaults[name]}
+        given |= taken_back(cls, changed) | changed
         return cls(**hidden, **_merged(given, defaults))
 
     return StructConstructorSpec(
@@ -534,7 +536,7 @@ def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
             for name, one in value.items()
         }
         try:
-            return dataclasses.replace(default, **changes)
+            return dataclasses.replace(default, **(taken_back(type(default), changes) | changes))
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from error
     if isinstance(value, str) and Path in _members(hint) and str not in _members(hint):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from filelock import FileLock
 
 from dmiddleware import Task
@@ -107,7 +106,6 @@ def write(env_id: str, seed: int) -> None:
     """Make and write the datasets, instead of those that an interrupted process has left."""
     import minari  # an extra
 
-    torch.set_num_threads(1)
     recipe = RECIPES[env_id]
     policy, medium, replay = train_sac(env_id, recipe, seed)
 

@@ -54,10 +54,8 @@ from middleware.learn import (
 )
 from middleware.learning_curve import LearningCurve, LearningCurveSettings
 from middleware.log import (
-    OfflineLogger,
-    OfflineLoggerSettings,
-    OnlineLogger,
-    OnlineLoggerSettings,
+    MetricsLogger,
+    MetricsLoggerSettings,
     offline_logger,
     online_logger,
 )
@@ -138,12 +136,10 @@ __all__ = [
     "CkptSaverSettings",
     "SnapshotSaver",
     "SnapshotSaverSettings",
+    "MetricsLogger",
+    "MetricsLoggerSettings",
     "online_logger",
-    "OnlineLogger",
-    "OnlineLoggerSettings",
     "offline_logger",
-    "OfflineLogger",
-    "OfflineLoggerSettings",
     "termination_checker",
     "TerminationChecker",
     "TerminationCheckerSettings",

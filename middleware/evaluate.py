@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
-from dmiddleware.settings import Count, Number, Settings, takes_settings
+from dmiddleware.settings import Count, Number, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.roles import Role
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["InteractionEvaluator", "InteractionEvaluatorSettings", "interaction_evaluator"]
 
 
-class InteractionEvaluatorSettings(Settings):
+class InteractionEvaluatorSettings(IntervalSettings):
     """The options of :class:`InteractionEvaluator`."""
 
     n_episode: Count
     """Episodes in an evaluation, at least one per env."""
-    every_train_iter: Count = 1000
-    """Updates from one evaluation to the next."""
+    every_train_iter: Count | None = 1000
+    """Updates from one evaluation to the next; None if `every_env_step` is given."""
+    every_env_step: Count | None = None
+    """Env steps from one evaluation to the next; None if `every_train_iter` is given."""
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""
@@ -39,9 +42,16 @@ class InteractionEvaluatorSettings(Settings):
     """Take the most likely actions; False draws them from the policy's distribution, as collecting
     does."""
 
+    def __post_init__(self) -> None:
+        """Refuse evaluations without an interval."""
+        super().__post_init__()
+        self.require_interval()
+
 
 class InteractionEvaluator(BaseMiddleware[RLContext]):
-    """Evaluate the policy in the first step, and then at an interval of updates.
+    """Evaluate the policy in the first step, and then at an interval of updates or env steps.
+
+    The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.
 
@@ -51,7 +61,8 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             unless they were launched before.
 
     Reads:
-        ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
+        ctx.train_iter, ctx.env_step: the counters of the interval.
+        ctx.last_eval_iter: whether there was an evaluation before.
 
     Writes:
         ctx.eval_value, ctx.last_eval_value: the mean return; the first is None in other steps.
@@ -99,11 +110,16 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"{env_manager.env_num} envs; play more episodes, or in fewer envs"
             )
         self.settings = settings
+        self._interval = Interval(settings)
         self._n_evaluations = 0
         self._launched_here = False
         self.owns = (env_manager,)
         self.components = {"env_num": env_manager.env_num}
         self.snapshot_parts = {"env_manager": env_manager}
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them; stop a run that is already finished.
@@ -116,14 +132,14 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
+        self._interval.start(task.ctx)
         if task.ctx.last_eval_iter >= 0:
             self._stop_if_reached(task.ctx, task.ctx.last_eval_value)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
         settings = self.settings
-        passed = ctx.train_iter - ctx.last_eval_iter
-        if ctx.last_eval_iter >= 0 and passed < settings.every_train_iter:
+        if not self._interval.is_due(ctx) and ctx.last_eval_iter >= 0:
             return
         every = settings.video_every
         records = every is not None and self._n_evaluations % every == 0
@@ -188,12 +204,13 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations so far."""
-        return {"n_evaluations": self._n_evaluations}
+        """Return the number of evaluations so far, and the state of the interval."""
+        return {"n_evaluations": self._n_evaluations, "interval": self._interval.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._n_evaluations = state["n_evaluations"]
+        self._interval.load_state_dict(state["interval"])
 
     def _stop_if_reached(self, ctx: RLContext, mean: float) -> None:
         stop_value = self.settings.stop_value

@@ -47,12 +47,12 @@ class RunFolder(Closing):
 
         runs/cartpole/
         ├── ckpt/           checkpoints (CkptSaver)
-        ├── tb/             tensorboard events (OnlineLogger)
+        ├── tb/             tensorboard events (MetricsLogger)
         ├── config.yaml     the settings that the run used (save_config)
         ├── curve.png       the learning curve (LearningCurve)
-        ├── metrics.jsonl   what the run measured (OnlineLogger)
+        ├── metrics.jsonl   what the run measured (MetricsLogger)
         ├── result.json     returns and counters at the end (Experiment)
-        └── videos/         of evaluations, if the evaluator makes any (OnlineLogger)
+        └── videos/         of evaluations, if the evaluator makes any (MetricsLogger)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -171,10 +171,14 @@ class RunFolder(Closing):
     def metrics(self) -> MetricsFile:
         """This process's metrics file; made on first access."""
         if self._metrics is None:
-            name = METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl"
             self._refuse_others()
-            self._metrics = MetricsFile(self.path / name)
+            self._metrics = MetricsFile(self.metrics_path)
         return self._metrics
+
+    @property
+    def metrics_path(self) -> Path:
+        """The path of this process's metrics file."""
+        return self.path / (METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl")
 
     def video_path(self, at: int) -> Path:
         """Return the path of the video of the evaluation at a counter."""

@@ -21,12 +21,13 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError, RunFolderError
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.folder_lock import RunLock, check_writable
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
@@ -37,11 +38,13 @@ _LARGE: Final = 1 << 24
 _log = logging.getLogger(__name__)
 
 
-class SnapshotSaverSettings(Settings):
+class SnapshotSaverSettings(IntervalSettings):
     """The options of :class:`SnapshotSaver`."""
 
     every_train_iter: Count | None = None
-    """Updates from one snapshot to the next; None: only when the run stops."""
+    """Updates from one snapshot to the next; without an interval, only when the run stops."""
+    every_env_step: Count | None = None
+    """Env steps from one snapshot to the next; without an interval, only when the run stops."""
     keep: Count = 2
     """How many to keep."""
     parts: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -79,7 +82,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         run: the folder to save to.
 
     Reads:
-        ctx.train_iter: updates so far.
+        ctx.train_iter, ctx.env_step: updates and env steps so far.
 
     Raises:
         ConfigError: if ``run`` is not a folder, an option is not valid, or a part has no state.
@@ -109,7 +112,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self._parts: dict[str, Stateful] = dict(self._further)
         self._silent: list[str] = []
         self.settings = settings
-        self._saved_iter = 0
+        self._interval = Interval(settings)
         self._is_checked = False
         self._was_asked = False
         self.owns = (self._folder,)
@@ -124,6 +127,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Find what the chain's middleware use, and reject what cannot be saved."""
+        yield from self._interval.preflight(chain)
         # A part has the same name in all processes, whatever their roles.
         parts: dict[str, Any] = dict(self._further)
         used = set(parts)
@@ -174,7 +178,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             )
         self._lock = self._run.lock(task)
         check_writable(self._folder)
-        self._saved_iter = task.ctx.train_iter
+        self._interval.start(task.ctx)
         self._is_checked = False
         task.at_step_end(lambda: self._end_step(task))
 
@@ -268,7 +272,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         for name in envs & saved.keys():
             self._restore(name, saved[name])
         _set_random_state(found["random"])
-        self._saved_iter = task.ctx.train_iter
+        self._interval.start(task.ctx)
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
 
@@ -282,9 +286,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             self.save(task)
             return
         task.at_step_end(lambda: self._end_step(task))
-        every = self.settings.every_train_iter
-        if every is not None and task.ctx.train_iter - self._saved_iter >= every:
-            self._saved_iter = task.ctx.train_iter
+        if self._interval.is_due(task.ctx):
             self.save(task)
 
     def _restore(self, name: str, state: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -187,7 +186,6 @@ class JoinedNode:
             with self._router, running_as(self._node):
                 try:
                     function = self._load(program, package)
-                    _set_threads(self._plan.n_threads)
                     result = None
                     if not self._stop_reason:
                         self._phase = "running"
@@ -463,13 +461,6 @@ def _summarize(error: BaseException) -> str:
     if needs_terminal(error):
         text = f"{text}: {NO_TERMINAL}"
     return text[:_LONGEST_TEXT]
-
-
-def _set_threads(n: int) -> None:
-    """Set torch's number of threads if the program uses torch; 0 leaves it."""
-    torch = sys.modules.get("torch")
-    if n and torch is not None:
-        torch.set_num_threads(n)
 
 
 def _router_options(plan: RunPlan) -> NodeOptions:

@@ -17,6 +17,7 @@ __all__ = ["Share", "check_resource_roles", "local_shares", "resources_of"]
 
 _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_THREADS: Final = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,9 @@ class Share:
     """What one process gets of this host.
 
     Attributes:
-        n_threads: torch's threads; 0: not chosen.
-        variables: environment variables that show it its GPUs.
+        variables: environment variables that show it its GPUs, and give it threads.
     """
 
-    n_threads: int = 0
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,7 +94,9 @@ def local_shares(
                 )
             taken, free = free[:n_gpus], free[n_gpus:]
             variables[_VISIBLE] = ",".join(taken)
-        shares.append(Share(int(needs.get("cpu", 0)), variables))
+        if "cpu" in needs or _THREADS not in env:
+            variables[_THREADS] = str(max(1, int(needs.get("cpu", 1))))
+        shares.append(Share(variables))
     return shares
 
 

@@ -185,6 +185,7 @@ def _options(settings: Settings | None) -> list[str]:
         (_text(value) if one.name in ("id", "size") else f"{one.name}={_text(value)}")
         for one in describe(type(settings))
         if not _is_default(value := getattr(settings, one.name), one.default) and one.name != "seed"
+        if value is not None or one.name not in settings.exclusive
     ]
 
 

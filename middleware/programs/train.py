@@ -15,7 +15,7 @@ from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_option
 from dmiddleware.rollout import ActingPolicy
-from dmiddleware.settings import Settings
+from dmiddleware.settings import Settings, taken_back
 from dmiddleware.zoo import tuned, tuned_options
 from middleware.experiment import ExperimentResult
 from middleware.programs.code import chain_code
@@ -97,7 +97,9 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
         if name not in known or name == "algo":
             raise ConfigError(unknown_option("train", name, known))
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
-            value = {**values[name], **value}
+            default = known[name].default
+            back = taken_back(type(default), value) if isinstance(default, Settings) else {}
+            value = {**values[name], **back, **value}
         values[name] = value
     if isinstance(env, EnvSettings):
         values["env"] = env

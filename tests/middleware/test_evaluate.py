@@ -44,9 +44,34 @@ def test_policy_is_evaluated_in_the_first_step_and_then_at_an_interval(
 
     evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=25)
     ctx = run_steps(learn, evaluator, note, n_steps=9)
-    assert at == [10, 40, 70]
+    assert at == [10, 30, 50, 80]
     assert ctx.eval_value is None
-    assert ctx.last_eval_iter == 70
+    assert ctx.last_eval_iter == 80
+
+
+def test_the_interval_may_be_in_env_steps(run_steps: Any, dqn: DQNPolicy) -> None:
+    at = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 64
+
+    def note(ctx: OnlineRLContext) -> None:
+        if ctx.eval_value is not None:
+            at.append(ctx.env_step)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_env_step=200)
+    assert evaluator.settings.every_train_iter is None
+    run_steps(collect, evaluator, note, n_steps=13)
+    assert at == [64, 256, 448, 640, 832]
+
+
+def test_evaluations_need_an_interval(dqn: DQNPolicy) -> None:
+    with pytest.raises(ConfigError, match="every_train_iter must be given, unless every_env_step"):
+        interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=None)
+    with pytest.raises(ConfigError, match="every_env_step must be None beside every_train_iter=5"):
+        interaction_evaluator(
+            dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=5, every_env_step=5
+        )
 
 
 def test_an_evaluation_may_draw_actions(run_steps: Any) -> None:
@@ -196,7 +221,9 @@ def test_it_is_active_in_the_role_evaluator(dqn: DQNPolicy) -> None:
     assert evaluator.roles == (Role.EVALUATOR,)
 
 
-@pytest.mark.parametrize("name", ["every_train_iter", "video_every", "max_frames"])
+@pytest.mark.parametrize(
+    "name", ["every_train_iter", "every_env_step", "video_every", "max_frames"]
+)
 def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be an integer ≥ 1"):
         interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]
