@@ -20,6 +20,7 @@ import contextvars
 import dataclasses
 import inspect
 import re
+import signal
 import sys
 import types
 import typing
@@ -28,12 +29,14 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
+import click
 import yaml
 
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
+from dmiddleware.signals import signal_reason
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
@@ -44,6 +47,7 @@ __all__ = [
     "arguments_of",
     "arguments_with",
     "called_as",
+    "exit_after_ctrl_c",
     "program_call",
 ]
 
@@ -126,6 +130,16 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         yield
     finally:
         _call.reset(token)
+
+
+@contextlib.contextmanager
+def exit_after_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a command with a line and exit code 130, and not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"stopped: {signal_reason(signal.SIGINT)}", err=True)
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def arguments_of(

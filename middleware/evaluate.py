@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""
+    stop_evaluations: Count = 1
+    """Evaluations in a row that must reach ``stop_value``."""
     video_every: Count | None = None
     """Record every n-th evaluation, including the first, in envs made with
     ``render_mode="rgb_array"``; None: no videos."""
@@ -112,6 +115,8 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self.settings = settings
         self._interval = Interval(settings)
         self._n_evaluations = 0
+        self._recent: deque[float] = deque(maxlen=settings.stop_evaluations)
+        self._task: Task[Any] | None = None
         self._launched_here = False
         self.owns = (env_manager,)
         self.components = {"env_num": env_manager.env_num}
@@ -133,8 +138,10 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._envs.launch()
             self._launched_here = True
         self._interval.start(task.ctx)
-        if task.ctx.last_eval_iter >= 0:
-            self._stop_if_reached(task.ctx, task.ctx.last_eval_value)
+        self._task = task
+        if task.ctx.last_eval_iter >= 0 and not self._recent:
+            self._recent.append(task.ctx.last_eval_value)
+        self._stop_if_reached(task)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
@@ -166,7 +173,8 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         }
         if records:
             ctx.eval_output["video"] = monitor.get_video()
-        self._stop_if_reached(ctx, mean)
+        self._recent.append(mean)
+        self._stop_if_reached(ctx.task)
 
     def evaluate_fresh(
         self, policy_state: Mapping[str, Any], *, n_episode: int, seed: int
@@ -204,19 +212,31 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations so far, and the state of the interval."""
-        return {"n_evaluations": self._n_evaluations, "interval": self._interval.state_dict()}
+        """Return the number of evaluations, the last mean returns, and the interval's state."""
+        return {
+            "n_evaluations": self._n_evaluations,
+            "recent": list(self._recent),
+            "interval": self._interval.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned; stop the task if that is enough."""
         self._n_evaluations = state["n_evaluations"]
         self._interval.load_state_dict(state["interval"])
+        self._recent = deque(state["recent"], maxlen=self._recent.maxlen)
+        if self._task is not None:
+            self._stop_if_reached(self._task)
 
-    def _stop_if_reached(self, ctx: RLContext, mean: float) -> None:
-        stop_value = self.settings.stop_value
-        if stop_value is not None and mean >= stop_value and ctx.train_iter > 0:
-            ctx.task.stop(
-                f"the mean return {mean:g} has reached stop_value {stop_value:g}", final=False
+    def _stop_if_reached(self, task: Task[Any]) -> None:
+        stop_value, n = self.settings.stop_value, self.settings.stop_evaluations
+        if stop_value is None or len(self._recent) < n or task.ctx.train_iter == 0:
+            return
+        if min(self._recent) >= stop_value:
+            in_a_row = "" if n == 1 else f" in {n} evaluations in a row"
+            task.stop(
+                f"the mean return {self._recent[-1]:g} has reached stop_value {stop_value:g}"
+                f"{in_a_row}",
+                final=False,
             )
 
 

@@ -30,6 +30,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
         for name in ("compare", "export", "inspect", "play", "report", "resume", "watch")
     },
     "train": "middleware.programs.commands.train_command",
+    "examples": "dmiddleware.example_programs.examples_command",
     "classic": "dmiddleware.worker.commands.classic_command",
 }
 """The commands beside that which starts a run, by their names."""
@@ -151,7 +152,8 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     the function have types, they are its options.
 
     \b
-    On one host:
+    On one host, an example:
+      ditask examples .
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
     With arguments for the program:
       ditask --main examples.cartpole_dqn.main --roles learner=1,collector=2
@@ -169,6 +171,7 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     \b
     Other commands; each has its own --help:
       ditask train ALGO ENV     train with tuned settings; --list shows what there is
+      ditask examples FOLDER    copy the example programs, to run and change them
       ditask classic -c FILE    run a config file of DI-engine
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos

@@ -249,7 +249,7 @@ class JoinedNode:
             counters=dict(progress.counters),
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
-            peers=len(self._router.peers()),
+            peers={int(one.node_id): one.roles for one in self._router.peers()},
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
             decided_end=self._node.decided_end,

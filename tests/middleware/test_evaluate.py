@@ -144,6 +144,34 @@ def test_return_below_the_value_does_not_stop_the_run(dqn: DQNPolicy) -> None:
         assert not task.finish
 
 
+def test_several_evaluations_in_a_row_must_reach_the_value(dqn: DQNPolicy) -> None:
+    evaluator = interaction_evaluator(
+        dqn, cartpole(), n_episode=2, every_train_iter=10, stop_value=1.0, stop_evaluations=3
+    )
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).use(evaluator)
+        task.run(max_step=5)
+        assert task.ctx.train_iter == 30
+        assert "stop_value 1 in 3 evaluations in a row" in str(task.stop_reason)
+
+
+def test_an_evaluation_below_the_value_starts_the_row_again(dqn: DQNPolicy, monkeypatch) -> None:
+    returns = iter([9.0, 9.0, 1.0, 9.0, 9.0, 9.0, 9.0])
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        value = next(returns)
+        return SimpleNamespace(get_episode_return=lambda: [value], mean_info=dict)
+
+    monkeypatch.setattr("middleware.evaluate.evaluate_episodes", evaluate)
+    evaluator = interaction_evaluator(
+        dqn, cartpole(), n_episode=2, every_train_iter=10, stop_value=5.0, stop_evaluations=3
+    )
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).use(evaluator)
+        task.run(max_step=7)
+        assert task.ctx.train_iter == 60
+
+
 def test_evaluated_policy_can_be_saved_after_further_updates(
     run: RunFolder, run_steps: Any, dqn: DQNPolicy
 ) -> None:
