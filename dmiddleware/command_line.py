@@ -19,6 +19,7 @@ import contextlib
 import contextvars
 import dataclasses
 import inspect
+import io
 import re
 import signal
 import sys
@@ -43,12 +44,16 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "DefaultsBy",
+    "OfferedOptions",
     "ProgramCall",
     "arguments_of",
     "arguments_with",
     "called_as",
+    "check_arguments",
     "exit_after_ctrl_c",
+    "offered_options",
     "program_call",
+    "without_box",
 ]
 
 _CONFIG_HELP: Final = (
@@ -57,6 +62,7 @@ _CONFIG_HELP: Final = (
 )
 _ZOO: Final = "zoo:"
 _ROLE: Final = re.compile(r":\w+:`~?([^`]*)`")
+_BOX: Final = "│╭╮╰╯─-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,63 @@ def arguments_with(
     return line.values
 
 
+@dataclasses.dataclass(frozen=True)
+class OfferedOptions:
+    """The options of a function's command line.
+
+    Attributes:
+        flags: their dotted names, and whether each is a flag, such as ``--x`` and ``--no-x``.
+        choosing: those that decide which defaults, or which options, others have.
+    """
+
+    flags: Mapping[str, bool]
+    choosing: Collection[str]
+
+
+def offered_options(main: Callable[..., Any], arguments: Sequence[str]) -> OfferedOptions:
+    """Return the options that a function has on a command line with these arguments.
+
+    Args:
+        main: the function.
+        arguments: the command line.
+
+    Raises:
+        ConfigError: for wrong arguments, or a parameter without a type.
+    """
+    line = _CommandLine(main)
+    with _as_error(main):
+        line.take_defaults(_configs_of(arguments), arguments)
+    return OfferedOptions(dict(line.flags()), {one.option for one in line.chosen.values()})
+
+
+def check_arguments(main: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Refuse arguments that :func:`arguments_of` would refuse.
+
+    Raises:
+        ConfigError: with its message, in one line.
+    """
+    with _as_error(main):
+        arguments_of(main, arguments)
+
+
+@contextlib.contextmanager
+def _as_error(main: Callable[..., Any]) -> Iterator[None]:
+    """Raise what a command line prints before it exits."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            yield
+    except SystemExit as end:
+        told = without_box(err.getvalue()) if end.code else "it prints its help"
+        raise ConfigError(f"{_name_of(main)} refuses its arguments: {told}") from None
+
+
+def without_box(text: str) -> str:
+    """Return in one line what tyro prints in a box, without its title."""
+    words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
+    return " ".join(words).partition(" For full helptext")[0]
+
+
 def _configs_of(arguments: Sequence[str]) -> list[str]:
     """Return what ``--config`` names, in order."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -221,7 +284,7 @@ class _CommandLine:
         self._values: dict[str, Any] = {
             one.name: one.default for one in describe(self._class) if one.default is not MISSING
         }
-        self._chosen = {
+        self.chosen = {
             one.name: found
             for one in describe(self._class)
             for found in getattr(one.hint, "__metadata__", ())
@@ -233,6 +296,11 @@ class _CommandLine:
         """The arguments of the function as they are without a command line."""
         return dict(self._values)
 
+    def flags(self) -> Iterator[tuple[str, bool]]:
+        """Yield the dotted name of each option, and whether it is a flag."""
+        for info in describe(self._class):
+            yield from _flags(info.name, info, self._values.get(info.name, MISSING))
+
     def take_defaults(self, configs: Sequence[str], arguments: Sequence[str]) -> None:
         """Replace the defaults by those of files or of the zoo, and those that options choose.
 
@@ -243,8 +311,8 @@ class _CommandLine:
         found = [(_options_in(config), config) for config in configs]
         for values, at in found:
             self._take(values, at, chosen=False)
-        if self._chosen:
-            names = {one.name for one in describe(self._class)} - self._chosen.keys()
+        if self.chosen:
+            names = {one.name for one in describe(self._class)} - self.chosen.keys()
             self._choose(self._parse(_without_help(arguments), only=names))
             for values, at in found:
                 self._take(values, at, chosen=True)
@@ -261,13 +329,13 @@ class _CommandLine:
 
     def _choose(self, others: Mapping[str, Any]) -> None:
         """Take the settings that the values of other options choose."""
-        self._values |= {name: one.of(others) for name, one in self._chosen.items()}
+        self._values |= {name: one.of(others) for name, one in self.chosen.items()}
 
     def _take(self, values: Mapping[str, Any], at: str, *, chosen: bool) -> None:
         known = {one.name: one for one in describe(self._class)}
         _refuse_unknown(values, known, at)
         for name, value in values.items():
-            if (name in self._chosen) is chosen:
+            if (name in self.chosen) is chosen:
                 self._values[name] = _from_plain(
                     known[name].hint, value, self._values.get(name), f"{at}: {name}"
                 )
@@ -347,7 +415,7 @@ class _CommandLine:
     def _described(self, info: SettingInfo) -> SettingInfo:
         """Return a parameter with its meaning, and the default that holds now."""
         default = self._values.get(info.name, MISSING)
-        hint = type(default) if info.name in self._chosen else info.hint
+        hint = type(default) if info.name in self.chosen else info.hint
         meaning = self._meanings.get(info.name, "")
         return dataclasses.replace(info, hint=hint, meaning=meaning, default=default)
 
@@ -421,6 +489,15 @@ def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
     made = cls(**given)
     return {name: getattr(made, name) for name in given}
+
+
+def _flags(path: str, info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
+    if not isinstance(default, Settings):
+        yield path, _members(info.hint) == [bool] and default is not MISSING
+        return
+    for one in describe(type(default)):
+        if not one.by_program:
+            yield from _flags(f"{path}.{one.name}", one, getattr(default, one.name))
 
 
 def _parameters(main: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -19,7 +19,7 @@ from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_an
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
 from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
-from dmiddleware.runs.resuming import resumed_folder
+from dmiddleware.runs.resuming import given_folder
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.roles import Role
@@ -79,8 +79,8 @@ class RunFolder(Closing):
 
         A new run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run
         gets the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get
-        the same folder; the first one makes it. A run that ``ditask resume`` continues gets its
-        folder, whatever the name is.
+        the same folder; the first one makes it. A run that ``ditask resume`` continues, or that
+        belongs to a sweep, gets its folder, whatever the name is.
 
         Args:
             exp_name: the folder's name, or a path below ``root``.
@@ -97,9 +97,9 @@ class RunFolder(Closing):
             raise ValueError(
                 f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
             )
-        continued = resumed_folder()
-        wanted = Path(root) / name if continued is None else continued
-        resume = resume or continued is not None
+        given = given_folder()
+        wanted = Path(root) / name if given is None else given
+        resume = resume or given is not None
         node = current_node()
         if node is not None:
             run = cls(_find_or_make(wanted, node.next_shared_name(), resume=resume))

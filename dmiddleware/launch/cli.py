@@ -29,6 +29,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
         name: f"dmiddleware.runs.commands.{name}_command"
         for name in ("compare", "export", "inspect", "play", "report", "resume", "watch")
     },
+    "sweep": "middleware.programs.sweep_command.sweep_command",
     "train": "middleware.programs.commands.train_command",
     "examples": "dmiddleware.example_programs.examples_command",
     "classic": "dmiddleware.worker.commands.classic_command",
@@ -172,6 +173,7 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     Other commands; each has its own --help:
       ditask train ALGO ENV     train with tuned settings; --list shows what there is
       ditask examples FOLDER    copy the example programs, to run and change them
+      ditask sweep --set ...    many runs with different settings, or a search with Optuna
       ditask classic -c FILE    run a config file of DI-engine
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos

@@ -29,7 +29,6 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
-_BOX = "│╭╮╰╯─-"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
     "nothing; name a function without yield"
@@ -135,7 +134,11 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     """
     if not reads_arguments(function):
         return function
-    from dmiddleware.command_line import arguments_of, called_as  # imports YAML's parser
+    from dmiddleware.command_line import (  # imports YAML's parser
+        arguments_of,
+        called_as,
+        without_box,
+    )
 
     def call() -> Any:
         out, err = io.StringIO(), io.StringIO()
@@ -149,19 +152,12 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
             if end.code in (None, 0):
                 raise
             raise LaunchError(
-                f"--main {main} refused the arguments that follow --: "
-                f"{_without_boxes(err.getvalue())}"
+                f"--main {main} refused the arguments that follow --: {without_box(err.getvalue())}"
             ) from None
         with called_as(function, given):
             return function(**given)
 
     return call
-
-
-def _without_boxes(text: str) -> str:
-    """Return in one line what tyro prints in a box, without its title."""
-    words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
-    return " ".join(words).partition(" For full helptext")[0]
 
 
 def call_main(function: Callable[[], Any], main: str) -> Any:

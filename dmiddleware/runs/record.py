@@ -13,6 +13,7 @@ import yaml
 
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
+from dmiddleware.runs.statistics import last_tenth
 
 __all__ = [
     "COUNTERS",
@@ -84,7 +85,7 @@ class RunRecord:
     @property
     def score(self) -> float:
         """The mean of the last tenth of the values, rounded up to whole values."""
-        return float(self.values[-max(1, -(-len(self.values) // 10)) :].mean())
+        return last_tenth(self.values)
 
     @property
     def best(self) -> float:

@@ -16,9 +16,12 @@ from dmiddleware.settings import plain_values
 
 __all__ = [
     "ACCEPT_VARIABLE",
+    "FOLDER_VARIABLE",
     "RESUME_VARIABLE",
     "accepts_changes",
     "changed_settings",
+    "given_folder",
+    "has_snapshot",
     "resume_words",
     "resumed_folder",
     "resuming",
@@ -26,6 +29,8 @@ __all__ = [
 
 RESUME_VARIABLE: Final = "DITASK_RESUME"
 """Environment variable with the folder of the run that ``ditask resume`` continues."""
+FOLDER_VARIABLE: Final = "DITASK_RUN_FOLDER"
+"""Environment variable with the folder that a run must use, as ``ditask sweep`` sets it."""
 ACCEPT_VARIABLE: Final = "DITASK_ACCEPT_CHANGES"
 """Environment variable that is set if the run may continue with other settings."""
 
@@ -39,6 +44,17 @@ def resumed_folder() -> Path | None:
     """Return the folder of the run that ``ditask resume`` continues in this process."""
     folder = os.environ.get(RESUME_VARIABLE)
     return Path(folder) if folder else None
+
+
+def given_folder() -> Path | None:
+    """Return the folder that the run of this process must use: of a sweep, or one to continue."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else resumed_folder()
+
+
+def has_snapshot(run: Path) -> bool:
+    """Return whether the folder of a run has a snapshot to continue from."""
+    return any((run / "snapshots").glob("step_*.safetensors"))
 
 
 def accepts_changes() -> bool:
@@ -114,7 +130,7 @@ def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) ->
             f"{run}/config.yaml does not name the program of the run; put Experiment into the "
             "chain and start the program with run_program or ditask"
         )
-    if not any((run / "snapshots").glob("step_*.safetensors")):
+    if not has_snapshot(run):
         raise RunFolderError(
             f"{run} has no snapshot to continue from; put SnapshotSaver into the chain, and call "
             "snapshots.resume(task) before task.run()"

@@ -23,6 +23,7 @@ __all__ = [
     "interquartile_mean",
     "interval_of",
     "is_number",
+    "last_tenth",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
@@ -57,6 +58,16 @@ class Estimate(NamedTuple):
 def short(value: float) -> str:
     """Return a number in four digits, or as an integer of five digits or more."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def last_tenth(values: npt.ArrayLike) -> float:
+    """Return the mean of the last tenth of the evaluations of a run: its score.
+
+    Args:
+        values: ``[N]``, at least one; the tenth is rounded up to whole values.
+    """
+    found = np.asarray(values, np.float64)
+    return float(found[-max(1, -(-len(found) // 10)) :].mean())
 
 
 def is_number(text: str) -> bool:
