@@ -15,10 +15,17 @@ import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data import BlockFolder, check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data.state_blocks import blocks_of
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError, RunFolderError
+from dmiddleware.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointWriteError,
+    ConfigError,
+    RunFolderError,
+)
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
 from dmiddleware.settings import Count, takes_settings
@@ -34,6 +41,8 @@ __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 _DIGITS: Final = 12
 _LARGE: Final = 1 << 24
 """Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
+_BLOCKS: Final = ("blocks-a", "blocks-b")
+"""The folders of blocks. Snapshots in a row use different ones, so that no file belongs to both."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +71,10 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
     The files are in the run's folder ``snapshots``; the last few are kept. Each is written
     completely or not at all, with a checksum, and loading one executes no code. When a run resumes
     from an older snapshot, its next one replaces those that it did not use.
+
+    The rows of a buffer are in blocks, in files of their own, which a snapshot shares with the last
+    but one: it writes only the blocks that have changed since then. It shares no file with the one
+    directly before it, so a file that is damaged on the disk leaves one of the two.
 
     Build the same chain as that of the stopped run, call :meth:`resume`, and run it::
 
@@ -113,6 +126,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self._silent: list[str] = []
         self.settings = settings
         self._interval = Interval(settings)
+        self._blocks: dict[str, BlockFolder] = {}
+        self._last: Path | None = None  # that was saved or resumed
         self._is_checked = False
         self._was_asked = False
         self.owns = (self._folder,)
@@ -219,7 +234,12 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
                 "roles": sorted(map(str, task.roles)),
                 "random": _random_state(),
             }
-            save_checkpoint(path, state)
+            try:
+                save_checkpoint(path, state, blocks=self._next_blocks())
+            except CheckpointWriteError:
+                self._remove_unused_blocks()
+                raise
+        self._last = path
         _log.info("saved %s", path)
         # Before all ranks have saved, the earlier snapshots are the newest complete ones.
         gather_from_ranks(path.name)
@@ -248,7 +268,11 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if not any(task.has_role(role) for role in self.roles):
             return False
         self._lock = self._run.lock(task)
-        found = _read(_part_of_rank(path)) if path is not None else self._newest()
+        if path is not None:
+            self._last = _part_of_rank(path)
+            found = _read(self._last)
+        else:
+            found = self._newest()
         if found is None:
             if resumed_folder() is not None:
                 raise RunFolderError(f"{self._folder} has no snapshot that can be read")
@@ -328,6 +352,21 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         for path in later + old:
             with self._tidying:
                 path.unlink(missing_ok=True)
+        self._remove_unused_blocks()
+
+    def _next_blocks(self) -> BlockFolder:
+        """Return the folder for the next snapshot's blocks: not that of the last snapshot."""
+        last = self._last or next(iter(self.paths), None)
+        taken = {name.partition("/")[0] for name in blocks_of(last)} if last else ()
+        names = [_part_of_rank(Path(name)).name for name in _BLOCKS[: self.settings.keep]]
+        name = next((one for one in names if one not in taken), names[0])
+        return self._blocks.setdefault(name, BlockFolder(self._folder / name))
+
+    def _remove_unused_blocks(self) -> None:
+        for name in (_part_of_rank(Path(one)).name for one in _BLOCKS):
+            with self._tidying:
+                blocks = self._blocks.setdefault(name, BlockFolder(self._folder / name))
+                blocks.keep_only(self.paths)
 
     def _newest(self) -> Any:
         """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""
@@ -335,7 +374,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         of_ranks = gather_from_ranks(own)
         for step in own:
             if all(step in steps for steps in of_ranks):
-                found = _try_to_read(self._folder / self._name(step))
+                self._last = self._folder / self._name(step)
+                found = _try_to_read(self._last)
                 if all(gather_from_ranks(found is not None)):
                     return found
         if any(of_ranks) and len(of_ranks) > 1:
