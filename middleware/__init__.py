@@ -25,6 +25,7 @@ from middleware.collect import (
     StepCollectorSettings,
 )
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
+from middleware.curriculum import Curriculum, CurriculumSettings
 from middleware.evaluate import (
     InteractionEvaluator,
     InteractionEvaluatorSettings,
@@ -100,6 +101,8 @@ __all__ = [
     "eps_greedy_handler",
     "SelfPlay",
     "SelfPlaySettings",
+    "Curriculum",
+    "CurriculumSettings",
     "StepCollector",
     "StepCollectorSettings",
     "EpisodeCollector",
