@@ -48,7 +48,10 @@ def test_an_installed_package_has_them(tmp_path: Path) -> None:
     build = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run([*pip, "wheel", *build], check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--prefix", str(prefix), str(wheel)], check=True)
+    subprocess.run(
+        [*pip, "install", "--ignore-installed", "--no-deps", "--prefix", str(prefix), str(wheel)],
+        check=True,
+    )
     (installed,) = prefix.glob("lib/python*/site-packages")
     code = f"import sys; sys.path.insert(0, {str(installed)!r}); from dmiddleware.example_programs "
     code += "import copy_examples; from pathlib import Path; copy_examples(Path('copied'))"
