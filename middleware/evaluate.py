@@ -13,6 +13,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
+from dmiddleware.rollout.stepper import SUCCESS_KEYS
 from dmiddleware.settings import Count, Number, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -71,8 +72,10 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         ctx.eval_value, ctx.last_eval_value: the mean return; the first is None in other steps.
         ctx.last_eval_iter: the update that was evaluated.
         ctx.eval_output: a dictionary: ``return_mean``, ``return_std``, ``return_min``,
-            ``return_max``, the list ``episode_return``, the means ``episode_info`` of what the envs
-            report at the end of an episode, ``policy_state`` (the state of the eval mode, to save
+            ``return_max``, ``length_mean`` (steps of an episode), ``success_rate`` if the envs
+            report ``is_success`` or ``success`` at the end of an episode, the list
+            ``episode_return``, the means ``episode_info`` of what the envs report at the end of an
+            episode, ``policy_state`` (the state of the eval mode, to save
             the policy that was evaluated even if it has learned since), and, if it was recorded,
             ``video`` uint8 ``[N, T, C, H, W]``.
 
@@ -158,7 +161,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             policy_kwargs=self._kwargs,
             max_frames=settings.max_frames if records else 0,
         )
-        returns = monitor.get_episode_return()
+        returns, info = monitor.get_episode_return(), monitor.mean_info()
         mean = float(np.mean(returns))
         ctx.eval_value = ctx.last_eval_value = mean
         ctx.last_eval_iter = ctx.train_iter
@@ -167,10 +170,14 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             "return_std": float(np.std(returns)),
             "return_min": min(returns),
             "return_max": max(returns),
+            "length_mean": info["eval_episode_length"],
             "episode_return": returns,
-            "episode_info": monitor.mean_info(),
+            "episode_info": info,
             "policy_state": self._mode.state_dict(),
         }
+        for key in SUCCESS_KEYS:
+            if key in info:
+                ctx.eval_output.setdefault("success_rate", info[key])
         if records:
             ctx.eval_output["video"] = monitor.get_video()
         self._recent.append(mean)

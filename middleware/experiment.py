@@ -25,7 +25,7 @@ from dmiddleware.errors import ConfigError, TaskStateError
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
-from dmiddleware.runs.record import settings_of
+from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
 from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
@@ -145,7 +145,8 @@ class Experiment(BaseMiddleware[RLContext]):
     middleware of the chain, from its ``settings`` (a mapping, or a subclass of
     :class:`~dmiddleware.settings.Settings`) if it has one, those of the envs, the versions of what
     computes, the git commit, and what the program was called with, see
-    :func:`~dmiddleware.program.run_program`. When the run ends, it evaluates the best and the last
+    :func:`~dmiddleware.program.run_program`. The settings go to TensorBoard's HParams too. When the
+    run ends, it evaluates the best and the last
     policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
@@ -272,6 +273,10 @@ class Experiment(BaseMiddleware[RLContext]):
         }
         self._check_changes(config)
         self.run.save_config(config)
+        compared = {"seed": task.seed, "algorithm": config["algorithm"], "env": self._env}
+        chain = {name: options for one in self._chain for name, options in one.items()}
+        flat = flat_settings(plain_values({**compared, "policy": self._config, **chain}))
+        self.run.tb_logger.add_settings(dict(flat), (EVALUATION, "collect/return_mean"))
 
     def _check_changes(self, config: Mapping[str, Any]) -> None:
         """Show the settings that differ from those of the run that is continued.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ __all__ = [
     "online_logger",
 ]
 
+_OF_EVALUATIONS: Final = ("return_std", "return_min", "return_max", "length_mean", "success_rate")
 _FPS = 20  # frames per second of videos of evaluations
 
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         writer, at = self._run.tb_logger, self._at[self._axis]
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
         found = {EVALUATION: to_float(ctx.eval_value)}
-        for name in ("return_std", "return_min", "return_max"):
+        for name in _OF_EVALUATIONS:
             if name in output:
                 found[f"eval/{name}"] = to_float(output[name])
         if "video" in output:

@@ -62,6 +62,17 @@ class DiscreteSACPolicy(TDPolicy):
     """
 
     cfg: DiscreteSACSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "critic_loss",
+        "policy_loss",
+        "q_value",
+        "target_q_value",
+        "td_error",
+        "entropy",
+        "alpha",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "discrete_actor_q"
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
@@ -118,6 +129,7 @@ class DiscreteSACPolicy(TDPolicy):
             "policy_loss": actor_loss,
             "q_value": taken.mean(),
             "target_q_value": target.mean(),
+            "td_error": td_error.mean(),
             "entropy": entropy.mean(),
             "alpha": alpha,
         }

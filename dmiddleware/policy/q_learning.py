@@ -68,6 +68,14 @@ class QLearningPolicy(TDPolicy):
     """
 
     cfg: QLearningSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "q_value",
+        "target_q_value",
+        "td_error",
+        "grad_norm",
+        "cur_lr",
+    )
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
     learned: ClassVar[str] = "logit"
