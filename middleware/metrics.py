@@ -75,6 +75,14 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "absent",
         ),
     ),
+    "Curricula": (
+        Metric(
+            "<curriculum>/<value>",
+            "",
+            "a number that a `Curriculum` of this name has set in the envs",
+            "changes as the policy learns",
+        ),
+    ),
     "Learned rewards": (
         Metric("reward/env", "reward", "the mean reward of the environment", _IN_GROWTH),
         Metric(
