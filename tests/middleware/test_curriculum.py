@@ -133,7 +133,7 @@ def test_a_rule_sees_the_evaluation_of_its_step_wherever_it_is() -> None:
     policy = small(envs)
     with Task(seed=0) as task:
         task.use(Curriculum(rule, envs)).use(StepCollector(policy, envs, n_sample=8)).use(learn)
-        task.use(InteractionEvaluator(policy, tested, n_episode=2, every_train_iter=2))
+        task.use(InteractionEvaluator(policy, tested, n_episode=2, every_train_iter=3))
         task.run(max_step=3)
         # The envs that evaluate are others.
         assert tested.get_attr("level") == [0.0, 0.0]
