@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -98,10 +97,9 @@ class _Running:
     Args:
         plan: the plan of the sweep.
         run: the run.
-        n_threads: threads of each process; 0: as many as it likes.
     """
 
-    def __init__(self, plan: SweepPlan, run: SweptRun, *, n_threads: int) -> None:
+    def __init__(self, plan: SweepPlan, run: SweptRun) -> None:
         self.run = run
         self.tail = MetricsTail(run.folder, plan.metric)
         self.started_at = self.look_at = time.monotonic()
@@ -115,8 +113,6 @@ class _Running:
         run.ended.unlink(missing_ok=True)
         folder = str(run.folder.resolve())
         variables = {FOLDER_VARIABLE: folder, **({RESUME_VARIABLE: folder} if resumes else {})}
-        if n_threads and "OMP_NUM_THREADS" not in os.environ:
-            variables["OMP_NUM_THREADS"] = str(n_threads)
         with run.output.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START],
@@ -198,7 +194,7 @@ def _run_all(
         is_told = False
         while True:
             while not signals.reason and len(running) < jobs and (run := source.next()):
-                one = _Running(plan, run, n_threads=_n_threads(jobs))
+                one = _Running(plan, run)
                 running.append(one)
                 display.show(_view(run, one.tail, "running"))
             if not running:
@@ -264,14 +260,6 @@ def _view(run: SweptRun, tail: MetricsTail, state: str = "") -> RunView:
         text=last_line(run) if found == "failed" else "",
         output=str(run.output),
     )
-
-
-def _n_threads(jobs: int) -> int:
-    """Return how many threads each run gets; 0: as many as it likes."""
-    if jobs == 1:
-        return 0
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, n_cores // jobs)
 
 
 def _end_leftovers(plan: SweepPlan, display: SweepDisplay) -> None:
