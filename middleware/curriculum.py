@@ -99,6 +99,7 @@ class Curriculum(Exchange[OnlineRLContext]):
         for one in several:
             check_env_manager(one, user="Curriculum")
         self.settings = settings
+        self.components = {"rule": getattr(rule, "__qualname__", type(rule).__qualname__)}
         self._rule = rule
         self._env_managers = several
         self._values = CurriculumValues(self._env_managers, settings)

@@ -296,6 +296,27 @@ def test_envs_that_cannot_be_saved_begin_with_the_values_of_the_snapshot(tmp_pat
         assert made[1].ready_obs[:, 0].tolist() == [5.0, 5.0]  # type: ignore[call-overload]
 
 
+def test_one_process_continues_with_the_values_of_a_learner_among_several(tmp_path: Path) -> None:
+    folder = RunFolder.create("run", root=tmp_path).path
+
+    def main(*roles: str) -> tuple[Task[Any], SnapshotSaver, SyncEnvManager]:
+        envs, snapshots = leveled(), SnapshotSaver(RunFolder(folder))
+        task = Task(seed=0, roles=roles)
+        task.use(StepCollector(small(envs), envs, n_sample=8)).use(learn).use(snapshots)
+        task.use(Curriculum(farther, envs, sets="reset_options", start={"goal": (8.0, 9.0)}))
+        return task, snapshots, envs
+
+    task, snapshots, _ = main(Role.LEARNER)
+    with task:
+        task.run(max_step=2)
+        snapshots.save(task)
+    task, snapshots, envs = main()
+    with task:
+        assert snapshots.resume(task)
+        # The snapshot has no envs, and the new ones begin with its values.
+        np.testing.assert_array_equal(envs.ready_obs, [[0, 9], [0, 9]])
+
+
 # Several processes
 
 
