@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmiddleware.late_imports import late_names
-from dmiddleware.runs.compare import Comparison, TaskRow, compare
+from dmiddleware.runs.compare import Comparison, Difference, TaskRow, compare, compare_runs
 from dmiddleware.runs.metrics_file import MetricsFile, read_metrics
 from dmiddleware.runs.record import RunRecord, find_runs
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.statistics import (
     Estimate,
+    difference_of_means,
     interquartile_mean,
     interval_of,
+    last_tenth,
+    least_visible_difference,
     mean_score,
     performance_profile,
     probability_of_improvement,
@@ -29,14 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "Difference",
     "Estimate",
     "MetricsFile",
     "RunRecord",
     "TaskRow",
     "compare",
+    "compare_runs",
+    "difference_of_means",
     "find_runs",
     "interquartile_mean",
     "interval_of",
+    "last_tenth",
+    "least_visible_difference",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
