@@ -66,6 +66,12 @@ def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # As in a program: definitions in __main__ are sent to other processes by value.
     module = types.ModuleType("__main__")
+    # The pages of a folder may use what its index defines.
+    index = path.with_name("index.md")
+    if index in WITH_CODE and index != path:
+        for block in blocks(index):
+            if block.language == "python":
+                run(block, index, module)
     printed, skips = None, False
     for block in blocks(path):
         if block.language == "python":
