@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from dmiddleware.errors import ConfigError, EnvCallError
 from dmiddleware.registry import nearest
 
-__all__ = ["Access", "EnvOverrides", "InnerAttributes", "one_per_env", "unknown_attribute"]
-
-T = TypeVar("T")
+__all__ = [
+    "Access",
+    "EnvOverrides",
+    "GameAttributes",
+    "InnerAttributes",
+    "options_per_env",
+    "unknown_attribute",
+]
 
 _BY_MANAGER: Final = ("reset", "step", "close")
 
@@ -29,6 +34,19 @@ class Access(NamedTuple):
     name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
+
+    @classmethod
+    def setting(cls, name: str, values: Any, env_num: int) -> list[Self]:
+        """Return what sets an attribute: one access per env.
+
+        Raises:
+            ConfigError: if a list or tuple has another number of values, or the name is not a
+                string.
+        """
+        own = _one_per_env(values, env_num, what=f"set_attr({name!r})")
+        accesses = [cls("set_attr", name, (value,)) for value in own]
+        accesses[0].check()
+        return accesses
 
     def __str__(self) -> str:
         return f"{self.kind}({self.name!r})"
@@ -132,14 +150,28 @@ class EnvOverrides:
         self.reset_options = list(state["reset_options"])
 
 
-def one_per_env(values: T | Sequence[T], env_num: int, *, what: str) -> list[T]:
-    """Return the value of each env: a list or tuple has one per env, other values are for all.
+def options_per_env(options: Any, env_num: int) -> list[dict[str, Any] | None]:
+    """Return the reset options of each env.
+
+    Args:
+        options: a dictionary or None for all envs, or a list of them with one per env.
+        env_num: the number of envs.
 
     Raises:
-        ConfigError: if a list or tuple has another number of values.
+        ConfigError: if these are not dictionaries, or a list has another number of them.
     """
+    own = _one_per_env(options, env_num, what="set_reset_options")
+    for one in own:
+        if not isinstance(one, Mapping | None):
+            raise ConfigError(
+                f"set_reset_options takes a dictionary, or one per env, got {one!r:.100}"
+            )
+    return [None if one is None else dict(one) for one in own]
+
+
+def _one_per_env(values: Any, env_num: int, *, what: str) -> list[Any]:
     if not isinstance(values, list | tuple):
-        return [values] * env_num  # type: ignore[list-item]
+        return [values] * env_num
     if len(values) != env_num:
         raise ConfigError(
             f"{what} was given {len(values)} values for {env_num} envs; a list or tuple has one "
@@ -183,6 +215,20 @@ class InnerAttributes:
         if isinstance(inner, InnerAttributes):
             return inner.owner_of(name)
         return _own_layer(inner, name)
+
+
+class GameAttributes(InnerAttributes):
+    """Access to the attributes of a game, which is not a Gymnasium env.
+
+    Args:
+        game: the game.
+    """
+
+    def __init__(self, game: Any) -> None:
+        self.unwrapped = game
+
+    def _inner_env(self) -> Any:
+        return self.unwrapped
 
 
 def _own_layer(env: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ from dmiddleware.env.batching import (
     map_arrays,
     replace_rows,
 )
-from dmiddleware.env.env_access import Access, EnvOverrides, one_per_env
+from dmiddleware.env.env_access import Access, EnvOverrides, options_per_env
 from dmiddleware.env.env_state import (
     MissingObjectError,
     decode_infos,
@@ -282,12 +282,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             ConfigError: if a list or tuple has another number of values; else as :meth:`call`.
             EnvCallError: as :meth:`call`; the other envs may have the value then.
         """
-        what = f"set_attr({name!r})"
-        accesses = [
-            Access("set_attr", name, (value,))
-            for value in one_per_env(values, self.env_num, what=what)
-        ]
-        accesses[0].check()
+        accesses = Access.setting(name, values, self.env_num)
         if self._open:
             self._access(accesses)
         self._overrides.attributes[name] = [one.args[0] for one in accesses]
@@ -314,13 +309,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
                 or do not reach the resets of this kind of envs.
             EnvStateError: while another thread steps the envs.
         """
-        own = one_per_env(options, self.env_num, what="set_reset_options")
-        for one in own:
-            if not isinstance(one, Mapping | None):
-                raise ConfigError(
-                    f"set_reset_options takes a dictionary, or one per env, got {one!r:.100}"
-                )
-        self._use_reset_options([None if one is None else dict(one) for one in own])
+        self._use_reset_options(options_per_env(options, self.env_num))
 
     # Stepping
 
@@ -452,10 +441,11 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self.dropped_steps = state["dropped_steps"]
         self._failures.load_state_dict(state["failures"])
         self._n_start_overs = state["n_start_overs"]
-        self._overrides.load_state_dict(state["overrides"])
-        # Before the states of the envs, in which they may have changed further.
-        self._use_reset_options(self._overrides.reset_options)
-        self._set_attrs_again()
+        if "overrides" in state:  # not in older states
+            self._overrides.load_state_dict(state["overrides"])
+            # Before the states of the envs, in which they may have changed further.
+            self._use_reset_options(self._overrides.reset_options)
+            self._set_attrs_again()
         if any(one is None for one in state["envs"]):
             logger.warning("the state of the envs could not be saved; they start new episodes")
             self._start_over()
