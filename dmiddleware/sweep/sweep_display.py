@@ -45,7 +45,7 @@ class RunView(msgspec.Struct, frozen=True):
         at: how far it is.
         last: its last evaluation; None: it has none.
         score: the mean of the last tenth of its evaluations; None: it has none.
-        text: its error.
+        text: its error; empty: none.
         output: the file with its output.
         took_s: seconds that it took; None: unknown.
     """
@@ -87,8 +87,7 @@ class SweepDisplay:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._close()
 
     @property
     def failed(self) -> list[RunView]:
@@ -104,6 +103,8 @@ class SweepDisplay:
         before = self._views.get(view.name)
         self._views[view.name] = view
         if self._live is not None:
+            if view.state == "failed" and before is not None and before.state != "failed":
+                self.note(_line(view))
             if time.monotonic() >= self._next:
                 self._next = time.monotonic() + _EVERY_S
                 self._draw()
@@ -113,6 +114,7 @@ class SweepDisplay:
     def conclude(self, folder: Path, plan: SweepPlan, found: str) -> None:
         """Show what the runs came to, what the sweep has found, and what to do next."""
         self._draw()
+        self._close()  # what follows comes below the table
         counts = Counter(view.state for view in self._views.values())
         told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.note(f"{folder}: {told}")
@@ -124,6 +126,11 @@ class SweepDisplay:
             self.note(f"to continue: ditask sweep --resume {shlex.quote(str(folder))}")
         elif counts["done"]:
             self.note(f"to compare: {_comparison(folder, plan)}")
+
+    def _close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -142,18 +149,14 @@ def sweep_table(views: list[RunView], n_rows: int) -> Table:
     chosen = sorted(views, key=lambda view: ranks.index(view.state))[:n_rows]
     names = {view.name for view in chosen}
     table = Table(expand=False, header_style="bold")
-    for head in ("run", "state"):
-        table.add_column(head)
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
     for head in ("at", "last evaluation", "score"):
-        table.add_column(head, justify="right")
-    has_errors = any(view.text for view in chosen)
-    if has_errors:
-        table.add_column("error", overflow="ellipsis", no_wrap=True)
+        table.add_column(head, justify="right", no_wrap=True)
     for view in views:
         if view.name in names:
-            cells = (view.name, Text(view.state, style=_STATES[view.state]), view.at)
-            figures = (_figure(view.last), _figure(view.score))
-            table.add_row(*cells, *figures, *([Text(view.text)] if has_errors else []))
+            state = Text(view.state, style=_STATES[view.state])
+            table.add_row(view.name, state, view.at, _figure(view.last), _figure(view.score))
     if len(views) > len(chosen):
         table.caption = f"and {len(views) - len(chosen)} more runs"
     return table

@@ -201,7 +201,7 @@ def _run_all(
                 return
             if signals.reason and not is_told:
                 is_told = True
-                display.note(f"{signals.reason}; stopping {len(running)} runs")
+                display.note(f"{signals.reason}; stopping the runs")
             for one in list(running):
                 if signals.reason or one.run.pruned.exists():
                     one.stop()

@@ -35,7 +35,7 @@ _TRIALS: Final = 20
 @click.argument(
     "words", nargs=-1, type=click.UNPROCESSED, metavar="[train ALGO ENV] [OPTIONS OF DITASK]"
 )
-@click.option("--main", metavar="MODULE.FUNCTION", help="The program, as for ditask.")
+@click.option("--main", metavar="NAME", help="The program, package.module.function.")
 @click.option(
     "--set",
     "settings",
@@ -109,7 +109,8 @@ def sweep_command(
     """Run a program with several settings, each in processes and a folder of its own.
 
     The names are options of the program; the last part is enough if it is unique. Arguments that
-    all runs have follow --. The score of a run is the mean of the last tenth of its evaluations.
+    all runs have follow --, and options of ditask, such as --roles, are passed on. The score of a
+    run is the mean of the last tenth of its evaluations.
 
     \b
       ditask sweep --main examples.cartpole_dqn.main --set learning_rate=1e-4,3e-4 --set seed=0:5
