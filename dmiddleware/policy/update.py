@@ -208,7 +208,7 @@ class UpdateRunner:
                     component.move_target()
         if self._first is not None:
             output["cur_lr"] = self._first.learning_rate
-        output |= self._scheduled
+        output = {**self._scheduled, **output}
         if self._on_gpu:
             return self._output_on_gpu(output)
         return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
