@@ -19,7 +19,7 @@ from dmiddleware.data import TensorBuffer, as_tree
 from dmiddleware.env import BaseEnvManager, SyncEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError, EnvCallError, WaitTimeout
 from dmiddleware.pipeline import current_node, middleware
-from dmiddleware.policy import DQNPolicy
+from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.testing import Cluster, assert_resume_exact
 from middleware import (
@@ -27,14 +27,17 @@ from middleware import (
     Curriculum,
     DataPusher,
     EpsGreedyHandler,
+    GAEEstimator,
     InteractionEvaluator,
     OffPolicyLearner,
     OnlineRLContext,
+    OnPolicyLearner,
     Role,
     RunFolder,
     SnapshotSaver,
     StepCollector,
 )
+from tests.dmiddleware.distributed.rank_processes import run_ranks
 from tests.middleware.nodes import node
 from tests.middleware.test_resume_command import run as run_process
 
@@ -407,6 +410,32 @@ def test_a_collector_waits_for_the_first_values(tmp_path: Path) -> None:
         task.use(Curriculum(up, leveled(), timeout_s=0.05))
         with pytest.raises(WaitTimeout, match="first values of the curriculum 'curriculum'"):
             task.run(max_step=1)
+
+
+def train_rank(rank: int) -> Any:
+    """Learn as one of several ranks, each with envs of its own, whose rules differ."""
+    envs, seen = leveled(), list[Any]()
+    policy = PPOPolicy.for_env(
+        envs, model=TINY, seed=3, multi_gpu=True, batch_size=8, epoch_per_collect=1
+    )
+
+    def rule(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any] | None:
+        return {"level": 100.0 * rank + ctx.total_step} if ctx.total_step % 2 == 0 else None
+
+    def see(ctx: OnlineRLContext) -> None:
+        seen.append(envs.get_attr("level"))
+
+    with Task(seed=5, rank=rank) as task:
+        task.use(ContextExchanger()).use(Curriculum(rule, envs, start={"level": -1.0}))
+        task.use(StepCollector(policy, envs, n_sample=16)).use(see)
+        task.use(GAEEstimator(policy)).use(OnPolicyLearner(policy)).run(max_step=5)
+    return seen
+
+
+@pytest.mark.process
+def test_the_rule_of_the_first_rank_decides_for_all() -> None:
+    expected = [[-1.0, -1.0], [0.0, 0.0], [0.0, 0.0], [2.0, 2.0], [2.0, 2.0]]
+    assert run_ranks(train_rank) == [expected, expected]
 
 
 @pytest.mark.process
