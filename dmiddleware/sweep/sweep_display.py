@@ -125,7 +125,7 @@ class SweepDisplay:
         if counts["waiting"] or counts["interrupted"]:
             self.note(f"to continue: ditask sweep --resume {shlex.quote(str(folder))}")
         elif counts["done"]:
-            self.note(f"to compare: {_comparison(folder, plan)}")
+            self.note(f"next: {_comparison(folder, plan)}")
 
     def _close(self) -> None:
         if self._live is not None:
