@@ -230,7 +230,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
         )
         configs = []
         for plan, own, share in zip(plans, variables, shares, strict=True):
-            own = {**share.variables, **own}
+            own = {**share, **own}
             configs.append(
                 start.node_config(
                     run,

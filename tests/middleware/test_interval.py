@@ -1,3 +1,4 @@
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,15 @@ from hypothesis import strategies as st
 
 from dmiddleware.command_line import arguments_of, arguments_with
 from dmiddleware.errors import ConfigError
-from middleware import InteractionEvaluatorSettings, OfflineRLContext, OnlineRLContext
+from dmiddleware.pipeline import Task
+from middleware import (
+    InteractionEvaluatorSettings,
+    OfflineRLContext,
+    OnlineRLContext,
+    RunFolder,
+    SnapshotSaver,
+)
+from middleware.programs import train
 from middleware.support.interval import Interval, IntervalSettings
 
 STEPS = st.lists(st.integers(0, 200), min_size=1, max_size=50)
@@ -98,3 +107,29 @@ def test_a_file_may_replace_the_counter_of_the_interval() -> None:
     found = arguments_with(program, {"evaluator": {"every_env_step": 5000}}, at="a file")
     assert found["evaluator"].every_train_iter is None
     assert found["evaluator"].every_env_step == 5000
+
+
+def test_options_of_train_may_replace_the_counter_of_the_interval(tmp_path: Path) -> None:
+    result = train(
+        "dqn",
+        "CartPole-v1",
+        max_env_step=1256,
+        evaluator={"every_env_step": 128, "n_episode": 10},
+        eval_env_num=10,
+        experiment={"root": tmp_path, "n_fresh_episode": 10, "every_env_step": 64},
+    )
+    # The first step makes 1,000 random env steps, and each of the others 128.
+    assert [at for at, _ in result.evaluations] == [1000, 1128, 1256]
+    assert "every_env_step=128" in result.chain
+    assert "every_train_iter" not in result.chain
+
+
+def test_snapshots_at_an_interval_of_env_steps(tmp_path: Path) -> None:
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+
+    snapshots = SnapshotSaver(RunFolder(tmp_path), every_env_step=20, keep=9)
+    with Task(seed=0) as task:
+        task.use(collect).use(snapshots).run(max_step=9)
+    steps = sorted(int(path.stem.removeprefix("step_")) for path in snapshots.paths)
+    assert steps == [2, 4, 7]  # counted from 0: at 24, 40 and 64 env steps

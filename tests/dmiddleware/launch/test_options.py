@@ -89,14 +89,14 @@ def test_processes_of_a_host_get_gpus_of_their_own_and_threads(tmp_path: Path) -
     shares = local_shares(
         resources, plans("collector", "learner", "evaluator"), {}, gpus=gpus(tmp_path, 3)
     )
-    assert [share.variables for share in shares] == [
+    assert shares == [
         {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "4"},
         {"OMP_NUM_THREADS": "1"},
     ]
     visible = {"CUDA_VISIBLE_DEVICES": "5,GPU-a,7", "OMP_NUM_THREADS": "2"}
     learner = local_shares(resources, plans("learner", "collector"), visible)[0]
-    assert learner.variables == {"CUDA_VISIBLE_DEVICES": "5,GPU-a", "OMP_NUM_THREADS": "4"}
+    assert learner == {"CUDA_VISIBLE_DEVICES": "5,GPU-a", "OMP_NUM_THREADS": "4"}
 
 
 @pytest.mark.parametrize(
