@@ -22,7 +22,7 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
 from dmiddleware.errors import ConfigError, TaskStateError
-from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
+from dmiddleware.pipeline import ChainView, Context, Stateful, Task, current_node, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
@@ -260,9 +260,10 @@ class Experiment(BaseMiddleware[RLContext]):
     def _save_config(self, task: Task[Any]) -> None:
         if not self.run.is_lead:
             return
-        call = program_call()
+        call, node = program_call(), current_node()
         config = {
             **({} if call is None else {"program": call.program, "arguments": call.plain()}),
+            **({"launch": node.launch} if node is not None and node.launch else {}),
             "seed": task.seed,
             "algorithm": type(self._policy).__name__,
             "env": self._env,

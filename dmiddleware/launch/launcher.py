@@ -157,6 +157,7 @@ class _Start:
                 "redis_password": self.secret[_REDIS_PASSWORD] or None,
                 "tls": _tls(options),
                 "max_event_bytes": options.max_event_bytes,
+                "launch": options.recorded(),
                 **differences,
             }
         )

@@ -157,6 +157,7 @@ class JoinedNode:
             run_token=plan.run_token,
             run_roles=part.run_roles,
             may_grow=plan.may_grow,
+            launch=plan.launch,
             role_index=part.role_index,
             n_ranks=1 if part.ranks is None else part.ranks.size,
             on_failure=self._note_failure,

@@ -235,14 +235,14 @@ def resume_command(
 ) -> None:
     """Continue a run from its newest whole snapshot, with the program and arguments that it had.
 
-    Start it in the folder where the run was started. Without --roles or --parallel-workers it is
-    one process. A setting that differs is shown, and needs --accept-changes; a larger limit of a
-    TerminationChecker does not.
+    Start it in the folder where the run was started. It has the same processes, and the same
+    options of ditask, except for --env. A setting that differs is shown, and needs
+    --accept-changes; a larger limit of a TerminationChecker does not.
 
     \b
       ditask resume runs/cartpole
-      ditask resume runs/cartpole --roles learner=1,collector=4,evaluator=1
       ditask resume runs/cartpole -- --max-env-step 1e6
+      ditask resume runs/cartpole --accept-changes --roles learner=1,collector=8,evaluator=1
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.launch.cli import ditask
     from dmiddleware.runs.resuming import resume_words, resuming
