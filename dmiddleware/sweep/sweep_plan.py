@@ -141,7 +141,7 @@ class SweptRun(msgspec.Struct, frozen=True):
 def state_of(run: SweptRun) -> State:
     """Return what the folder of a run says about it; a run that is running counts as interrupted.
 
-    A process that was ended by a signal leaves no exit code, so its run can continue.
+    A process that a signal has ended leaves no exit code, so its run can continue.
     """
     try:
         code = int(run.ended.read_text())

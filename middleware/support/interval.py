@@ -1,4 +1,4 @@
-"""When something is due that happens every so many updates or environment steps."""
+"""When something is due that happens at an interval of updates or environment steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IntervalSettings(Settings):
 
 
 class Interval:
-    """Decides when something is due that happens every so many updates or environment steps.
+    """Decides when something is due that happens at an interval of updates or environment steps.
 
     It is due in each step that reaches or passes a multiple of the interval, once if it passes
     several. With an interval of 1,000 and 64 env steps in each step of the task, these are the
