@@ -29,8 +29,8 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _NEXT = "next_obs"
 
-# A snapshot writes whole blocks of rows again if one of their rows is new. There are about so many
-# in a ring; files of fewer bytes are not worth it.
+# A snapshot writes a whole block again if one of its rows is new: the number of blocks in a ring,
+# and the fewest bytes that are worth a file.
 _BLOCKS = 128
 _SMALLEST_BLOCK = 2**18
 
