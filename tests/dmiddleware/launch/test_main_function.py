@@ -97,7 +97,7 @@ def test_a_module_may_make_names_as_it_runs(tmp_path: Path, source: str) -> None
     [
         ("program.plan", "module program has no function 'plan'; did you mean program.plain?"),
         ("program.unlike", "module program has no function 'unlike'"),
-        ("progam.plain", "found no module progam in --package .*; did you mean program?"),
+        ("progrm.plain", "found no module progrm in --package .*; did you mean program?"),
         ("package.progrm.plain", "no module package.progrm .*; did you mean package.program?"),
         ("program.plain.inner", "found no module program.plain in"),
         ("nowhere_at_all.main", "found no module nowhere_at_all in .* the import path$"),
@@ -112,7 +112,7 @@ def test_a_function_that_does_not_exist_is_refused_with_the_nearest(
 
 @pytest.mark.parametrize(
     ("main", "message"),
-    [("asynchronous", "async function"), ("plian", "did you mean program.plain?")],
+    [("asynchronous", "async function"), ("plainn", "did you mean program.plain?")],
 )
 def test_a_refused_function_starts_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, main: str, message: str
