@@ -61,6 +61,7 @@ def is_installed(block: Block) -> bool:
     return needed is None or "CI" in os.environ or importlib.util.find_spec(needed) is not None
 
 
+@pytest.mark.timeout(400)  # the README trains until CartPole is solved
 @pytest.mark.parametrize("path", WITH_CODE, ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

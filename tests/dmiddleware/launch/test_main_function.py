@@ -112,7 +112,7 @@ def test_a_function_that_does_not_exist_is_refused_with_the_nearest(
 
 @pytest.mark.parametrize(
     ("main", "message"),
-    [("asynchronous", "async function"), ("plin", "did you mean program.plain?")],
+    [("asynchronous", "async function"), ("plainn", "did you mean program.plain?")],
 )
 def test_a_refused_function_starts_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, main: str, message: str
