@@ -16,7 +16,7 @@ def test_a_run_whose_processes_are_all_killed_continues() -> None:
         kills=2,
         main="tests.middleware.resumable_program.main",
         roles="learner=1,collector=1",
-        arguments=("--exp-name", "run", "--every-train-iter", "16", "--max-env-step", "4096"),
+        arguments=("--exp-name", "run", "--every-train-iter", "32", "--max-env-step", "32768"),
         solved=None,
     )
     assert result.holds, result
