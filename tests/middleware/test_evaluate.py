@@ -160,7 +160,8 @@ def test_an_evaluation_below_the_value_starts_the_row_again(dqn: DQNPolicy, monk
 
     def evaluate(*args: Any, **kwargs: Any) -> Any:
         value = next(returns)
-        return SimpleNamespace(get_episode_return=lambda: [value], mean_info=dict)
+        info = {"eval_episode_length": value}
+        return SimpleNamespace(get_episode_return=lambda: [value], mean_info=lambda: info)
 
     monkeypatch.setattr("middleware.evaluate.evaluate_episodes", evaluate)
     evaluator = interaction_evaluator(
