@@ -69,15 +69,7 @@ class DDPGPolicy(TDPolicy):
     """
 
     cfg: DDPGSettings
-    reports: ClassVar[tuple[str, ...]] = (
-        "total_loss",
-        "critic_loss",
-        "actor_loss",
-        "q_value",
-        "target_q_value",
-        "td_error",
-        "cur_lr",
-    )
+    reports = (*TDPolicy.reports, "critic_loss", "actor_loss")
     model_type: ClassVar[str] = "actor_q"
     model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 1}
 

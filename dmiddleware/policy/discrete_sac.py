@@ -62,17 +62,7 @@ class DiscreteSACPolicy(TDPolicy):
     """
 
     cfg: DiscreteSACSettings
-    reports: ClassVar[tuple[str, ...]] = (
-        "total_loss",
-        "critic_loss",
-        "policy_loss",
-        "q_value",
-        "target_q_value",
-        "td_error",
-        "entropy",
-        "alpha",
-        "cur_lr",
-    )
+    reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "discrete_actor_q"
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)

@@ -68,14 +68,7 @@ class QLearningPolicy(TDPolicy):
     """
 
     cfg: QLearningSettings
-    reports: ClassVar[tuple[str, ...]] = (
-        "total_loss",
-        "q_value",
-        "target_q_value",
-        "td_error",
-        "grad_norm",
-        "cur_lr",
-    )
+    reports = (*TDPolicy.reports, "grad_norm")
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
     learned: ClassVar[str] = "logit"

@@ -60,17 +60,7 @@ class SACPolicy(TDPolicy):
     """
 
     cfg: SACSettings
-    reports: ClassVar[tuple[str, ...]] = (
-        "total_loss",
-        "critic_loss",
-        "policy_loss",
-        "q_value",
-        "target_q_value",
-        "td_error",
-        "entropy",
-        "alpha",
-        "cur_lr",
-    )
+    reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "actor_q"
 
     def make_components(self) -> dict[str, Component]:
@@ -138,11 +128,7 @@ class SACPolicy(TDPolicy):
         q = self.critics(critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
         target = self.td_target(batch, next_value)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
-        logged = {
-            "q_value": q.mean(),
-            "target_q_value": target.mean(),
-            "td_error": td_error.mean(),
-        }
+        logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
         return 0.5 * loss, td_error, logged
 
     def value_of(self, obs: Value, action: Tensor) -> Tensor:
