@@ -35,6 +35,7 @@ class SweepOrder:
         arguments: arguments of the program that all runs have.
         metric: the metric that gives the score.
         search: how Optuna chooses values; None: all combinations are run.
+        name: for its folder; empty: the module of the program.
     """
 
     program: str
@@ -44,6 +45,7 @@ class SweepOrder:
     options: Sequence[str] = ()
     arguments: Sequence[str] = ()
     search: Search | None = None
+    name: str = ""
 
 
 def make_sweep(order: SweepOrder, folder: Path) -> SweepPlan:
@@ -88,10 +90,10 @@ def make_sweep(order: SweepOrder, folder: Path) -> SweepPlan:
     return plan
 
 
-def free_folder(program: str) -> Path:
-    """Return a folder in ``sweeps/`` that does not exist, named after the module of a program."""
-    parts = program.split(".")
-    wanted = _ROOT / parts[-2 if len(parts) > 1 else -1]
+def free_folder(order: SweepOrder) -> Path:
+    """Return a folder in ``sweeps/`` that does not exist, named after what the sweep runs."""
+    module = order.program.rpartition(".")[0].rpartition(".")[2]
+    wanted = _ROOT / (order.name or module or order.program)
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     return next(path for path in itertools.chain([wanted], numbered) if not path.exists())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,6 +22,7 @@ from middleware.programs.train import program_of
 __all__ = ["sweep_command"]
 
 _TRIALS: Final = 20
+_NO_NAME: Final = re.compile(r"\W+")
 
 
 @click.command(
@@ -127,7 +129,7 @@ def sweep_command(
             folder, plan = resume, read_plan(resume)
         else:
             order = _order(ctx, words, arguments, **given)
-            folder = output or free_folder(order.program)
+            folder = output or free_folder(order)
             plan = make_sweep(order, folder)
         code = _run(folder, plan, jobs)
     except DMiddlewareError as error:
@@ -155,6 +157,7 @@ def _order(
     direction: Literal["maximize", "minimize"],
     pruner: str,
 ) -> SweepOrder:
+    name = ""
     if words[:1] == ("train",) and main is None:
         if len(words) < 3:
             raise click.UsageError("name an algorithm and an env: sweep train dqn CartPole-v1", ctx)
@@ -162,6 +165,7 @@ def _order(
         program = program_of(algo)
         main = f"{program.__module__}.{program.__qualname__}"
         arguments = ("--config", f"zoo:{algo}/{env}", *arguments)
+        name = f"{algo}-{_NO_NAME.sub('-', env.rpartition(':')[2])}"
     if main is None:
         raise click.UsageError("name a program with --main, or: train ALGO ENV", ctx)
     if not settings:
@@ -178,6 +182,7 @@ def _order(
         arguments=arguments,
         metric=metric,
         search=Search(trials, direction, pruner == "median") if sampler == "optuna" else None,
+        name=name,
     )
 
 

@@ -139,9 +139,13 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_sweep_gets_a_free_folder() -> None:
-    assert free_folder("examples.cartpole_dqn.main") == Path("sweeps/cartpole_dqn")
+    made = order("seed=0:2", program="examples.cartpole_dqn.main")
+    assert free_folder(made) == Path("sweeps/cartpole_dqn")
     Path("sweeps/cartpole_dqn").mkdir(parents=True)
-    assert free_folder("examples.cartpole_dqn.main") == Path("sweeps/cartpole_dqn-2")
+    assert free_folder(made) == Path("sweeps/cartpole_dqn-2")
+    named = order("seed=0:2", name="dqn-CartPole-v1")
+    assert free_folder(named) == Path("sweeps/dqn-CartPole-v1")
+    assert free_folder(order("seed=0:2", program="main")) == Path("sweeps/main")
 
 
 def test_a_folder_without_a_plan_is_not_resumed(tmp_path: Path) -> None:
