@@ -268,6 +268,7 @@ def test_invalid_values_are_refused(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text("def main(): pass")
     write_key(Path("empty"), "")
     Path("shared").write_text("k" * 40)
     Path("shared").chmod(0o644)
