@@ -21,15 +21,26 @@ from dmiddleware.data import (
     flatten_lead,
     save_dataset,
 )
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import OpponentEnv, make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import BCPolicy, DecisionTransformerPolicy, DQNPolicy, PPOPolicy
-from dmiddleware.reward import ICM, RND, IntrinsicCritic
+from dmiddleware.policy import (
+    BCPolicy,
+    DecisionTransformerPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+)
+from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
+from dmiddleware.rollout import OpponentPool, RolloutCollector
 from dmiddleware.testing import assert_resume_exact
 from middleware import (
+    CkptSaver,
     EpisodeCollector,
+    EpochTimer,
     Experiment,
     IntrinsicAdvantage,
+    LearningCurve,
+    MetricsLogger,
     OfflineDataSaver,
     OfflineLearner,
     OfflineRLContext,
@@ -38,6 +49,7 @@ from middleware import (
     OnPolicyLearner,
     RewardLearner,
     RunFolder,
+    SelfPlay,
     SnapshotSaver,
     StepCollector,
     TerminationChecker,
@@ -46,7 +58,8 @@ from middleware import (
     gae_estimator,
     interaction_evaluator,
 )
-from tests.dmiddleware.policy.every_policy import EVERY, collected, made
+from tests.dmiddleware.battle_envs import Together
+from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
 
@@ -156,12 +169,74 @@ def ppo_with(kind: Any, *, own_critic: bool = False) -> Callable[[Path], list[An
     return build
 
 
+def imitated(folder: Path) -> list[Any]:
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    policy = PPOPolicy.for_env(envs, seed=0, batch_size=16)
+    with make_env_manager("CartPole-v1", env_num=2, seed=1) as others:
+        expert = flatten_lead(RolloutCollector(policy, others).collect(64), 2)
+    gail = GAIL.for_env(envs, expert, seed=0, hidden_sizes=(8,), epochs=1)
+    collector = StepCollector(policy, envs, n_sample=32)
+    return [collector, RewardLearner(gail), gae_estimator(policy), OnPolicyLearner(policy)]
+
+
+def self_play(folder: Path) -> list[Any]:
+    pool: OpponentPool
+
+    def opponent() -> DQNPolicy:
+        env = OpponentEnv(Together(), lambda rng: first_move)
+        return DQNPolicy.for_env(env, seed=0, eps=0.2, model={"encoder_hidden_sizes": [8]})
+
+    policy = opponent()
+    pool = OpponentPool(opponent, size=2, policy_kwargs={"eps": 0.2})
+    envs = make_env_manager(lambda: OpponentEnv(Together(), pool.draw), env_num=2, seed=0)
+    buffer = TensorBuffer(90, seed=0)
+    return [
+        SelfPlay(policy, pool, every_train_iter=4),
+        eps_greedy_handler(policy),
+        StepCollector(policy, envs, n_sample=32),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, update_per_collect=2),
+    ]
+
+
+def first_move(obs: Any, mask: Any) -> int:
+    return 0
+
+
+def team(folder: Path) -> list[Any]:
+    policy = made(QMIXPolicy)
+    envs = make_env_manager(lambda: env_for(QMIXPolicy), env_num=2, mode="async", seed=0)
+    buffer = buffer_of(policy, collected(policy))
+    return [
+        eps_greedy_handler(policy),
+        StepCollector(policy, envs, n_sample=48),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, update_per_collect=2),
+    ]
+
+
 def offline(folder: Path) -> list[Any]:
     path = folder.parent / "rows.safetensors"
     policy = made(BCPolicy, batch_size=8)
     if not path.exists():
         save_dataset(path, flatten_lead(collected(policy), 2))
     return [OfflineLearner(policy, OfflineDataset(path))]
+
+
+def transformer(folder: Path) -> list[Any]:
+    policy = made(DecisionTransformerPolicy)
+    buffer = buffer_of(policy, collected(policy))
+    return [OffPolicyLearner(policy, buffer, update_per_collect=2)]
+
+
+def watched(policy: Any, envs: Any, folder: Path) -> list[Any]:
+    run = RunFolder(folder)
+    return [
+        CkptSaver(policy.learn_mode, run, every_train_iter=3, keep=1),
+        MetricsLogger(run, every_env_step=40),
+        LearningCurve(run),
+        EpochTimer(every_step=2),
+    ]
 
 
 def learned_rows(policy: Any, envs: Any, folder: Path) -> list[Any]:
@@ -186,7 +261,13 @@ PROGRAMS: dict[str, Callable[[Path], list[Any]]] = {
     "RND with a critic": ppo_with(RND, own_critic=True),
     "ICM": ppo_with(ICM),
     "offline": offline,
+    "GAIL": imitated,
+    "self-play": self_play,
+    "a team in processes": team,
+    "a transformer of offline data": transformer,
+    "logger, checkpoints and curve": partial(dqn_of, after=watched),
 }
+OFFLINE = (offline, transformer)
 
 
 @pytest.mark.parametrize("build", mostly_slow(
@@ -202,7 +283,7 @@ def test_the_other_stock_parts_resume_exactly(
         random.seed(1)
         np.random.seed(2)
         torch.manual_seed(3)
-        task = Task(OfflineRLContext() if build is offline else OnlineRLContext(), seed=0)
+        task = Task(OfflineRLContext() if build in OFFLINE else OnlineRLContext(), seed=0)
         snapshots = SnapshotSaver(folder)
         for one in (*build(folder), snapshots):
             task.use(one)
