@@ -21,13 +21,13 @@ __all__ = ["killed_run"]
 
 EXAMPLE = "examples.cartpole_dqn.main"
 ROLES = "learner=1,collector=2,evaluator=1"
-ARGUMENTS = ("--exp-name", "run", "--snapshots.every-train-iter", "128")
+ARGUMENTS = ("--exp-name", "run", "--snapshots.every-train-iter", "64")
 SOLVED = 475.0
 """The return from which CartPole-v1 counts as solved."""
 
 _MARK = "KILLED_RUN"
 _SEED = 23
-_LATER_S = 1.0
+_LATER_S = 0.2
 _START_S = 8.0
 _SNAPSHOT_S = 240.0
 _END_S = 1200.0
