@@ -21,7 +21,7 @@ from dmiddleware.data import (
     flatten_lead,
     save_dataset,
 )
-from dmiddleware.env import OpponentEnv, make_env_manager
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import (
     BCPolicy,
@@ -31,16 +31,12 @@ from dmiddleware.policy import (
     QMIXPolicy,
 )
 from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
-from dmiddleware.rollout import OpponentPool, RolloutCollector
+from dmiddleware.rollout import RolloutCollector
 from dmiddleware.testing import assert_resume_exact
 from middleware import (
-    CkptSaver,
     EpisodeCollector,
-    EpochTimer,
     Experiment,
     IntrinsicAdvantage,
-    LearningCurve,
-    MetricsLogger,
     OfflineDataSaver,
     OfflineLearner,
     OfflineRLContext,
@@ -49,7 +45,6 @@ from middleware import (
     OnPolicyLearner,
     RewardLearner,
     RunFolder,
-    SelfPlay,
     SnapshotSaver,
     StepCollector,
     TerminationChecker,
@@ -58,7 +53,6 @@ from middleware import (
     gae_estimator,
     interaction_evaluator,
 )
-from tests.dmiddleware.battle_envs import Together
 from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
@@ -179,30 +173,6 @@ def imitated(folder: Path) -> list[Any]:
     return [collector, RewardLearner(gail), gae_estimator(policy), OnPolicyLearner(policy)]
 
 
-def self_play(folder: Path) -> list[Any]:
-    pool: OpponentPool
-
-    def opponent() -> DQNPolicy:
-        env = OpponentEnv(Together(), lambda rng: first_move)
-        return DQNPolicy.for_env(env, seed=0, eps=0.2, model={"encoder_hidden_sizes": [8]})
-
-    policy = opponent()
-    pool = OpponentPool(opponent, size=2, policy_kwargs={"eps": 0.2})
-    envs = make_env_manager(lambda: OpponentEnv(Together(), pool.draw), env_num=2, seed=0)
-    buffer = TensorBuffer(90, seed=0)
-    return [
-        SelfPlay(policy, pool, every_train_iter=4),
-        eps_greedy_handler(policy),
-        StepCollector(policy, envs, n_sample=32),
-        data_pusher(buffer),
-        OffPolicyLearner(policy, buffer, update_per_collect=2),
-    ]
-
-
-def first_move(obs: Any, mask: Any) -> int:
-    return 0
-
-
 def team(folder: Path) -> list[Any]:
     policy = made(QMIXPolicy)
     envs = make_env_manager(lambda: env_for(QMIXPolicy), env_num=2, mode="async", seed=0)
@@ -229,16 +199,6 @@ def transformer(folder: Path) -> list[Any]:
     return [OffPolicyLearner(policy, buffer, update_per_collect=2)]
 
 
-def watched(policy: Any, envs: Any, folder: Path) -> list[Any]:
-    run = RunFolder(folder)
-    return [
-        CkptSaver(policy.learn_mode, run, every_train_iter=3, keep=1),
-        MetricsLogger(run, every_env_step=40),
-        LearningCurve(run),
-        EpochTimer(every_step=2),
-    ]
-
-
 def learned_rows(policy: Any, envs: Any, folder: Path) -> list[Any]:
     return [RewardLearner(RND.for_env(envs, policy, hidden_sizes=(8,)), weight=0.5, env_weight=1.0)]
 
@@ -262,10 +222,8 @@ PROGRAMS: dict[str, Callable[[Path], list[Any]]] = {
     "ICM": ppo_with(ICM),
     "offline": offline,
     "GAIL": imitated,
-    "self-play": self_play,
     "a team in processes": team,
     "a transformer of offline data": transformer,
-    "logger, checkpoints and curve": partial(dqn_of, after=watched),
 }
 OFFLINE = (offline, transformer)
 
