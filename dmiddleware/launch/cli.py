@@ -92,11 +92,10 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
         )
     algo, env, *options = words
     try:
-        program = tuned(algo).program
+        main = tuned(algo).main
     except DMiddlewareError as error:
         raise click.UsageError(str(error), ctx) from error
-    name = f"middleware.programs.{program}.{program}"
-    return ["--main", name, "--config", f"zoo:{algo}/{env}", *options]
+    return ["--main", main, "--config", f"zoo:{algo}/{env}", *options]
 
 
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:

@@ -153,7 +153,7 @@ class UpdateRunner:
             (one, one.target_rule.every) for one in every if one.target_rule is not None
         ]
         self._first = next((one for one in every if one.optimizer is not None), None)
-        # What is logged of them; the learning rate is that of the optimizer.
+        # Their logged values; the learning rate is that of the optimizer.
         self._scheduled = {
             path: schedule.start
             for path, schedule in schedules.items()

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -16,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dmiddleware.closing import Closing
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.runs.statistics import short
 from dmiddleware.sweep.sweep_plan import SweepPlan
@@ -37,7 +37,7 @@ _SPARE_LINES: Final = 8
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """What is shown of a run.
+    """The state of a run, to show.
 
     Attributes:
         name: its name.
@@ -60,7 +60,7 @@ class RunView(msgspec.Struct, frozen=True):
     took_s: float | None = None
 
 
-class SweepDisplay:
+class SweepDisplay(Closing):
     """Shows the runs of a sweep, in the order in which they were shown first.
 
     Args:
@@ -81,13 +81,11 @@ class SweepDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
+    def close(self) -> None:
+        """End the live table, and leave what it shows."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     @property
     def failed(self) -> list[RunView]:
@@ -114,7 +112,7 @@ class SweepDisplay:
     def conclude(self, folder: Path, plan: SweepPlan, found: str) -> None:
         """Show what the runs came to, what the sweep has found, and what to do next."""
         self._draw()
-        self._close()  # what follows comes below the table
+        self.close()  # what follows comes below the table
         counts = Counter(view.state for view in self._views.values())
         told = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.note(f"{folder}: {told}")
@@ -126,11 +124,6 @@ class SweepDisplay:
             self.note(f"to continue: ditask sweep --resume {shlex.quote(str(folder))}")
         elif counts["done"]:
             self.note(f"next: {_comparison(folder, plan)}")
-
-    def _close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def _draw(self) -> None:
         if self._live is not None:

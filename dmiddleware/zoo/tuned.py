@@ -81,6 +81,11 @@ class TunedAlgorithm:
     atari: Mapping[str, Any]
     entries: Mapping[str, Entry]
 
+    @property
+    def main(self) -> str:
+        """The program as ``--main`` of ``ditask`` names it."""
+        return f"middleware.programs.{self.program}.{self.program}"
+
 
 @functools.cache
 def algorithms() -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
 
+from dmiddleware.env import EnvSettings
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.runs.commands import PassesOn
 from dmiddleware.runs.record import EVALUATION
@@ -17,12 +17,12 @@ from dmiddleware.sweep.optuna_source import OptunaSource, check_optuna
 from dmiddleware.sweep.sweep_display import SweepDisplay
 from dmiddleware.sweep.sweep_plan import Search, SweepPlan, held, read_plan
 from dmiddleware.sweep.sweeping import GridSource, run_sweep
-from middleware.programs.train import program_of
+from dmiddleware.zoo import tuned
+from middleware.programs.parts import name_of_run
 
 __all__ = ["sweep_command"]
 
 _TRIALS: Final = 20
-_NO_NAME: Final = re.compile(r"\W+")
 
 
 @click.command(
@@ -162,10 +162,9 @@ def _order(
         if len(words) < 3:
             raise click.UsageError("name an algorithm and an env: sweep train dqn CartPole-v1", ctx)
         (_, algo, env), words = words[:3], words[3:]
-        program = program_of(algo)
-        main = f"{program.__module__}.{program.__qualname__}"
+        main = tuned(algo).main
         arguments = ("--config", f"zoo:{algo}/{env}", *arguments)
-        name = f"{algo}-{_NO_NAME.sub('-', env.rpartition(':')[2])}"
+        name = name_of_run(algo, EnvSettings(env, env_num=1))
     if main is None:
         raise click.UsageError("name a program with --main, or: train ALGO ENV", ctx)
     if not settings:

@@ -53,6 +53,7 @@ from middleware import (
     gae_estimator,
     interaction_evaluator,
 )
+from tests.dmiddleware.data.blocks import shrink_blocks
 from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
 from tests.middleware.test_saved_config import usual_chain
 from tests.variants import mostly_slow
@@ -234,8 +235,7 @@ OFFLINE = (offline, transformer)
 def test_the_other_stock_parts_resume_exactly(
     build: Callable[[Path], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._SMALLEST_BLOCK", 1)
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._BLOCKS", 8)
+    shrink_blocks(monkeypatch)
 
     def main(folder: Path) -> tuple[Task[Any], SnapshotSaver]:
         random.seed(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import random
 import subprocess
@@ -21,7 +20,6 @@ import torch
 
 from dmiddleware import Task, kept
 from dmiddleware.data import PrioritySampler, TensorBuffer, load_checkpoint, save_checkpoint
-from dmiddleware.data.serialization import pack
 from dmiddleware.data.state_blocks import blocks_of
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import (
@@ -54,6 +52,7 @@ from middleware import (
     termination_checker,
 )
 from middleware.classic import LearnerRun
+from tests.dmiddleware.data.blocks import digest, shrink_blocks
 from tests.middleware.nodes import run_nodes
 
 N_STEPS = 24
@@ -63,17 +62,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small buffers have several blocks, as buffers of many rows have."""
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._SMALLEST_BLOCK", 1)
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._BLOCKS", 8)
-
-
-def digest(state: Any) -> str:
-    """Return a hash of everything in a nested state."""
-    rest, tensors = pack(state)
-    hashed = hashlib.sha256(rest)
-    for name in sorted(tensors):
-        hashed.update(name.encode() + tensors[name].numpy().tobytes())
-    return hashed.hexdigest()
+    shrink_blocks(monkeypatch)
 
 
 class DQNRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +22,10 @@ from dmiddleware.data import (
     save_checkpoint,
     unpack_checkpoint,
 )
-from dmiddleware.data.serialization import StateBlock, pack
+from dmiddleware.data.serialization import StateBlock
 from dmiddleware.data.state_blocks import blocks_of
 from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, CheckpointWriteError
+from tests.dmiddleware.data.blocks import digest, shrink_blocks
 from tests.dmiddleware.data.collecting import Collector, as_batch
 from tests.dmiddleware.data.ring.test_frame_stacks import StackingEnvs
 
@@ -35,17 +35,7 @@ SIZE = 50
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the smallest buffers have several blocks, as buffers of many rows have."""
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._SMALLEST_BLOCK", 1)
-    monkeypatch.setattr("dmiddleware.data.ring.row_ring._BLOCKS", 8)
-
-
-def digest(state: Any) -> str:
-    """Return a hash of everything in a nested state."""
-    rest, tensors = pack(state)
-    hashed = hashlib.sha256(rest)
-    for name in sorted(tensors):
-        hashed.update(name.encode() + tensors[name].numpy().tobytes())
-    return hashed.hexdigest()
+    shrink_blocks(monkeypatch)
 
 
 def files(folder: Path) -> set[Path]:
