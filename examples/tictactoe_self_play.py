@@ -86,7 +86,7 @@ def main(
     with Task(seed=seed) as task:
         envs = make_env_manager(
             env,
-            id=lambda: OpponentEnv(make_game(), pool.draw),
+            id=lambda: OpponentEnv(make_game(), pool),
             seed=task.seed_for("collector"),
         )
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))

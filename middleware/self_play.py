@@ -35,9 +35,9 @@ class SelfPlaySettings(IntervalSettings):
 class SelfPlay(BaseMiddleware[OnlineRLContext]):
     """Add the policy to a pool of opponents, at an interval of updates or env steps.
 
-    The envs draw their opponents from the pool: ``OpponentEnv(game, pool.draw)``. The pool, which
-    gets its first version at once, is saved in snapshots. The games themselves may continue with
-    another opponent after a snapshot is restored. Each collector of several has a pool of its own.
+    The envs draw their opponents from the pool: ``OpponentEnv(game, pool)``. The pool, which
+    gets its first version at once, is saved in snapshots, and games continue against the same
+    opponents. Each collector of several has a pool of its own.
 
     Args:
         policy: the policy that learns, or its collect mode.

@@ -6,7 +6,7 @@ from dmiddleware.env.envpool_manager import EnvPoolManager
 from dmiddleware.env.factory import EnvSettings, make_env, make_env_manager
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
-from dmiddleware.env.opponent_env import Act, Opponent, OpponentEnv
+from dmiddleware.env.opponent_env import OpponentEnv, Opponents
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
 from dmiddleware.env.prepared import make_atari_env, make_grid_env
 from dmiddleware.env.sync_manager import SyncEnvManager
@@ -34,8 +34,7 @@ __all__ = [
     "PettingZooAdapter",
     "ParallelEnvAdapter",
     "OpponentEnv",
-    "Opponent",
-    "Act",
+    "Opponents",
     "AgentSpaces",
     "team_spaces",
     "agent_spaces",

@@ -30,6 +30,8 @@ __all__ = [
     "make_write",
     "allocate",
     "copy_arrays",
+    "axes_in_memory",
+    "with_axes_in_memory",
     "describe_unusable",
     "has_items",
     "index_rows",
@@ -325,6 +327,16 @@ def copy_arrays(nested: NestedArrays) -> NestedArrays:
     """Return copies of all arrays."""
     # The most common case skips the recursion: this runs at the end of every episode.
     return nested.copy() if type(nested) is np.ndarray else map_arrays(np.copy, nested)
+
+
+def axes_in_memory(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the axes of an array in the order in which they lie in memory, the slowest first."""
+    return np.argsort([-stride for stride in array.strides], kind="stable")
+
+
+def with_axes_in_memory(array: npt.NDArray[Any], axes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return a copy of an array whose axes lie in memory in the order of ``axes``."""
+    return array.transpose(axes).copy().transpose(np.argsort(axes))
 
 
 def own_copy(value: Any) -> Any:

@@ -20,6 +20,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.env.batching import (
     NestedArrays,
     ValueCheck,
+    axes_in_memory,
     describe_unusable,
     has_items,
     index_rows,
@@ -32,6 +33,7 @@ from dmiddleware.env.batching import (
     make_write,
     map_arrays,
     replace_rows,
+    with_axes_in_memory,
 )
 from dmiddleware.env.env_access import Access, EnvOverrides, options_per_env
 from dmiddleware.env.env_state import (
@@ -399,10 +401,13 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         Envs whose state cannot be saved (see :mod:`dmiddleware.env.env_state`) are left out.
         """
         self._require_open("state_dict")
+        ready_obs = map_arrays(_host_copy, self._ready_obs)
         return {
             "env_num": self.env_num,
             "envs": self._env_states(),
-            "ready_obs": map_arrays(_host_copy, self._ready_obs),
+            "ready_obs": ready_obs,
+            # A policy may round in another way if the array lies in memory in another order.
+            "axes_of_ready_obs": map_arrays(axes_in_memory, ready_obs),
             "ready_infos": encode_infos(self.ready_info.rows()),
             "totals": self._totals.state_dict(),
             "seeds": self._seeds,
@@ -459,7 +464,10 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._pending_seeds = {}
         self.revision += 1
         self._totals.load_state_dict(state["totals"])
-        self._ready_obs = map_arrays(self._restored, state["ready_obs"])
+        ready_obs = state["ready_obs"]
+        if "axes_of_ready_obs" in state:  # not in older states
+            ready_obs = map_arrays(with_axes_in_memory, ready_obs, state["axes_of_ready_obs"])
+        self._ready_obs = map_arrays(self._restored, ready_obs)
         self._ready_infos = decode_infos(state["ready_infos"])
         return True
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -13,13 +12,34 @@ from dmiddleware.env.env_access import InnerAttributes
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.errors import ConfigError
 
-__all__ = ["Act", "Opponent", "OpponentEnv"]
+__all__ = ["OpponentEnv", "Opponents"]
 
-Act: TypeAlias = Callable[[Any, npt.NDArray[Any] | None], Any]
-"""Returns the action of a player, from its observation and its action mask (None: no mask)."""
 
-Opponent: TypeAlias = Callable[[np.random.Generator], Act]
-"""Chooses, at the start of an episode, how an opponent plays it."""
+@runtime_checkable
+class Opponents(Protocol):
+    """The players who may be opponents, by number.
+
+    :class:`~dmiddleware.rollout.OpponentPool` has past versions of a policy. A snapshot of an env
+    has the numbers of the opponents in its episode, and its random generator, but nothing else that
+    an opponent keeps from one action to the next.
+    """
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Choose an opponent for an episode, with the random generator of the env."""
+        ...
+
+    def act(
+        self, number: int, obs: Any, mask: npt.NDArray[Any] | None, rng: np.random.Generator
+    ) -> Any:
+        """Return the action of an opponent.
+
+        Args:
+            number: the opponent, as :meth:`draw` has returned it.
+            obs: its observation.
+            mask: which actions it may take, ``[A]``; None: all.
+            rng: the random generator of the env, for actions that are drawn.
+        """
+        ...
 
 
 class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
@@ -29,22 +49,20 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
     end of the game; its reward is the sum of the player's rewards in between. An action mask that
     is not in the observation is in the info, as ``action_mask``.
 
-    A run that is resumed continues its episodes only against random opponents; against others it
-    starts new ones, because how they play is not known to the env.
-
     Args:
         game: a game whose players have the same spaces, such as a :class:`PettingZooAdapter`.
-        opponent: chooses the play of each opponent in each episode, for example
-            :meth:`OpponentPool.draw <dmiddleware.rollout.OpponentPool.draw>`; None: they take
-            random actions that are allowed.
+        opponents: one of them is drawn for each other seat in each episode, for example from an
+            :class:`~dmiddleware.rollout.OpponentPool`; None: the others take random actions that
+            are allowed.
         seat: the player that acts; None: another one, at random, in each episode.
 
     Raises:
-        ConfigError: if the game does not have spaces, or not this seat.
+        ConfigError: if the game does not have spaces, or not this seat, or ``opponents`` lacks a
+            method.
     """
 
     def __init__(
-        self, game: BattleEnv, opponent: Opponent | None = None, *, seat: int | None = None
+        self, game: BattleEnv, opponents: Opponents | None = None, *, seat: int | None = None
     ) -> None:
         if not callable(getattr(game, "to_move", None)):
             raise ConfigError(
@@ -58,9 +76,16 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
             )
         if seat is not None and not 0 <= seat < game.n_player:
             raise ConfigError(f"seat must be 0 to {game.n_player - 1}, or None, got {seat}")
+        if opponents is not None and not isinstance(opponents, Opponents):
+            raise ConfigError(
+                "opponents must have the methods draw and act, as an OpponentPool has, got "
+                f"{opponents!r:.100}"
+            )
         self._game = game
-        self._opponent = opponent
-        self._drawn = _Drawn() if opponent is not None else None
+        # The methods alone, because the state of an env has what its attributes hold.
+        self._draw = None if opponents is None else opponents.draw
+        self._act = None if opponents is None else opponents.act
+        self._drawn: dict[int, int] = {}
         self._given_seat = seat
         self.observation_space, self.action_space = game.observation_space, game.action_space
 
@@ -83,9 +108,9 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
             self._infos: list[dict[str, Any]] = [{} for _ in range(n_player)]
             fixed = self._given_seat
             self._seat = int(rng.integers(n_player)) if fixed is None else fixed
-            if self._opponent is not None and self._drawn is not None:
+            if self._draw is not None:
                 others = (player for player in range(n_player) if player != self._seat)
-                self._drawn.acts = {player: self._opponent(rng) for player in others}
+                self._drawn = {player: self._draw(rng) for player in others}
             over = any(self._wait()[1:])
         return self._obs[self._seat], self._info()
 
@@ -119,8 +144,12 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
             if player == self._seat:
                 actions[player] = action
             else:
-                act = self._act_randomly if self._drawn is None else self._drawn.acts[player]
-                actions[player] = act(self._obs[player], game.action_mask(player))
+                obs, mask = self._obs[player], game.action_mask(player)
+                actions[player] = (
+                    self._act_randomly(obs, mask)
+                    if self._act is None
+                    else self._act(self._drawn[player], obs, mask, self.np_random)
+                )
         self._obs, rewards, terminated, truncated, self._infos = game.step(actions)
         return float(rewards[self._seat]), terminated, truncated
 
@@ -135,16 +164,3 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
             return rng.choice(np.flatnonzero(mask))
         self.action_space.seed(int(rng.integers(2**31)))
         return self.action_space.sample()
-
-
-class _Drawn:
-    """How each opponent plays an episode, by seat.
-
-    The slots keep an env that holds one from being saved (see :mod:`dmiddleware.env.env_state`):
-    the opponents of a new env are others.
-    """
-
-    __slots__ = ("acts",)
-
-    def __init__(self) -> None:
-        self.acts: dict[int, Act] = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dmiddleware.env.opponent_env import Act
 from dmiddleware.errors import CheckpointMismatch, ConfigError
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
 from dmiddleware.settings import Count, checked
@@ -60,8 +58,8 @@ class OpponentPool:
         self._place(self._n_added % self._size).load_state_dict(mode.state_dict())
         self._n_added += 1
 
-    def draw(self, rng: np.random.Generator) -> Act:
-        """Draw a version, and return how it acts; see :class:`~dmiddleware.env.OpponentEnv`.
+    def draw(self, rng: np.random.Generator) -> int:
+        """Draw a version, and return its number; see :class:`~dmiddleware.env.Opponents`.
 
         Raises:
             ConfigError: if the pool is empty.
@@ -71,7 +69,30 @@ class OpponentPool:
                 "the OpponentPool is empty; add a policy before the envs start, for example with "
                 "the middleware SelfPlay(policy, pool)"
             )
-        return functools.partial(self._act, self._versions[rng.integers(len(self._versions))])
+        return int(rng.integers(len(self._versions)))
+
+    def act(
+        self, number: int, obs: Any, mask: npt.NDArray[Any] | None, rng: np.random.Generator
+    ) -> Any:
+        """Return the action of a version.
+
+        Args:
+            number: the version, as :meth:`draw` has returned it.
+            obs: the observation, without a leading axis.
+            mask: which actions it may take, ``[A]``; None: all.
+            rng: seeds what is random in it.
+        """
+        mode = self._versions[number]
+        # A version plays in several envs. Its own random numbers would depend on their order, and
+        # its state does not have them.
+        mode.seed(int(rng.integers(2**63)))
+        inputs = {}
+        if mask is not None and "action_mask" in mode.spec.act_inputs:
+            inputs["action_mask"] = from_numpy(mask[None] != 0)
+        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
+        action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
+        plain = index_rows(to_numpy(action), 0)
+        return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
     def state_dict(self) -> dict[str, Any]:
         """Return the versions, and how many were added."""
@@ -101,15 +122,6 @@ class OpponentPool:
             check_sees_games([mode], user=_USER)
             self._versions.append(mode)
         return self._versions[place]
-
-    def _act(self, mode: CollectMode, obs: Any, mask: npt.NDArray[Any] | None) -> Any:
-        inputs = {}
-        if mask is not None and "action_mask" in mode.spec.act_inputs:
-            inputs["action_mask"] = from_numpy(mask[None] != 0)
-        rows = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
-        action = mode.forward(from_numpy(rows), **inputs, **self._kwargs)["action"]
-        plain = index_rows(to_numpy(action), 0)
-        return plain[()] if getattr(plain, "ndim", None) == 0 else plain
 
 
 def check_sees_games(modes: Sequence[CollectMode | EvalMode], *, user: str) -> None:

@@ -48,21 +48,34 @@ class Counting(BattleEnv):
         return self._obs(), rewards, won, False, [{"turn": self.turn} for _ in rewards]
 
 
-def always(action, seen=None):
-    def draw(rng):
-        def act(obs, mask):
-            if seen is not None:
-                seen.append((obs.tolist(), mask.tolist()))
-            return action
+class Always:
+    """Opponents who all take one action."""
 
-        return act
+    def __init__(self, action, seen=None):
+        self.action, self.seen = action, seen
 
-    return draw
+    def draw(self, rng):
+        return 0
+
+    def act(self, number, obs, mask, rng):
+        if self.seen is not None:
+            self.seen.append((obs.tolist(), mask.tolist()))
+        return self.action
+
+
+class OfTwoKinds:
+    """Opponents who take the first action that is allowed, or a random one."""
+
+    def draw(self, rng):
+        return int(rng.integers(2))
+
+    def act(self, number, obs, mask, rng):
+        return rng.choice(np.flatnonzero(mask)[: 1 + number * 8])
 
 
 def test_opponents_move_until_the_players_next_turn():
     seen = []
-    env = OpponentEnv(Counting(3), always(0, seen), seat=1)
+    env = OpponentEnv(Counting(3), Always(0, seen), seat=1)
     obs, info = env.reset(seed=0)
     assert obs.tolist() == [1, 1]
     assert info["action_mask"].tolist() == [1, 0, 1]
@@ -74,7 +87,7 @@ def test_opponents_move_until_the_players_next_turn():
 
 
 def test_a_game_that_an_opponent_wins_is_lost():
-    env = OpponentEnv(Counting(), always(2), seat=0)
+    env = OpponentEnv(Counting(), Always(2), seat=0)
     env.reset(seed=0)
     obs, reward, terminated, _, _ = env.step(0)
     assert (obs[0], reward, terminated) == (4, 0.5, False)
@@ -82,14 +95,14 @@ def test_a_game_that_an_opponent_wins_is_lost():
 
 
 def test_players_may_move_together():
-    env = OpponentEnv(Counting(3, together=True), always(0), seat=2)
+    env = OpponentEnv(Counting(3, together=True), Always(0), seat=2)
     assert env.reset()[0].tolist() == [0, 2]
     obs, reward, *_ = env.step(0)
     assert (obs[0], reward) == (3, 0.25)
 
 
 def test_a_game_that_ends_before_the_players_turn_is_played_again():
-    env = OpponentEnv(Counting(at_once=True), always(0))
+    env = OpponentEnv(Counting(at_once=True), Always(0))
     seats = {env.reset(seed=seed)[0][1] for seed in range(8)}
     assert seats == {0.0}  # the first player moves, and wins at once
 
@@ -128,35 +141,19 @@ def played(envs, n_steps):
     return [one["observation"].tolist() for one in obs]
 
 
+@pytest.mark.parametrize("opponents", [None, OfTwoKinds()])
 @pytest.mark.parametrize("seed", range(3))
-def test_episodes_against_random_opponents_continue_after_a_resume(seed):
-    def make():
-        return make_env_manager(lambda: OpponentEnv(tictactoe()), env_num=4, seed=seed)
+def test_episodes_continue_after_a_resume(opponents, seed):
+    def make(seed):
+        return make_env_manager(lambda: OpponentEnv(tictactoe(), opponents), env_num=4, seed=seed)
 
-    with make() as envs:
+    with make(seed) as envs:
         played(envs, 5)
         state = envs.state_dict()
         expected = played(envs, 20)
-    with make() as envs:
+    with make(seed + 10) as envs:  # the players sit elsewhere, and play against others
         assert envs.load_state_dict(state)
         assert played(envs, 20) == expected
-
-
-def test_episodes_against_given_opponents_start_over_after_a_resume():
-    def opponent(rng):
-        return lambda obs, mask: np.flatnonzero(mask)[0]
-
-    def make(seed):
-        return make_env_manager(lambda: OpponentEnv(tictactoe(), opponent), env_num=4, seed=seed)
-
-    with make(0) as envs:
-        played(envs, 1)
-        state = envs.state_dict()
-    for seed in range(3):  # the players sit elsewhere
-        with make(seed) as envs:
-            assert not envs.load_state_dict(state)
-            assert envs.episode_lengths == [0] * 4
-            played(envs, 20)
 
 
 def test_random_opponents_without_masks_draw_from_the_space():
@@ -182,9 +179,13 @@ class Nameless(Counting):
 
 
 @pytest.mark.parametrize(
-    ("game", "seat", "message"),
-    [(Nameless(), None, "has no observation_space"), (Counting(), 2, "seat must be 0 to 1")],
+    ("game", "options", "message"),
+    [
+        (Nameless(), {}, "has no observation_space"),
+        (Counting(), {"seat": 2}, "seat must be 0 to 1"),
+        (Counting(), {"opponents": lambda rng: None}, "methods draw and act"),
+    ],
 )
-def test_what_cannot_be_played_is_refused(game, seat, message):
+def test_what_cannot_be_played_is_refused(game, options, message):
     with pytest.raises(ConfigError, match=message):
-        OpponentEnv(game, seat=seat)
+        OpponentEnv(game, **options)

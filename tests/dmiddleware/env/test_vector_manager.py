@@ -423,6 +423,20 @@ GPU = pytest.param(
 )
 
 
+def test_restored_observations_lie_in_memory_as_they_did():
+    def make():
+        return make_env_manager("CartPole-v1", env_num=3, mode="vector", seed=0)
+
+    with make() as envs:
+        envs.step(np.zeros(3, int))
+        state, before = envs.state_dict(), envs.ready_obs
+    state["ready_obs"] = np.ascontiguousarray(state["ready_obs"])  # as it is read from a file
+    with make() as envs:
+        assert envs.load_state_dict(state)
+        assert envs.ready_obs.strides == before.strides == (4, 12)
+        assert np.array_equal(envs.ready_obs, before)
+
+
 @pytest.mark.parametrize("kind", [TensorCounters, GPU])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_the_tensors_of_a_simulator_stay_on_its_device(mode, kind):

@@ -33,7 +33,8 @@ def make_policy() -> DQNPolicy:
 
 def actions_of(pool: OpponentPool, n: int = 300, mask: Any = None) -> Counter[int]:
     rng = np.random.default_rng(0)
-    return Counter(int(pool.draw(rng)(np.zeros(2, np.float32), mask)) for _ in range(n))
+    obs = np.zeros(2, np.float32)
+    return Counter(int(pool.act(pool.draw(rng), obs, mask, rng)) for _ in range(n))
 
 
 def test_versions_are_drawn_uniformly_and_the_oldest_is_dropped() -> None:
@@ -81,7 +82,7 @@ def test_policies_play_against_their_versions(cls: Any) -> None:
 
     policy, pool = make(), OpponentPool(make)
     pool.add(policy)
-    with make_env_manager(lambda: OpponentEnv(tictactoe(), pool.draw), env_num=4, seed=0) as envs:
+    with make_env_manager(lambda: OpponentEnv(tictactoe(), pool), env_num=4, seed=0) as envs:
         rows = RolloutCollector(policy, envs).collect(80)
     assert rows["done"].any()
     assert set(rows["reward"].unique().tolist()) <= {-1.0, 0.0, 1.0}
@@ -90,7 +91,7 @@ def test_policies_play_against_their_versions(cls: Any) -> None:
 def test_an_opponent_plays_in_a_game_of_its_own() -> None:
     pool = OpponentPool(make_policy)
     pool.add(policy_that_takes(2))
-    env = OpponentEnv(Counting(), pool.draw, seat=0)
+    env = OpponentEnv(Counting(), pool, seat=0)
     env.reset(seed=0)
     assert env.step(0)[0].tolist() == [4.0, 0.0]
 
