@@ -81,6 +81,7 @@ from middleware.run_folder import RunFolder
 from middleware.self_play import SelfPlay, SelfPlaySettings
 from middleware.snapshot import SnapshotSaver, SnapshotSaverSettings
 from middleware.stop import TerminationChecker, TerminationCheckerSettings, termination_checker
+from middleware.trackio_logger import TrackioLogger, TrackioLoggerSettings
 from middleware.wandb_logger import WandbLogger, WandbLoggerSettings
 
 __all__ = [
@@ -155,6 +156,8 @@ __all__ = [
     "LearningCurveSettings",
     "WandbLogger",
     "WandbLoggerSettings",
+    "TrackioLogger",
+    "TrackioLoggerSettings",
     "final_ctx_saver",
     "FinalCtxSaver",
     "RunFolder",

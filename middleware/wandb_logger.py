@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from dmiddleware.best_effort import BestEffort
-from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.runs.record import EVALUATION, settings_of
 from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
-from middleware.base import BaseMiddleware
-from middleware.context import RLContext
-from middleware.experiment import Experiment
-from middleware.log import MetricsLogger
-from middleware.roles import Role
-from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.interval import axis_of
+from middleware.run_folder import RunFolder
+from middleware.tracker import Tracker
 
 __all__ = ["WandbLogger", "WandbLoggerSettings"]
 
@@ -39,7 +27,7 @@ class WandbLoggerSettings(Settings):
     environment variable `WANDB_MODE` says."""
 
 
-class WandbLogger(BaseMiddleware[RLContext]):
+class WandbLogger(Tracker):
     """Send metrics, settings, videos and checkpoints to Weights & Biases.
 
     One line does it: ``task.use(WandbLogger(experiment.run, project="cartpole"))``.
@@ -59,90 +47,35 @@ class WandbLogger(BaseMiddleware[RLContext]):
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
     """
 
-    roles = (Role.LEARNER,)
-    lead_only = True
-    last_step = True
+    client_name = "wandb"
+    title = "Weights & Biases"
 
     settings: WandbLoggerSettings
 
     @takes_settings(WandbLoggerSettings)
     def __init__(self, run: RunFolder, settings: WandbLoggerSettings) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigError(
-                "WandbLogger needs wandb; run: python -m pip install 'dmiddleware[wandb]'"
-            ) from error
-        self._wandb = wandb
-        self._folder = check_run_folder(run, user="WandbLogger")
+        super().__init__(run)
         self.settings = settings
-        self._run: Any = None
-        self._axis = ""
-        self._has_settings = False
-        self._best_effort = BestEffort("send metrics to Weights & Biases", Exception)
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject a chain without a logger, which would have nothing to send."""
-        if not any(isinstance(one, Experiment | MetricsLogger) for one in chain.middleware):
-            yield "WandbLogger sends what a logger writes; add an Experiment or a MetricsLogger"
+    def begin(self, run_id: str, axis: str) -> Any:
+        """Begin the run, or continue it, and name the axis of its metrics."""
+        run = self.client.init(
+            **plain_values(self.settings),
+            id=run_id,
+            name=self.folder.name,
+            dir=str(self.folder.path),
+            resume="allow",
+            settings={"console": "off"},
+        )
+        for counter in ("env_step", "train_iter"):
+            run.define_metric(counter, hidden=True)
+        run.define_metric("*", step_metric=axis)
+        return run
 
-    def setup(self, task: Task[Any]) -> None:
-        """Begin the run, or continue it.
+    def send_settings(self, run: Any, settings: dict[str, Any]) -> None:
+        """Send what is in ``config.yaml``; a resumed run may have changed it."""
+        run.config.update(settings, allow_val_change=True)
 
-        Raises:
-            RunFolderError: if the folder is in use by another task, or cannot be written to.
-        """
-        self._folder.lock(task)
-        with self._best_effort:
-            self._run = self._wandb.init(
-                **plain_values(self.settings),
-                id=self._id(),
-                name=self._folder.name,
-                dir=str(self._folder.path),
-                resume="allow",
-                settings={"console": "off"},
-            )
-            for counter in ("env_step", "train_iter"):
-                self._run.define_metric(counter, hidden=True)
-            self._axis = axis_of(task.ctx)
-            self._run.define_metric("*", step_metric=self._axis)
-            self._folder.metrics.on_row = self._send
-        # When all middleware have been closed, the last metrics and checkpoints are there.
-        task.at_close(self._finish)
-
-    def __call__(self, ctx: RLContext) -> None:
-        """Do nothing: lines are sent when they are written."""
-
-    def _id(self) -> str:
-        file = self._folder.path / "wandb_id"
-        with contextlib.suppress(FileNotFoundError):
-            return file.read_text(encoding="utf-8").strip()
-        new = secrets.token_hex(4)
-        file.write_text(new, encoding="utf-8")
-        return new
-
-    def _send(self, row: Mapping[str, float | None]) -> None:
-        with self._best_effort:
-            if not self._has_settings:
-                self._has_settings = True
-                self._run.config.update(settings_of(self._folder.path), allow_val_change=True)
-            sent: dict[str, Any] = dict(row)
-            video = self._folder.video_path(int(row[self._axis] or 0))
-            if EVALUATION in row and video.exists():
-                sent["eval/video"] = self._wandb.Video(str(video))
-            self._run.log(sent)
-
-    def _finish(self) -> None:
-        if self._run is None:
-            return
-        run, self._run = self._run, None
-        self._folder.metrics.on_row = None
-        with self._best_effort:
-            artifact = self._wandb.Artifact(f"{self._folder.name}-{run.id}", type="model")
-            files = sorted(self._folder.ckpt_dir.glob("*.safetensors"))
-            for file in files:
-                artifact.add_file(str(file))
-            if files:
-                run.log_artifact(artifact)
-        with self._best_effort:
-            run.finish()
+    def send_row(self, run: Any, row: dict[str, Any], at: int) -> None:
+        """Send a line of metrics, which has the axis among them."""
+        run.log(row)

@@ -37,12 +37,12 @@ class MetricsFile:
         path: the file; its folder must exist.
 
     Attributes:
-        on_row: called with each row that is appended; None: nothing is.
+        on_row: functions that are called with each row that is appended.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.on_row: Callable[[Mapping[str, float | None]], None] | None = None
+        self.on_row: list[Callable[[Mapping[str, float | None]], None]] = []
         before = _whole_lines(_read(path)) if path.is_file() else b""  # not of a device
         self._n_bytes, self._crc = len(before), zlib.crc32(before)
         self._unwritten: list[bytes] = []
@@ -57,8 +57,8 @@ class MetricsFile:
         self._unwritten.append(json.dumps({k: _finite(v) for k, v in row.items()}).encode() + b"\n")
         with self._best_effort:
             self._write()
-        if self.on_row is not None:
-            self.on_row(row)
+        for function in self.on_row:
+            function(row)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows so far."""

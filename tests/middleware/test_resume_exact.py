@@ -63,6 +63,7 @@ from middleware import (
     SnapshotSaver,
     StepCollector,
     TerminationChecker,
+    TrackioLogger,
     WandbLogger,
     data_pusher,
     eps_greedy_handler,
@@ -358,6 +359,7 @@ NOT_HERE = {
     Curriculum,  # in test_curriculum.py
     SnapshotSaver,  # in every program
     WandbLogger,  # in test_wandb_logger.py
+    TrackioLogger,  # in test_trackers.py
 }
 
 

@@ -5,31 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dmiddleware.data import TensorBuffer
-from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ChainError, ConfigError
-from dmiddleware.pipeline import Task
-from dmiddleware.policy import DQNPolicy
-from middleware import (
-    Experiment,
-    OffPolicyLearner,
-    OnlineRLContext,
-    RunFolder,
-    StepCollector,
-    WandbLogger,
-    data_pusher,
-    eps_greedy_handler,
-    online_logger,
-)
+from middleware import RunFolder, WandbLogger
+from tests.middleware.tracked_training import train_tracked
 
 if "CI" not in os.environ:
     pytest.importorskip("wandb")
@@ -49,26 +33,8 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     wandb.teardown()
 
 
-def evaluate(ctx: OnlineRLContext) -> None:
-    if ctx.total_step % 5 == 4:
-        ctx.eval_value = float(ctx.env_step)
-        ctx.eval_output = {"return_std": 1.0, "video": np.zeros((1, 3, 3, 8, 8), np.uint8)}
-
-
-def train(run: RunFolder, *, n_steps: int = 10, env_step: int = 0) -> None:
-    """Train a small DQN with an experiment that is also sent."""
-    with Task(OnlineRLContext(env_step=env_step), seed=0) as task:
-        envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
-        policy = DQNPolicy.for_env(envs, seed=0, batch_size=8)
-        buffer = TensorBuffer(1000, seed=0)
-        experiment = Experiment(run, policy)
-        task.use(eps_greedy_handler(policy))
-        task.use(StepCollector(policy, envs, n_sample=8))
-        task.use(data_pusher(buffer))
-        task.use(OffPolicyLearner(policy, buffer))
-        task.use(evaluate).use(experiment)
-        task.use(WandbLogger(run, project="toys", group="seeds", tags=["small"]))
-        task.run(max_step=n_steps)
+def train(run: RunFolder, **options: Any) -> None:
+    train_tracked(run, WandbLogger(run, project="toys", group="seeds", tags=["small"]), **options)
 
 
 def records(run: RunFolder, *, n_runs: int = 1) -> list[Any]:
@@ -148,33 +114,3 @@ def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
         one.run.run_id for one in records(run, n_runs=2) if one.WhichOneof("record_type") == "run"
     ]
     assert len(begun) >= 2 and set(begun) == {(run.path / "wandb_id").read_text()}
-
-
-def test_a_chain_without_a_logger_is_refused(tmp_path: Path) -> None:
-    with RunFolder.create("toy", root=tmp_path) as run, Task(OnlineRLContext()) as task:
-        task.use(WandbLogger(run))
-        with pytest.raises(ChainError, match="add an Experiment or a MetricsLogger"):
-            task.run(max_step=1)
-
-
-def test_a_client_that_fails_costs_a_warning_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("no service")
-
-    monkeypatch.setattr("wandb.init", fail)
-    with RunFolder.create("toy", root=tmp_path) as run, Task(OnlineRLContext()) as task:
-        task.use(online_logger(run)).use(evaluate).use(WandbLogger(run)).run(max_step=5)
-    assert caplog.text.count("cannot send metrics to Weights & Biases (no service)") == 1
-
-
-def test_without_wandb_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with (
-        RunFolder.create("toy", root=tmp_path) as run,
-        pytest.raises(ConfigError, match=r"pip install 'dmiddleware\[wandb\]'"),
-    ):
-        WandbLogger(run)
