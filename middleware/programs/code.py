@@ -10,6 +10,7 @@ from dmiddleware.policy import DecisionTransformerPolicy, Policy, R2D2Policy
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Settings, describe
 from middleware.programs.parts import draws_by_priority, eval_settings, name_of_run
+from middleware.stop import TerminationCheckerSettings
 
 __all__ = ["chain_code"]
 
@@ -77,7 +78,7 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
     yield _line(2, "task.use(", "DataPusher", None, "buffer")
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
-    yield from _end(arguments, "max_env_step")
+    yield from _end(arguments)
 
 
 def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
@@ -87,7 +88,7 @@ def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     if not agent.learns_from_trajectories:
         yield _line(2, "task.use(", "GAEEstimator", None, "policy")
     yield _line(2, "task.use(", "OnPolicyLearner", None, "policy")
-    yield from _end(arguments, "max_env_step")
+    yield from _end(arguments)
 
 
 def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
@@ -107,7 +108,7 @@ def _offline(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield _env(2, "eval_envs", judged, seed='task.seed_for("evaluator")')
     yield ""
     yield _line(2, "task.use(", "OffPolicyLearner", arguments["learner"], "policy", "buffer")
-    yield from _end(arguments, "max_train_iter")
+    yield from _end(arguments)
 
 
 _WRITERS: Final = {"off_policy": _off_policy, "on_policy": _on_policy, "offline": _offline}
@@ -143,12 +144,14 @@ def _exchange(arguments: Mapping[str, Any]) -> Iterable[str]:
     yield _line(2, "task.use(", "ModelExchanger", arguments["weights"], "policy")
 
 
-def _end(arguments: Mapping[str, Any], limit: str) -> Iterable[str]:
-    """Yield the evaluator, the experiment and the limit."""
+def _end(arguments: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the evaluator, the experiment and the limits."""
     evaluator = arguments["evaluator"]
     yield _line(2, "task.use(", "InteractionEvaluator", evaluator, "policy", "eval_envs")
     yield "        task.use(experiment)"
-    yield f"        task.use(TerminationChecker({limit}={arguments[limit]}))"
+    known = [one.name for one in describe(TerminationCheckerSettings)]
+    limits = TerminationCheckerSettings(**{k: arguments[k] for k in known if k in arguments})
+    yield _line(2, "task.use(", "TerminationChecker", limits)
     yield "        task.run()"
     yield "    return experiment.result"
 

@@ -11,7 +11,7 @@ from dmiddleware.data import TensorBuffer, load_rows
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import DecisionTransformerPolicy, Policy, PolicySettings
 from dmiddleware.rl import with_returns_to_go
-from dmiddleware.settings import Count, Whole
+from dmiddleware.settings import Count, Positive, Whole
 from dmiddleware.tree import Batch
 from middleware.context import OfflineRLContext
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
@@ -50,6 +50,7 @@ def offline(
     seed: Whole = 0,
     exp_name: str = "",
     max_train_iter: Count = 20_000,
+    max_time_s: Positive | None = None,
     resume: bool = False,
     eval_env_kwargs: Mapping[str, Any] = {},
     policy: Annotated[PolicySettings | None, DefaultsBy("algo", OFFLINE)] = None,
@@ -68,7 +69,8 @@ def offline(
             Minari dataset.
         seed: seed of everything random.
         exp_name: folder of the run in runs/; empty: the algorithm and the env.
-        max_train_iter: number of updates.
+        max_train_iter: maximum number of updates.
+        max_time_s: maximum duration in seconds, over all resumes; None: no limit.
         resume: continue the run in the folder, from its newest snapshot.
         eval_env_kwargs: keyword arguments that envs have only to evaluate in.
         policy: settings of the algorithm; None: its defaults.
@@ -87,7 +89,7 @@ def offline(
         task.use(OffPolicyLearner(agent, replay, **vars(learner)))
         task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(record).use(saver)
-        task.use(TerminationChecker(max_train_iter=max_train_iter))
+        task.use(TerminationChecker(max_train_iter=max_train_iter, max_time_s=max_time_s))
         saver.resume(task)  # only a run that continues has a snapshot
         task.run()
     return record.result

@@ -9,7 +9,7 @@ from dmiddleware import Task
 from dmiddleware.command_line import DefaultsBy
 from dmiddleware.env import EnvSettings, make_env_manager
 from dmiddleware.policy import PolicySettings
-from dmiddleware.settings import Count, Whole
+from dmiddleware.settings import Count, Positive, Whole
 from middleware.advantage import GAEEstimator
 from middleware.collect import StepCollector, StepCollectorSettings
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
@@ -43,6 +43,8 @@ def on_policy(
     seed: Whole = 0,
     exp_name: str = "",
     max_env_step: Count = 1_000_000,
+    max_train_iter: Count | None = None,
+    max_time_s: Positive | None = None,
     resume: bool = False,
     eval_env_num: Count = 10,
     eval_env_kwargs: Mapping[str, Any] = {},
@@ -63,6 +65,8 @@ def on_policy(
         seed: seed of everything random.
         exp_name: folder of the run in runs/; empty: the algorithm and the env.
         max_env_step: maximum number of environment steps.
+        max_train_iter: maximum number of updates; None: no limit.
+        max_time_s: maximum duration in seconds, over all resumes; None: no limit.
         resume: continue the run in the folder, from its newest snapshot.
         eval_env_num: number of envs that evaluate.
         eval_env_kwargs: keyword arguments that envs have only to evaluate in.
@@ -87,7 +91,11 @@ def on_policy(
         task.use(OnPolicyLearner(agent))
         task.use(InteractionEvaluator(agent, eval_envs, **vars(evaluator)))
         task.use(record).use(saver)
-        task.use(TerminationChecker(max_env_step=max_env_step))
+        task.use(
+            TerminationChecker(
+                max_env_step=max_env_step, max_train_iter=max_train_iter, max_time_s=max_time_s
+            )
+        )
         saver.resume(task)  # only a run that continues has a snapshot
         task.run()
     return record.result

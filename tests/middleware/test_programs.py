@@ -140,9 +140,10 @@ def test_settings_are_replaced_or_changed():
     assert (replaced.policy.policy.cfg.n_step, replaced.policy.policy.cfg.batch_size) == (1, 16)
     assert "update_per_collect=2" in replaced.chain
     pace = {"exchanger": {"samples_per_insert": 4.0}, "weights": {"max_policy_lag": 64}}
-    paced = train("dqn", "CartPole-v1", **OFF, **pace)
+    paced = train("dqn", "CartPole-v1", **OFF, **pace, max_time_s=900.0)
     assert "ContextExchanger(samples_per_insert=4.0)" in paced.chain
     assert "ModelExchanger(policy, max_policy_lag=64)" in paced.chain
+    assert "TerminationChecker(max_env_step=700, max_time_s=900.0)" in paced.chain
 
 
 def test_an_env_of_ones_own_has_the_defaults():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -34,6 +36,16 @@ def test_it_trains_with_options_over_the_tuned_settings(tmp_path):
     )
     assert config["seed"] == 1
     assert config["program"] == "middleware.programs.off_policy.off_policy"
+
+
+@pytest.mark.parametrize("limit", ["max-train-iter", "max-time-s"])
+@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+def test_the_first_limit_that_is_reached_ends_a_run(algo, limit, tmp_path):
+    found = call(algo, "CartPole-v1", f"--{limit}", "1", *QUICK)
+    assert found.exit_code == 0, found.output
+    result = json.loads((tmp_path / f"runs/{algo}-CartPole-v1/result.json").read_text())
+    assert result["train_iter"] >= 1 and result["env_step"] < 20_000
+    assert limit == "max-train-iter" or result["train_s"] >= 1
 
 
 def test_the_list_has_all_algorithms_and_their_results():
