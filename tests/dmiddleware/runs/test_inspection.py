@@ -27,6 +27,24 @@ def shown(path: Path) -> Result:
         ({"items": as_tree({"values": torch.ones(2)})}, ["items.values float32 [2]"]),
         ({"text": "x" * 99}, [f"text str '{'x' * 58}…"]),
         (torch.zeros(()), ["float32 []"]),
+        (
+            {"few": [{"a": np.zeros(4), "n": 0}] * 3},
+            [f"few.{at}.{line}" for at in range(3) for line in ("a float64 [4]", "n int 0")],
+        ),
+        (
+            {
+                "many": [
+                    *({"a": np.zeros(4), "n": at, "k": "x"} for at in range(7)),
+                    {"a": np.zeros(3), "n": 7, "k": "x"},
+                ]
+            },
+            [
+                "many.*.a float64 7 x [4], 224 bytes",
+                "many.*.n int 8 values, the first 0",
+                "many.*.k str 8 x 'x'",
+                "many.7.a float64 [3]",
+            ],
+        ),
         ({}, ["dict {}"]),
     ],
 )
@@ -44,7 +62,11 @@ def test_the_title_counts_arrays_and_numbers(tmp_path: Path) -> None:
     buffer.push(as_tree({**rows, **ends, "terminated": ends["done"], "truncated": ends["done"]}))
     save_checkpoint(tmp_path / "buffer.safetensors", {"buffer": buffer.state_dict()})
     text = shown(tmp_path / "buffer.safetensors").output
-    assert "arrays of" in text and f"{(tmp_path / 'buffer.safetensors').stat().st_size:,}" in text
+    assert (
+        "arrays of" in text
+        and "; the file has " in text
+        and f"{(tmp_path / 'buffer.safetensors').stat().st_size:,}" in text
+    )
     assert "buffer." in text
 
 
