@@ -44,6 +44,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "DefaultsBy",
+    "HelpAsked",
     "OfferedOptions",
     "ProgramCall",
     "arguments_of",
@@ -53,7 +54,7 @@ __all__ = [
     "exit_after_ctrl_c",
     "offered_options",
     "program_call",
-    "without_box",
+    "unprinted",
 ]
 
 _CONFIG_HELP: Final = (
@@ -239,17 +240,47 @@ def check_arguments(main: Callable[..., Any], arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _as_error(main: Callable[..., Any]) -> Iterator[None]:
-    """Raise what a command line prints before it exits."""
+    try:
+        with unprinted(f"{_name_of(main)} refuses its arguments"):
+            yield
+    except HelpAsked:
+        raise ConfigError(f"{_name_of(main)} refuses its arguments: it prints its help") from None
+
+
+class HelpAsked(SystemExit):
+    """The end of a program that was asked for its help.
+
+    Attributes:
+        text: the help.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(0)
+        self.text = text
+
+
+@contextlib.contextmanager
+def unprinted(told: str) -> Iterator[None]:
+    """Raise what a command line prints before it exits.
+
+    Args:
+        told: the beginning of the message.
+
+    Raises:
+        ConfigError: for wrong arguments, with the message in one line.
+        HelpAsked: instead of the help.
+    """
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield
     except SystemExit as end:
-        told = without_box(err.getvalue()) if end.code else "it prints its help"
-        raise ConfigError(f"{_name_of(main)} refuses its arguments: {told}") from None
+        if not end.code:
+            raise HelpAsked(out.getvalue()) from None
+        raise ConfigError(f"{told}: {_without_box(err.getvalue())}") from None
 
 
-def without_box(text: str) -> str:
+def _without_box(text: str) -> str:
     """Return in one line what tyro prints in a box, without its title."""
     words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
     return " ".join(words).partition(" For full helptext")[0]

@@ -202,7 +202,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     variables = node_variables(options.env, plans, elsewhere=elsewhere)
     raise_descriptor_limit(descriptors_needed(plans))
     if not start.program.pickled:
-        check_main(options.main, options.package)
+        check_main(options.main, options.package, options.arguments)
     shares = local_shares(options.role_resources, plans, env)
     is_alone = not request.joins and placement.count == 1
     key, is_new_key = _key(options, start.secret[KEY_VARIABLE], plans, is_alone=is_alone)
@@ -260,7 +260,7 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     unplaced = plan_at(assigned, {})
     variables = node_variables(options.env, unplaced)
     if not start.program.pickled:
-        check_main(options.main, options.package)
+        check_main(options.main, options.package, options.arguments)
     key = _given_key(options, start.secret[KEY_VARIABLE]) or make_key()
     host = RayHost(
         address=options.address,

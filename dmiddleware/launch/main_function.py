@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import inspect
-import io
 import pkgutil
 import sys
 import tokenize
@@ -15,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dmiddleware.errors import LaunchError
+from dmiddleware.errors import ConfigError, LaunchError
 from dmiddleware.registry import nearest
 
 __all__ = ["call_main", "check_main", "import_main", "reads_arguments", "with_arguments"]
@@ -29,25 +27,28 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
+_UNKNOWN = "--main {main} has no option {option}{where}{hint}"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
     "nothing; name a function without yield"
 )
 
 
-def check_main(main: str, package: Path) -> None:
+def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
     """Refuse a function that does not exist or would run nothing, without importing its module.
 
     What the source does not show, for example because the function is decorated or comes from
-    another module, is checked by :func:`import_main`.
+    another module, is checked by :func:`import_main`, and what the classes of its parameters
+    declare by :func:`with_arguments`.
 
     Args:
         main: ``package.module.function``.
         package: the folder to put first on the import path.
+        arguments: those of the function.
 
     Raises:
-        LaunchError: if it does not exist, is an async function or a generator function, or needs
-            arguments.
+        LaunchError: if it does not exist, is an async function or a generator function, needs
+            arguments, or has no parameter for an option among its arguments.
     """
     module_name, _, name = main.rpartition(".")
     path = [str(package.resolve()), *sys.path]
@@ -71,6 +72,7 @@ def check_main(main: str, package: Path) -> None:
         if names := _required(function.args):
             where = f" ({file.name}:{function.lineno})"
             raise LaunchError(_PARAMETERS.format(main=main, names=", ".join(names), where=where))
+        _check_options(function, main, arguments, where=f" ({file.name}:{function.lineno})")
         for node in _own_nodes(function):
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 where = f" ({file.name}:{node.lineno})"
@@ -105,6 +107,31 @@ def import_main(main: str, package: str) -> Callable[..., object]:
     return function  # type: ignore[no-any-return]
 
 
+def _check_options(
+    function: ast.FunctionDef, main: str, arguments: Sequence[str], *, where: str
+) -> None:
+    """Refuse options that belong to no parameter of a function that takes its arguments so.
+
+    Raises:
+        LaunchError: naming the first one, and the nearest right one.
+    """
+    given = function.args
+    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    if any(one.annotation is None or one.arg == "argv" for one in parameters):
+        return  # it reads the command line itself
+    known = [one.arg.replace("_", "-") for one in parameters]
+    for word in arguments:
+        option = word.removeprefix("--").partition("=")[0]
+        name = option.partition(".")[0].replace("_", "-")
+        right = (*known, *(f"no-{one}" for one in known), "help", "config")
+        if parameters and word.startswith("--") and name and name not in right:
+            found = [f"--{one}{option[len(name) :]}" for one in nearest(name, known, n=1)]
+            hint = _did_you_mean(found) or f"; it has {', '.join(f'--{one}' for one in known)}"
+            raise LaunchError(
+                _UNKNOWN.format(main=main, option=f"--{option}", where=where, hint=hint)
+            )
+
+
 def reads_arguments(main: Callable[..., Any]) -> bool:
     """Return whether a function takes its arguments from a command line.
 
@@ -126,8 +153,7 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     Args:
         function: the function.
         main: its name, for the message.
-        prints: whether to print what is wrong with the arguments, and the help; one node of a run
-            does so.
+        prints: whether to print the help if it is asked for; one node of a run does so.
 
     Raises:
         LaunchError: by the function that is returned, for wrong arguments.
@@ -135,25 +161,22 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     if not reads_arguments(function):
         return function
     from dmiddleware.command_line import (  # imports YAML's parser
+        HelpAsked,
         arguments_of,
         called_as,
-        without_box,
+        unprinted,
     )
 
     def call() -> Any:
-        out, err = io.StringIO(), io.StringIO()
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with unprinted(f"--main {main} refused the arguments that follow --"):
                 given = arguments_of(function, sys.argv[1:])
-        except SystemExit as end:
+        except HelpAsked as end:
             if prints:
-                sys.stdout.write(out.getvalue())
-                sys.stderr.write(err.getvalue())
-            if end.code in (None, 0):
-                raise
-            raise LaunchError(
-                f"--main {main} refused the arguments that follow --: {without_box(err.getvalue())}"
-            ) from None
+                sys.stdout.write(end.text)
+            raise
+        except ConfigError as error:
+            raise LaunchError(str(error)) from None
         with called_as(function, given):
             return function(**given)
 

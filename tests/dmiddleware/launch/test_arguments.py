@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ PROGRAM = '''
     from pathlib import Path
     import click
     from dmiddleware import Context, Task, middleware
+    from dmiddleware.settings import Settings
 
     AT_IMPORT = list(sys.argv)
 
@@ -68,6 +70,16 @@ PROGRAM = '''
     def typed(seed: int = 0, name: str = "a"):
         """Count."""
         write(seed=seed, name=name)
+
+    class Policy(Settings):
+        """A policy."""
+
+        seed: int = 0
+        """A seed."""
+
+    def with_settings(policy: Policy = Policy()):
+        """Count."""
+        write()
 
     def needs(argv, /, seed, *, limit, more=1):
         pass
@@ -132,13 +144,63 @@ def test_a_function_with_types_is_called_with_the_arguments(tmp_path: Path) -> N
 
 
 @pytest.mark.process
-def test_wrong_arguments_are_refused_once_and_nothing_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--seed", "x"), "Error parsing --seed: "),
+        (
+            ("--policy.sede", "3"),
+            "Unrecognized options: --policy.sede, 3 Perhaps you meant: --policy.seed INT",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words_and_nothing_runs(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    function = "typed" if arguments[0] == "--seed" else "with_settings"
+    code, text, found = run(tmp_path, function, "--parallel-workers", "2", "--", *arguments)
+    assert code == 1 and not found
+    assert f"refused the arguments that follow --: {words}" in text
+    assert "[node " not in text, "no node prints the message again"
+    assert "Traceback" not in text
+
+
+@pytest.mark.process
+def test_an_unknown_option_is_refused_once_before_anything_starts(tmp_path: Path) -> None:
     options = ("--parallel-workers", "2", "--", "--sede", "3")
     code, text, found = run(tmp_path, "typed", *options)
     assert code == 1 and not found
-    assert "refused the arguments that follow --: Unrecognized options: --sede, 3" in text
-    assert "Perhaps you meant: --seed INT" in text and "[node 1] " not in text
-    assert "Traceback" not in text
+    line = next(
+        at
+        for at, one in enumerate(textwrap.dedent(PROGRAM).splitlines(), 1)
+        if one.startswith("def typed")
+    )
+    assert text.splitlines() == [
+        f"Error: --main package.program.typed has no option --sede (program.py:{line}); "
+        "did you mean --seed?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--seed", "3", "--nmae=x"],
+            r"no option --nmae \(program.py:\d+\); did you mean --name\?",
+        ),
+        (["--sede.x", "1"], r"no option --sede.x .*; did you mean --seed.x\?"),
+        (["--nonsense"], "no option --nonsense .*; it has --seed, --name"),
+        (["--seed", "3", "--no-name", "--config", "a.yaml", "-h", "--help", "--", "x"], ""),
+    ],
+)
+def test_options_are_checked_by_the_names_of_parameters(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    with pytest.raises(LaunchError, match=message) if message else nullcontext():
+        check_main("program.typed", tmp_path, arguments)
+    for function in ("plain", "with_defaults", "by_click"):
+        check_main(f"program.{function}", tmp_path, arguments)
 
 
 @pytest.mark.process
