@@ -8,8 +8,8 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple, get_args
 
 from dmiddleware.errors import (
@@ -19,6 +19,7 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
+from dmiddleware.inbox import Inbox, ItemId, Window
 from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
 from dmiddleware.worker.comm.store import Store
@@ -115,15 +116,11 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        # The peers take turns, so that nobody waits behind a peer that sends a lot.
-        self._inboxes: dict[str, deque[Message]] = {}
-        self._sent: Counter[_Peer] = Counter()
-        self._taken: Counter[_Peer] = Counter()
-        self._taken_by: dict[_Peer, int] = {}
+        self._inbox = Inbox[tuple[str, Message]](changed=self._changed)
+        self._windows: dict[_Peer, Window] = {}
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
         self._watched: set[int] = set()
-        self._closed = False
         self._cur_step = 0
         self._task.at_stop(self._wake)
         self._task.on(self._event(self._own.uid), self._on_message)
@@ -156,7 +153,7 @@ class RouterLink:
         """Wait until :attr:`stopped`, at most ``timeout_s`` seconds; return whether it is."""
         with self._changed:
             return self._task.clock.wait_for(
-                self._changed, lambda: self._closed or self.stopped, timeout_s
+                self._changed, lambda: self._inbox.closed or self.stopped, timeout_s
             )
 
     def peers(self) -> Mapping[str, str]:
@@ -172,13 +169,14 @@ class RouterLink:
                 closed.
             EncodeError: if the message holds something else than plain values.
         """
-        target = self._wait_for_room(peer)
+        target, item_id = self._wait_for_room(peer)
         refs = _references(message)
         values = self._store.take(refs)
         fields = _plain(
             {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
         )
-        content = (tuple(self._own), target.token, type(message).__name__, fields, values)
+        kind = type(message).__name__
+        content = (tuple(self._own), target.token, kind, fields, values, tuple(item_id))
         self._emit(target, content)
         if isinstance(message, StepDataReady):
             self._store.delete(refs)
@@ -190,27 +188,7 @@ class RouterLink:
 
         A closed link returns None at once.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._inboxes), timeout_s)
-            if not self._inboxes:
-                return None
-            uid = next(iter(self._inboxes))
-            inbox = self._inboxes.pop(uid)
-            message = inbox.popleft()
-            if inbox:
-                self._inboxes[uid] = inbox  # at the end: the next peer is next
-            peer = self._connected.get(uid)
-            if peer is None or isinstance(message, Joined | Left):
-                return uid, message
-            self._taken[peer] += 1
-            taken = self._taken[peer]
-        if taken % _ACKNOWLEDGE == 0:
-            with contextlib.suppress(DMiddlewareError):  # it is leaving, and sends nothing more
-                self._task.emit(
-                    self._taken_event(uid), tuple(self._own), peer.token, taken,
-                    only_remote=True, to=peer.node_id,
-                )  # fmt: skip
-        return uid, message
+        return self._inbox.take(timeout_s)
 
     def close(self, deadline_s: float) -> None:
         """End; may be called twice. The router delivers all sent messages before it closes.
@@ -218,10 +196,9 @@ class RouterLink:
         The coordinator's link ends the run: the workers are asked to stop.
         """
         with self._changed:
-            if self._closed:
+            if self._inbox.closed:
                 return
-            self._closed = True
-            self._changed.notify_all()
+            self._inbox.close()
         handlers: list[Callable[..., None]] = [
             self._on_message, self._on_taken, self._on_ended,
             self._on_joined, self._on_left, self._on_forgotten,
@@ -249,8 +226,8 @@ class RouterLink:
             ctx.env_step += cur_step - (self._cur_step if cur_step >= self._cur_step else 0)
             self._cur_step = cur_step
 
-    def _wait_for_room(self, uid: str) -> _Peer:
-        """Wait until a peer has taken most of what was sent to it; count one more message.
+    def _wait_for_room(self, uid: str) -> tuple[_Peer, ItemId]:
+        """Wait until a peer may be sent one more message; return it, and the message's id.
 
         Raises:
             DeliveryTimeout: if it is not connected, or takes nothing in time.
@@ -258,19 +235,22 @@ class RouterLink:
         with self._changed:
             target = self._connected.get(uid)
 
-            def has_room() -> bool:
-                return self._closed or self._connected.get(uid) != target or self._has_room(target)
+            def is_gone() -> bool:
+                return self._inbox.closed or self._connected.get(uid) != target
 
-            in_time = target is not None and self._changed.wait_for(has_room, self._timeout_s)
-            if target is None or self._closed or self._connected.get(uid) != target:
+            in_time = target is not None and self._changed.wait_for(
+                lambda: is_gone() or self._window(target).has_room, self._timeout_s
+            )
+            if target is None or is_gone():
                 raise DeliveryTimeout(f"{uid} is not connected to {self.uid}; nothing was sent")
             if not in_time:
                 raise DeliveryTimeout(f"{uid} has taken no message for {self._timeout_s:g} s")
-            self._sent[target] += 1
-            return target
+            return target, self._window(target).send()
 
-    def _has_room(self, peer: _Peer | None) -> bool:
-        return peer is None or self._sent[peer] - self._taken_by.get(peer, 0) < _WINDOW
+    def _window(self, peer: _Peer) -> Window:
+        if peer not in self._windows:
+            self._windows[peer] = Window(_WINDOW)
+        return self._windows[peer]
 
     def _emit(self, target: _Peer, content: tuple[Any, ...]) -> None:
         event = self._event(target.uid)
@@ -283,7 +263,7 @@ class RouterLink:
                 raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
             except EventError as error:  # it has not subscribed yet, or the task is closed
                 with self._changed:
-                    gone = self._closed or self._connected.get(target.uid) != target
+                    gone = self._inbox.closed or self._connected.get(target.uid) != target
                     if gone or time.monotonic() > deadline:
                         raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
                     self._changed.wait(_RETRY_S)
@@ -295,11 +275,18 @@ class RouterLink:
         """Return the event with which a peer's messages are acknowledged, by their number."""
         return Event(f"classic.taken.{uid}", timeout_s=self._timeout_s)
 
-    def _on_taken(self, sender: tuple[int, str, str], token: str, taken: int) -> None:
+    def _acknowledge(self, peer: _Peer, item_id: ItemId) -> None:
+        if item_id.number % _ACKNOWLEDGE == 0:
+            with contextlib.suppress(DMiddlewareError):  # it is leaving, and sends nothing more
+                self._task.emit(
+                    self._taken_event(peer.uid), *item_id, only_remote=True, to=peer.node_id
+                )
+
+    def _on_taken(self, token: str, number: int) -> None:
         with self._changed:
-            if token == self._own.token:
-                self._taken_by[_Peer(*sender)] = taken
-                self._changed.notify_all()
+            for window in self._windows.values():
+                window.acknowledge(token, number)
+            self._changed.notify_all()
 
     def _wake(self) -> None:
         with self._changed:
@@ -312,6 +299,7 @@ class RouterLink:
         kind: str,
         fields: dict[str, Any],
         values: dict[str, Packed],
+        item_id: tuple[str, int],
     ) -> None:
         peer = _Peer(*sender)
         if token != self._own.token and self._own.role != COORDINATOR:
@@ -327,7 +315,8 @@ class RouterLink:
             self._store.hold(values)
         with self._changed:
             self._introduce(peer)
-            self._put(peer.uid, message)
+            acknowledge = partial(self._acknowledge, peer, ItemId(*item_id))
+            self._inbox.put((peer.uid, message), sender=peer.uid, acknowledge=acknowledge)
 
     def _on_ended(self) -> None:
         self._task.stop("the coordinator has ended the run")
@@ -342,10 +331,10 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
-            self._forget(earlier)
-            self._put(peer.uid, Left("replaced by a new process"))
+            self._windows.pop(earlier, None)
+            self._note(peer.uid, Left("replaced by a new process"))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
-        self._put(peer.uid, Joined(peer.role))
+        self._note(peer.uid, Joined(peer.role))
 
     def _on_joined(self, node_id: int, *, new_incarnation: bool = False, **_: Any) -> None:
         with self._changed:
@@ -354,7 +343,7 @@ class RouterLink:
             known = self._introduced.get(node_id)
             if new_incarnation and known is not None:
                 del self._introduced[node_id]
-                self._forget(known)
+                self._windows.pop(known, None)
             elif known is not None:
                 self._introduce(known)
         if is_new:
@@ -363,23 +352,19 @@ class RouterLink:
     def _on_left(self, node_id: int, reason: str) -> None:
         with self._changed:
             if self._connected.pop(_uid(node_id), None) is not None:
-                self._put(_uid(node_id), Left(reason))
+                self._note(_uid(node_id), Left(reason))
 
     def _on_forgotten(self, node_id: int, _: int) -> None:
-        """Count from 0 again: the router has dropped what the node had not taken."""
+        """Open the window: the router has dropped what the node had not taken."""
         with self._changed:
             known = self._introduced.get(node_id)
             if known is not None:
-                self._forget(known)
+                self._windows.pop(known, None)
+                self._changed.notify_all()
 
-    def _forget(self, peer: _Peer) -> None:
-        """Forget what was counted of the link of an earlier process."""
-        for counts in (self._sent, self._taken, self._taken_by):
-            counts.pop(peer, None)
-
-    def _put(self, uid: str, message: Message) -> None:
-        self._inboxes.setdefault(uid, deque()).append(message)
-        self._changed.notify_all()
+    def _note(self, uid: str, change: Joined | Left) -> None:
+        """Queue what has become of a peer, after its messages."""
+        self._inbox.put((uid, change), sender=uid)
 
 
 @COORDINATOR_LINK_REGISTRY.register("router")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -10,6 +9,7 @@ from easydict import EasyDict
 
 from dmiddleware.classic.config import Option, at_least
 from dmiddleware.errors import ConfigError
+from dmiddleware.inbox import Inbox
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
@@ -36,14 +36,15 @@ _INFO: Final = frozenset(
 
 
 class _CollectorJob(Job):
-    """A collector task, with what waits for the coordinator."""
+    """A collector task, whose inbox has the reports that wait for the coordinator."""
 
-    def __init__(self, task_info: Mapping[str, Any], attempt: int) -> None:
-        super().__init__(task_info, attempt)
+    def __init__(
+        self, task_info: Mapping[str, Any], attempt: int, inbox: Inbox[dict[str, Any]]
+    ) -> None:
+        super().__init__(task_info, attempt, inbox)
         if "collector_cfg" not in task_info:
             raise ConfigError(f"a collector task needs collector_cfg, got {sorted(task_info)}")
         self.collector: BaseParallelCollector | None = None
-        self.reports: deque[dict[str, Any]] = deque()
         self.refs: dict[str, str] = {}
         self.have: dict[str, int] = {}
         self.n_sent = 0
@@ -124,22 +125,19 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         """
         job = self._current()
         report = _checked(metadata)
+        if "data_id" in report:
+            ref = job.refs.get(report["data_id"], report["data_id"])
+            report = {"priority": 1.0, "object_ref": ref, **report}
         with self._changed:
-            if not self._wait(
-                lambda: job.closing or len(job.reports) < self._cfg.queue_size, self._cfg.timeout_s
-            ):
+            if job.inbox.put(report, timeout_s=self._cfg.timeout_s):
+                # Deleted by whoever has the report.
+                job.refs.pop(report.get("data_id", ""), None)
+            elif not job.closing:
                 raise TaskFail(
                     job.ids,
-                    f"the coordinator took none of {len(job.reports)} reports for "
+                    f"the coordinator took none of {len(job.inbox)} reports for "
                     f"{self._cfg.timeout_s:g} s; check that it is running",
                 )
-            if job.closing:
-                return  # nobody takes it, and its data is deleted
-            if "data_id" in report:
-                ref = job.refs.pop(report["data_id"], report["data_id"])
-                report = {"priority": 1.0, "object_ref": ref, **report}
-            job.reports.append(report)
-            self._changed.notify_all()
 
     def deal_with_collector_start(
         self, task_info: Mapping[str, Any], attempt: int = 0
@@ -157,7 +155,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             TaskFail: if the worker is busy.
             ConfigError: if ``task_info`` is incomplete.
         """
-        return self._begin(_CollectorJob(task_info, attempt))
+        inbox = Inbox[dict[str, Any]](capacity=self._cfg.queue_size, changed=self._changed)
+        return self._begin(_CollectorJob(task_info, attempt, inbox))
 
     def deal_with_collector_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Return the next metadata or info, with ``task_id`` and ``buffer_id``.
@@ -173,11 +172,10 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         """
         job = self._current()
         with self._changed:
-            self._wait(lambda: bool(job.reports or job.failure or job.closing), timeout_s)
-            if job.reports:
-                report = job.reports.popleft()
-                self._changed.notify_all()
-                return {**report, **job.ids}
+            self._wait(lambda: bool(job.inbox or job.failure or job.closing), timeout_s)
+            report = job.inbox.take()
+        if report is not None:
+            return {**report, **job.ids}
         if not job.closing:
             self._raise_failure(job)
         return {"pending": True, **job.ids}
@@ -226,9 +224,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
     def _forget(self, job: _CollectorJob) -> None:
         """Delete the step data that was not reported, and be idle again."""
         super()._forget(job)
-        refs = [one["object_ref"] for one in job.reports if "object_ref" in one]
+        refs = [one["object_ref"] for one in job.inbox.drain() if "object_ref" in one]
         refs.extend(job.refs.values())
-        job.reports.clear()
         job.refs.clear()
         if refs:
             self.store.delete(refs)

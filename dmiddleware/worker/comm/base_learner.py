@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from dmiddleware.classic.config import Option, count, mapping
 from dmiddleware.classic.keywords import also_named
 from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError
+from dmiddleware.inbox import Inbox
 from dmiddleware.registry import Registry
 from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
@@ -36,10 +36,15 @@ __all__ = ["COMM_LEARNER_REGISTRY", "BaseCommLearner", "create_comm_learner", "l
 
 
 class _LearnerJob(Job):
-    """A learner task, with its open demand and what waits for the coordinator."""
+    """A learner task, whose inbox has the answer to its demand."""
 
-    def __init__(self, task_info: Mapping[str, Any], attempt: int) -> None:
-        super().__init__(task_info, attempt)
+    def __init__(
+        self,
+        task_info: Mapping[str, Any],
+        attempt: int,
+        inbox: Inbox[Sequence[Mapping[str, Any]]],
+    ) -> None:
+        super().__init__(task_info, attempt, inbox)
         missing = [key for key in ("policy_id", "learner_cfg", "policy") if key not in task_info]
         if missing:
             raise ConfigError(
@@ -47,7 +52,6 @@ class _LearnerJob(Job):
             )
         self.learner: BaseLearner | None = None
         self.demand: DataDemand | None = None
-        self.answers: deque[Sequence[Mapping[str, Any]]] = deque()
         self.n_demands = 0
         self.last_shown = -1
         self.infos = LearnInfos()
@@ -183,11 +187,10 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             )  # fmt: skip
             job.n_demands += 1
             self._changed.notify_all()
-            self._wait(lambda: bool(job.answers) or job.closing, None)
+            data: Sequence[Mapping[str, Any]] | None = job.inbox.take(None)
             job.demand = None
-            if not job.answers:
-                raise LoaderClosed(f"the task {ids['task_id']} is closed")
-            data = job.answers.popleft()
+        if data is None:
+            raise LoaderClosed(f"the task {ids['task_id']} is closed")
         if len(data) != batch_size:
             raise ConfigError(
                 f"the learner demanded {batch_size} samples and got {len(data)}; the coordinator "
@@ -218,7 +221,8 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             TaskFail: if the worker is busy.
             ConfigError: if ``task_info`` is incomplete.
         """
-        return self._begin(_LearnerJob(task_info, attempt))
+        inbox = Inbox[Sequence[Mapping[str, Any]]](capacity=1, changed=self._changed)
+        return self._begin(_LearnerJob(task_info, attempt, inbox))
 
     def deal_with_get_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Return the learner's open demand for data; until it is answered, the same again.
@@ -356,9 +360,8 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
                 self._answer(job, message.data)
 
     def _answer(self, job: _LearnerJob, data: Sequence[Mapping[str, Any]]) -> None:
-        job.answers.append(data)
+        job.inbox.put(data)
         job.demand = None
-        self._changed.notify_all()
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> BaseLearner:
         """Create the learner of a task with its policy, connected to this worker, and its loader.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import (
@@ -19,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dmiddleware.closing import Closing
 from dmiddleware.errors import ConfigError, NotEnoughData
+from dmiddleware.inbox import Inbox
 
 __all__ = ["LoaderClosed", "PrefetchLoader"]
 
@@ -75,9 +74,8 @@ class PrefetchLoader(Closing):
         self._n_samples = n_samples
         self._timeout_s = timeout_s
         self._executor = _make_executor(worker, num_workers) if num_workers else None
-        self._batches: queue.Queue[Any] = queue.Queue(prefetch)
+        self._batches = Inbox[Any](capacity=prefetch)
         self._wanted = threading.Semaphore(0)
-        self._stop = threading.Event()
         self._feeder = threading.Thread(target=self._feed, name="prefetch", daemon=True)
         self._feeder.start()
 
@@ -93,14 +91,13 @@ class PrefetchLoader(Closing):
             LoaderClosed: after ``close``, also if this was already waiting.
             Exception: any error of ``get_data`` or of loading a sample.
         """
-        if self._stop.is_set():
+        if self._batches.closed:
             raise _closed()
         if self._executor is None:
             self._wanted.release()
-        try:
-            item = self._batches.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise self._too_late() from None
+        item = self._batches.take(self._timeout_s)
+        if item is None:
+            raise _closed() if self._batches.closed else self._too_late()
         if isinstance(item, BaseException):
             self.close()
             raise item
@@ -110,17 +107,11 @@ class PrefetchLoader(Closing):
 
     def close(self) -> None:
         """Stop the workers; a second call does nothing."""
-        self._stop.set()
+        self._batches.close()
+        self._batches.drain()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self._wanted.release()
-        # The feeder may be blocked by the full queue; it puts at most one more item.
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._batches.get_nowait()
-        # Wake up a thread that waits for a batch.
-        with contextlib.suppress(queue.Full):
-            self._batches.put_nowait(_closed())
         # If get_data hangs, its daemon thread stays until the process ends.
         if self._feeder is not threading.current_thread():
             self._feeder.join(timeout=1.0)
@@ -156,19 +147,16 @@ class PrefetchLoader(Closing):
         return batch
 
     def _feed(self) -> None:
-        while not self._stop.is_set():
+        while True:
             if self._executor is None:
                 self._wanted.acquire()
-                if self._stop.is_set():
-                    return
+            if self._batches.closed:
+                return
             try:
                 item: Any = self._start_loading(self._ask())
             except BaseException as error:  # noqa: BLE001 - raised by __next__
                 item = error
-            if self._stop.is_set():
-                return  # closed meanwhile: the queue may stay full
-            self._batches.put(item)
-            if isinstance(item, BaseException):
+            if not self._batches.put(item) or isinstance(item, BaseException):
                 return
 
     def _start_loading(self, loads: list[Callable[[], Any]]) -> list[Any]:

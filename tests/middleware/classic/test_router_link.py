@@ -155,7 +155,7 @@ def test_a_message_that_cannot_be_read_is_ignored(pair, caplog):
     to = coordinator._event("node_0")
     content = tuple(worker._own), coordinator._own.token
     for kind, fields in (("NoSuch", {}), ("TaskDone", {"x": 1})):
-        worker._task.emit(to, *content, kind, fields, {}, only_remote=True)
+        worker._task.emit(to, *content, kind, fields, {}, ("token", 1), only_remote=True)
     worker.send("node_0", DataDemand("t", 0, 0, "b", 4, 0))
     assert isinstance(coordinator.receive(DEADLINE_S)[1], DataDemand)
     assert caplog.text.count("cannot be read") == 2
