@@ -21,7 +21,6 @@ import dataclasses
 import inspect
 import io
 import re
-import signal
 import sys
 import types
 import typing
@@ -30,14 +29,12 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
-import click
 import yaml
 
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
-from dmiddleware.signals import signal_reason
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
@@ -51,7 +48,6 @@ __all__ = [
     "arguments_with",
     "called_as",
     "check_arguments",
-    "exit_after_ctrl_c",
     "offered_options",
     "program_call",
     "unprinted",
@@ -137,16 +133,6 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         yield
     finally:
         _call.reset(token)
-
-
-@contextlib.contextmanager
-def exit_after_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end a command with a line and exit code 130, and not with a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(f"stopped: {signal_reason(signal.SIGINT)}", err=True)
-        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def arguments_of(

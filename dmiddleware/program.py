@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dmiddleware.command_line import arguments_of, called_as, exit_after_ctrl_c
+from dmiddleware.command_line import arguments_of, called_as
+from dmiddleware.ctrl_c import exit_after_ctrl_c
 from dmiddleware.data import load_checkpoint
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError, DMiddlewareError
