@@ -21,7 +21,6 @@ import dataclasses
 import inspect
 import io
 import re
-import signal
 import sys
 import types
 import typing
@@ -30,14 +29,12 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
-import click
 import yaml
 
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
-from dmiddleware.signals import signal_reason
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
@@ -51,7 +48,6 @@ __all__ = [
     "arguments_with",
     "called_as",
     "check_arguments",
-    "exit_after_ctrl_c",
     "offered_options",
     "program_call",
     "unprinted",
@@ -139,22 +135,8 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         _call.reset(token)
 
 
-@contextlib.contextmanager
-def exit_after_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end a command with a line and exit code 130, and not with a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo(f"stopped: {signal_reason(signal.SIGINT)}", err=True)
-        raise SystemExit(128 + signal.SIGINT) from None
-
-
 def arguments_of(
-    main: Callable[..., Any],
-    arguments: Sequence[str],
-    *,
-    further: type[Settings] | None = None,
-    prog: str = "",
+    main: Callable[..., Any], arguments: Sequence[str], *, prog: str = ""
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
@@ -165,7 +147,6 @@ def arguments_of(
     Args:
         main: the function.
         arguments: the command line, without the name of the program.
-        further: a class of options beside those of the function; they are in the result too.
         prog: what the help calls the program; empty: how Python runs it.
 
     Raises:
@@ -173,7 +154,7 @@ def arguments_of(
             the help.
         ConfigError: if the function has a parameter without a type.
     """
-    line = _CommandLine(main, further, prog)
+    line = _CommandLine(main, prog)
     try:
         line.take_defaults(_configs_of(arguments), arguments)
     except (ConfigError, RegistryError) as error:
@@ -301,9 +282,7 @@ def _without_help(arguments: Sequence[str]) -> list[str]:
 class _CommandLine:
     """The options of a function."""
 
-    def __init__(
-        self, main: Callable[..., Any], further: type[Settings] | None = None, prog: str = ""
-    ) -> None:
+    def __init__(self, main: Callable[..., Any], prog: str = "") -> None:
         self._prog = prog or _prog_of(main)
         documented = _docstring_of(main)
         self._text = documented.description or ""
@@ -311,7 +290,6 @@ class _CommandLine:
         self._meanings = {
             one.arg_name: _sentence(one.description or "") for one in documented.params
         }
-        self._further = further
         self._values: dict[str, Any] = {
             one.name: one.default for one in describe(self._class) if one.default is not MISSING
         }
@@ -372,7 +350,7 @@ class _CommandLine:
                 )
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of the function, and the further ones."""
+        """Return the arguments of the function."""
         return self._parse(arguments, only=None)
 
     def _parse(self, arguments: Sequence[str], *, only: Collection[str] | None) -> dict[str, Any]:
@@ -433,14 +411,12 @@ class _CommandLine:
             if only is None or one.name in only
         ]
         config = _Offered("config", UseAppendAction[tuple[str, ...]], (), _CONFIG_HELP)
-        further = [] if self._further is None else list(map(_Offered.of, describe(self._further)))
 
         def make(config: tuple[str, ...] = (), **given: Any) -> dict[str, Any]:
             own = _merged({one.name: given.pop(one.name) for one in offered}, self._values)
-            found = _checked(self._class, own)
-            return found if self._further is None else found | _checked(self._further, given)
+            return _checked(self._class, own)
 
-        specs = tuple(one.spec() for one in (config, *offered, *further))
+        specs = tuple(one.spec() for one in (config, *offered))
         return StructConstructorSpec(make, specs)
 
     def _described(self, info: SettingInfo) -> SettingInfo:

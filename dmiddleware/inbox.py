@@ -79,10 +79,16 @@ class Inbox(Generic[T]):
             is closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_full(), timeout_s)
-            if self._closed or self._is_full():
+            if self._capacity is not None and self._n_items >= self._capacity:
+                self._wait_for_room(self._capacity, timeout_s)
+                if self._n_items >= self._capacity:
+                    return False
+            if self._closed:
                 return False
-            self._queues.setdefault(sender, deque()).append((item, acknowledge))
+            queue = self._queues.get(sender)
+            if queue is None:
+                queue = self._queues[sender] = deque()
+            queue.append((item, acknowledge))
             self._n_items += 1
             self._changed.notify_all()
             return True
@@ -98,14 +104,16 @@ class Inbox(Generic[T]):
             None at once.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._queues), timeout_s)
+            if not self._queues and timeout_s != 0.0:
+                self._changed.wait_for(lambda: self._closed or bool(self._queues), timeout_s)
             if not self._queues:
                 return None
-            sender = next(iter(self._queues))
-            queue = self._queues.pop(sender)
+            sender, queue = next(iter(self._queues.items()))
             item, acknowledge = queue.popleft()
-            if queue:
-                self._queues[sender] = queue  # at the end: the next sender is next
+            if not queue:
+                del self._queues[sender]
+            elif len(self._queues) > 1:
+                self._queues[sender] = self._queues.pop(sender)  # at the end: the next is next
             self._n_items -= 1
             self._changed.notify_all()
         if acknowledge is not None:
@@ -127,8 +135,8 @@ class Inbox(Generic[T]):
             self._closed = True
             self._changed.notify_all()
 
-    def _is_full(self) -> bool:
-        return self._capacity is not None and self._n_items >= self._capacity
+    def _wait_for_room(self, capacity: int, timeout_s: float | None) -> None:
+        self._changed.wait_for(lambda: self._closed or self._n_items < capacity, timeout_s)
 
 
 class ItemId(NamedTuple):

@@ -86,4 +86,4 @@ def main(seed: Whole = 0, exp_name: str = "classic_serial", max_env_step: Count 
 
 
 if __name__ == "__main__":
-    run_program(main, make_policy=make_policy, play_env=ENV)
+    run_program(main)

@@ -95,4 +95,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_program(main, make_policy=make_policy)
+    run_program(main)

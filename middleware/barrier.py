@@ -10,8 +10,9 @@ from dmiddleware.pipeline import Context, Task
 from dmiddleware.pipeline.task import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
 from dmiddleware.settings import Positive, Settings, takes_settings
+from middleware.base import BaseMiddleware
 from middleware.exchange.events import REACHED
-from middleware.exchange.waiting import Exchange
+from middleware.exchange.waiting import Waiting
 
 __all__ = ["Barrier", "BarrierSettings"]
 
@@ -25,7 +26,7 @@ class BarrierSettings(Settings):
     """How long to wait while no missing node is reachable, or all of them wait too."""
 
 
-class Barrier(Exchange[Context]):
+class Barrier(BaseMiddleware[Context]):
     """Wait until all processes of the run have reached this point of the chain equally often.
 
     All connected processes take part, also those that are connected through another one only, like
@@ -40,34 +41,38 @@ class Barrier(Exchange[Context]):
         WaitTimeout: at the deadline; the message names the missing nodes.
     """
 
-    needs_learner = False
-    _arrivals: Arrivals
-
     settings: BarrierSettings
 
     @takes_settings(BarrierSettings)
     def __init__(self, settings: BarrierSettings) -> None:
-        super().__init__(timeout_s=settings.timeout_s)
         self.settings = settings
-        self._name = settings.name
+        self._side: BarrierSide | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        """Ask the other processes how often they have reached the barrier."""
+        if task.router is not None:
+            self._side = BarrierSide(task, self.settings.name, timeout_s=self.settings.timeout_s)
 
     def __call__(self, ctx: Context) -> None:
         """Wait for the others."""
-        if not self._has_peers:
-            return
-        # The events of the newest connections may not have been handled yet.
-        peers = self._task.participants()
-        self._update(lambda: self._arrivals.arrive(peers))
-        with self._changed:
-            blocked_s = self._wait(
-                lambda: not self._missing(),
-                lambda: f"node(s) {', '.join(map(str, self._missing()))} at barrier {self._name!r}",
-                self._reachable,
-            )
-        ctx.log(f"exchange/{self._name}_blocked_s", blocked_s)
+        if self._side is not None:
+            blocked_s = self._side.wait()
+            ctx.log(f"exchange/{self.settings.name}_blocked_s", blocked_s)
 
-    def _subscribe(self, task: Task[Any]) -> None:
-        arrivals = self._arrivals = Arrivals(self._router.node_id, secrets.token_hex(8))
+
+class BarrierSide:
+    """The part of a :class:`Barrier` in one of several processes.
+
+    Args:
+        task: the task, which has a router.
+        name: the barrier's name.
+        timeout_s: how long to wait while no missing node is reachable, or all of them wait too.
+    """
+
+    def __init__(self, task: Task[Any], name: str, *, timeout_s: float) -> None:
+        self._name = name
+        self._waiting = waiting = Waiting(task, timeout_s=timeout_s, needs_learner=False)
+        self._arrivals = arrivals = Arrivals(waiting.router.node_id, secrets.token_hex(8))
 
         def on_reached(name: str, sender: int, *arrival: Any) -> None:
             if name == self._name:
@@ -88,25 +93,40 @@ class Barrier(Exchange[Context]):
         peers = task.participants()
         self._update(lambda: arrivals.announce(peers))
 
+    def wait(self) -> float:
+        """Arrive, and wait for the others; return how long, in seconds."""
+        # The events of the newest connections may not have been handled yet.
+        peers = self._waiting.task.participants()
+        self._update(lambda: self._arrivals.arrive(peers))
+        with self._waiting.changed:
+            return self._waiting.until(
+                lambda: not self._missing(),
+                missing=lambda: (
+                    f"node(s) {', '.join(map(str, self._missing()))} at barrier {self._name!r}"
+                ),
+                awaited=self._reachable,
+            )
+
     def _update(self, change: Callable[[], ToSend]) -> None:
         """Apply a change with the lock held, and send what it returns without the lock."""
-        with self._changed:
+        waiting = self._waiting
+        with waiting.changed:
             to_send = change()
-            self._changed.notify_all()
+            waiting.changed.notify_all()
+        sender = waiting.router.node_id
         for arrival, targets in to_send:
-            sender = self._router.node_id
-            self._task.emit(REACHED, self._name, sender, *arrival, only_remote=True, to=targets)
+            waiting.task.emit(REACHED, self._name, sender, *arrival, only_remote=True, to=targets)
 
     def _missing(self) -> list[int]:
         if not self._arrivals.own.peers:
-            lost = [one for one, why in self._left.items() if not why.startswith(SAID_GOODBYE)]
-            return sorted(lost)
+            left = self._waiting.outlook.left.items()
+            return sorted(one for one, why in left if not why.startswith(SAID_GOODBYE))
         return self._arrivals.missing()
 
     def _reachable(self) -> list[int]:
         """Return the missing nodes that are alive, or that a connected node knows."""
         missing, connected = self._missing(), self._arrivals.own.peers
-        alive = self._task.participants()
+        alive = self._waiting.task.participants()
         return [one for one in missing if one in alive or (connected and one not in connected)]
 
 

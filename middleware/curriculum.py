@@ -13,9 +13,11 @@ from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.settings import Positive, Settings, takes_settings
+from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import curriculum_event
-from middleware.exchange.waiting import Exchange
+from middleware.exchange.rank import Ranks
+from middleware.exchange.waiting import Waiting
 from middleware.roles import Role
 
 __all__ = ["Curriculum", "CurriculumRule", "CurriculumSettings"]
@@ -38,7 +40,7 @@ class CurriculumSettings(Settings):
     """How long a node waits for the first values while no learner can send them."""
 
 
-class Curriculum(Exchange[OnlineRLContext]):
+class Curriculum(BaseMiddleware[OnlineRLContext]):
     """Change attributes of the envs, or the options of their resets, with the progress of the run.
 
     At the end of each step, a rule gets the context and a copy of the present values, and returns
@@ -89,7 +91,6 @@ class Curriculum(Exchange[OnlineRLContext]):
         env_managers: BaseEnvManager | Sequence[BaseEnvManager],
         settings: CurriculumSettings,
     ) -> None:
-        super().__init__(timeout_s=settings.timeout_s)
         if not callable(rule):
             raise ConfigError(
                 "Curriculum takes a function of the context and the present values, got "
@@ -101,13 +102,10 @@ class Curriculum(Exchange[OnlineRLContext]):
         self.settings = settings
         self.components = {"rule": getattr(rule, "__qualname__", type(rule).__qualname__)}
         self._rule = rule
-        self._env_managers = several
-        self._values = CurriculumValues(self._env_managers, settings)
+        self._values = CurriculumValues(several, settings)
         # A snapshot is restored before the set-up, in which a learner sends the values.
         self.snapshot_parts = {"values": self._values}
-        self._event = curriculum_event(settings.name)
-        self._decides = True
-        self._newest: dict[str, Any] | None = None
+        self._follower: CurriculumFollower | None = None
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject envs that nothing steps, and two curricula of one name."""
@@ -117,7 +115,7 @@ class Curriculum(Exchange[OnlineRLContext]):
             yield f"the chain has another curriculum with the name {name!r}; give it name=..."
         stepped = [owned for one in chain.declarations for owned in one.owns]
         if any(isinstance(owned, BaseEnvManager) for owned in stepped):
-            for manager in self._env_managers:
+            for manager in self._values.env_managers:
                 if not any(manager is owned for owned in stepped):
                     yield (
                         f"it changes the envs of a {type(manager).__name__} that nothing in the "
@@ -126,60 +124,73 @@ class Curriculum(Exchange[OnlineRLContext]):
 
     def setup(self, task: Task[Any]) -> None:
         """Send the values, or subscribe to them."""
-        self._decides = task.router is None or task.has_role(Role.LEARNER)
-        super().setup(task)
+        if task.router is None:
+            return
+        # One of several ranks decides.
+        if task.has_role(Role.LEARNER) and Ranks().leads:
+            self._send(task)
+        else:
+            self._follower = CurriculumFollower(task, self.settings)
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Take the newest values on the way forward, or decide on the way back."""
-        if not self._decides:
-            self._take()
+        if self._follower is not None:
+            self._values.change(self._follower.newest())
             return
         yield
-        if self._values.change(self._decided(ctx)):
-            self._send()
+        if self._values.change(self._decided(ctx)) and ctx.task.router is not None:
+            self._send(ctx.task)
         for name, value in self._values.now.items():
             if isinstance(value, int | float | np.number):
                 ctx.log(f"{self.settings.name}/{name}", float(value))
 
-    def _subscribe(self, task: Task[Any]) -> None:
-        # One of several ranks decides.
-        self._decides = self._decides and self._ranks.leads
-        if self._decides:
-            self._send()
-        else:
-            task.on(self._event, self._handler(self._on_values))
-
-    def _on_values(self, values: dict[str, Any]) -> None:
-        self._newest = values
-
-    def _send(self) -> None:
-        if self._has_peers:
-            # Nodes that connect later get the newest of these at once.
-            self._task.emit(self._event, dict(self._values.now), only_remote=True)
-
-    def _take(self) -> None:
-        with self._changed:
-            self._wait(
-                lambda: self._newest is not None,
-                lambda: f"the first values of the curriculum {self.settings.name!r}",
-                lambda: self._task.participants(Role.LEARNER),
-            )
-            assert self._newest is not None
-            newest = self._newest
-        self._values.change(newest)
+    def _send(self, task: Task[Any]) -> None:
+        # Nodes that connect later get the newest of these at once.
+        event = curriculum_event(self.settings.name)
+        task.emit(event, dict(self._values.now), only_remote=True)
 
     def _decided(self, ctx: OnlineRLContext) -> Mapping[str, Any]:
         """Return the values that the rule changes."""
-        decided = self._rule(ctx, dict(self._values.now)) if self._ranks.leads else None
+        ranks = Ranks()
+        decided = self._rule(ctx, dict(self._values.now)) if ranks.leads else None
         if not isinstance(decided, Mapping | None):
             raise ConfigError(
                 "the rule of a Curriculum returns a dictionary of the values that change, or None; "
                 f"it returned {decided!r:.100}"
             )
-        if self._ranks.size > 1 and not self._has_peers:
+        if ranks.size > 1 and ctx.task.router is None:
             # Only rank 0 has the evaluations.
             decided = gather_from_ranks(decided)[0]
         return decided or {}
+
+
+class CurriculumFollower:
+    """The part of a :class:`Curriculum` in a process that does not decide.
+
+    Args:
+        task: the task, which has a router.
+        settings: the options of the curriculum.
+    """
+
+    def __init__(self, task: Task[Any], settings: CurriculumSettings) -> None:
+        self._name = settings.name
+        self._newest: dict[str, Any] | None = None
+        self._waiting = Waiting(task, timeout_s=settings.timeout_s)
+        self._waiting.on(curriculum_event(settings.name), self._on_values)
+
+    def newest(self) -> dict[str, Any]:
+        """Return the newest values; wait for the first ones."""
+        with self._waiting.changed:
+            self._waiting.until(
+                lambda: self._newest is not None,
+                missing=lambda: f"the first values of the curriculum {self._name!r}",
+                awaited=lambda: self._waiting.task.participants(Role.LEARNER),
+            )
+            assert self._newest is not None
+            return self._newest
+
+    def _on_values(self, values: dict[str, Any]) -> None:
+        self._newest = values
 
 
 class CurriculumValues:
@@ -190,13 +201,14 @@ class CurriculumValues:
         settings: the first values, and what they are.
 
     Attributes:
+        env_managers: the envs.
         now: the present values.
     """
 
     def __init__(
         self, env_managers: Sequence[BaseEnvManager], settings: CurriculumSettings
     ) -> None:
-        self._env_managers = env_managers
+        self.env_managers = env_managers
         self._sets = settings.sets
         self.now: dict[str, Any] = {}
         self.change(settings.start)
@@ -213,7 +225,7 @@ class CurriculumValues:
             if name not in self.now or not _is_same(self.now[name], value)
         }
         self.now.update(changed)
-        for manager in self._env_managers if changed else ():
+        for manager in self.env_managers if changed else ():
             if self._sets == "reset_options":
                 manager.set_reset_options(self.now)
                 continue

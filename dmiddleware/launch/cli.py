@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import click
 from annotated_types import Ge, Gt
 
+from dmiddleware.ctrl_c import exit_after_ctrl_c, exit_at_ctrl_c
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.launch.options import Flag, LaunchOptions, options_and_flags
 from dmiddleware.settings import SettingInfo
@@ -50,11 +51,13 @@ class _Command(click.Command):
         if not args or args[0] not in _COMMANDS:
             return super().make_context(info_name, args, parent, **extra)
         module, _, name = _COMMANDS[args[0]].rpartition(".")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        with exit_at_ctrl_c():
+            command: click.Command = getattr(importlib.import_module(module), name)
         return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+        with exit_after_ctrl_c():
+            return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)

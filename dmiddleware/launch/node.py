@@ -130,6 +130,7 @@ class JoinedNode:
         self._progressed_at = time.monotonic()
         self._done = threading.Event()
         self._reporting = threading.Lock()
+        self._met: dict[int, tuple[str, ...]] = {}
         self._reporter = threading.Thread(
             target=self._report_forever, name="node-status", daemon=True
         )
@@ -250,7 +251,7 @@ class JoinedNode:
             counters=dict(progress.counters),
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
-            peers={int(one.node_id): one.roles for one in self._router.peers()},
+            peers=self._met | self._peers(),
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
             decided_end=self._node.decided_end,
@@ -345,10 +346,18 @@ class JoinedNode:
 
     def _report_forever(self) -> None:
         self._report()
-        while not self._done.wait(
-            STATUS_EVERY_S if self._phase == "running" else _STARTING_EVERY_S
-        ):
-            self._report()
+        next_at = time.monotonic()
+        while not self._done.wait(_STARTING_EVERY_S):
+            # A peer that joins and leaves between two reports is in the next one.
+            self._met |= self._peers()
+            if time.monotonic() >= next_at:
+                every_s = STATUS_EVERY_S if self._phase == "running" else _STARTING_EVERY_S
+                next_at = time.monotonic() + every_s
+                self._report()
+                self._met = {}
+
+    def _peers(self) -> dict[int, tuple[str, ...]]:
+        return {int(one.node_id): one.roles for one in self._router.peers()}
 
     def _report(self) -> None:
         if self._on_status is None:

@@ -17,7 +17,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         counters: further counters of its task by name, such as environment steps.
         blocked_s: seconds spent waiting for peers, either for their data or for room in their
             queues.
-        peers: the roles of the connected peers, by their node ids.
+        peers: the roles of the peers that were connected since the status before, by their node
+            ids.
         reason: why its task stopped; empty while it runs.
         run_is_over: whether its task stopped together with the whole run.
         decided_end: whether the whole run stopped because of its task.

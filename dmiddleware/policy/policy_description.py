@@ -94,7 +94,8 @@ def _class_of(described: Mapping[str, Any], model: nn.Module | None) -> type[Pol
     if name not in list(POLICY_REGISTRY):
         raise CheckpointMismatch(
             f"the checkpoint is of {described.get('class')!r:.100}, an algorithm that is not "
-            f"registered here{f' as {name!r:.60}' if name else ''}; decorate the class with "
+            f"registered here{f' as {name!r:.60}' if name else ''}; build the policy and "
+            "pass it as policy=... (ditask play: --policy), or decorate the class with "
             "@POLICY_REGISTRY.register(...) before training, and import its module before loading"
         )
     if own is not None and model is None:

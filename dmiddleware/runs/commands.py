@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -14,6 +14,9 @@ from dmiddleware.runs.compare import compare
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
+
+if TYPE_CHECKING:
+    from dmiddleware.policy import HasModes
 
 __all__ = [
     "PassesOn",
@@ -143,24 +146,47 @@ def inspect_command(file: Path) -> None:
     help="Write a video of one more episode (.mp4 or .gif).",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the envs.")
-def play_command(policy: Path, episodes: int, video: Path | None, seed: int | None) -> None:
+@click.option("--env", "env_id", metavar="ID", help="Env to play in.  [default: that of the run]")
+@click.option(
+    "--policy",
+    "maker",
+    metavar="MODULE:FUNCTION",
+    help="Function that builds the policy, if its class is your own.",
+)
+def play_command(
+    policy: Path,
+    episodes: int,
+    video: Path | None,
+    seed: int | None,
+    env_id: str | None,
+    maker: str | None,
+) -> None:
     """Play the best policy of a run in its env, and show the returns.
 
-    RUN is the folder of a run, or a checkpoint in it. The env is the one that config.yaml names.
+    RUN is the folder of a run, or a checkpoint in it. The env is the one that config.yaml names. A
+    checkpoint names no code, so a policy of a class of your own is built by a function that you
+    name; it gets the arguments of the run's program that it has parameters for.
 
     \b
       ditask play runs/cartpole_dqn
       ditask play runs/cartpole_dqn/ckpt/final.safetensors --episodes 100 --video cartpole.gif
+      ditask play runs/own --policy my_program:make_policy
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
-    from dmiddleware.rollout import record_video  # these import torch
+    from dmiddleware.env import EnvSettings  # these import torch
+    from dmiddleware.rollout import record_video
     from dmiddleware.rollout.video import check_video_path
-    from dmiddleware.runs.play import env_of, play
-    from dmiddleware.runs.saved_policy import saved_policy
+    from dmiddleware.runs.play import env_of, made_by, play
+    from dmiddleware.runs.saved_policy import load_into, saved_policy
 
     with _refusing():
         if video is not None:
             check_video_path(video)
-        env, loaded = env_of(policy), saved_policy(policy)
+        env = env_of(policy) if env_id is None else EnvSettings(env_id, env_num=1)
+        if maker is None:
+            loaded: HasModes = saved_policy(policy)
+        else:
+            loaded = made_by(maker, policy)
+            load_into(loaded, policy)
         returns = play(loaded, env, n_episode=episodes, seed=seed)
         mean = sum(returns) / len(returns)
         click.echo(

@@ -10,15 +10,19 @@ from torch import nn
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointMismatch, RunFolderError
-from dmiddleware.policy import Policy
+from dmiddleware.policy import HasModes, Policy, as_eval_mode
 from dmiddleware.policy.policy_description import policy_from
 from dmiddleware.rollout.acting_policy import ActingPolicy
 
-__all__ = ["checkpoint_in", "load_policy", "saved_policy"]
+__all__ = ["checkpoint_in", "load_into", "load_policy", "saved_policy"]
 
 
 def load_policy(
-    path: str | Path, *, model: nn.Module | None = None, cuda: bool = False
+    path: str | Path,
+    *,
+    policy: Policy | None = None,
+    model: nn.Module | None = None,
+    cuda: bool = False,
 ) -> ActingPolicy:
     """Load a policy that a run has saved, to act.
 
@@ -31,6 +35,8 @@ def load_policy(
     Args:
         path: the folder of a run, whose best policy is loaded (the final one, if it was never
             evaluated), or a checkpoint of :class:`~middleware.CkptSaver`.
+        policy: a policy of a class of your own, built as that of the run, which takes the state;
+            None: the file describes the policy.
         model: the network, if it was a module of the program's own, which files cannot describe.
         cuda: whether to act on the GPU.
 
@@ -45,7 +51,10 @@ def load_policy(
             not known here; the message says what to do.
         ConfigError: for ``cuda=True`` without CUDA.
     """
-    return ActingPolicy(saved_policy(path, model=model, cuda=cuda))
+    if policy is None:
+        return ActingPolicy(saved_policy(path, model=model, cuda=cuda))
+    load_into(policy, path)
+    return ActingPolicy(policy)
 
 
 def saved_policy(path: str | Path, *, model: nn.Module | None = None, cuda: bool = False) -> Policy:
@@ -63,6 +72,21 @@ def saved_policy(path: str | Path, *, model: nn.Module | None = None, cuda: bool
     except Exception as error:
         error.add_note(f"while the policy in {path} was being built")
         raise
+
+
+def load_into(policy: HasModes, path: str | Path) -> None:
+    """Load what a run has saved into a policy that was built as that of the run.
+
+    Args:
+        policy: the policy.
+        path: the folder of a run, or a checkpoint.
+
+    Raises:
+        RunFolderError: if there is no checkpoint.
+        CheckpointDamaged: if the file is not a checkpoint, is incomplete, or has changed.
+        CheckpointMismatch: if it belongs to another policy.
+    """
+    as_eval_mode(policy, user="load_policy").load_state_dict(load_checkpoint(checkpoint_in(path)))
 
 
 def checkpoint_in(path: str | Path) -> Path:

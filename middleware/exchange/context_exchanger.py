@@ -10,11 +10,11 @@ from dmiddleware.settings import Count, Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
-from middleware.exchange.follower_side import FollowerSide
-from middleware.exchange.learner_side import LearnerSide
+from middleware.exchange.follower import FollowerData
+from middleware.exchange.learner import LearnerData
 from middleware.exchange.pace import Pace
+from middleware.exchange.rank import RankCounters, Ranks
 from middleware.roles import Role
-from middleware.support.ranks import Ranks
 
 __all__ = ["ContextExchanger", "ContextExchangerSettings"]
 
@@ -84,35 +84,32 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     @takes_settings(ContextExchangerSettings)
     def __init__(self, settings: ContextExchangerSettings) -> None:
         self.settings = settings
-        self._ranks = Ranks()
         # All ranks draw equally many rows, and the counters of a context are those of one rank.
         ratio = settings.samples_per_insert
-        self._pace = None if ratio is None else Pace(ratio / self._ranks.size)
-        self._side: LearnerSide | FollowerSide | RankSide | None = None
+        self._pace = None if ratio is None else Pace(ratio / Ranks().size)
+        self._side: LearnerData | FollowerData | RankCounters | None = None
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a task that has not been given its rank."""
-        given = chain.context.task.rank
-        if given != self._ranks.rank:
+        given, ranks = chain.context.task.rank, Ranks()
+        if given != ranks.rank:
             yield (
-                f"this process is rank {self._ranks.rank} of {self._ranks.size}, but its task has "
+                f"this process is rank {ranks.rank} of {ranks.size}, but its task has "
                 f"rank {given}; pass it on: with data_parallel() as rank, Task(rank=rank)"
             )
 
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
-        self._ranks = Ranks()
+        ranks, settings = Ranks(), self.settings
         if task.router is None:
-            self._side = RankSide(self._ranks) if self._ranks.size > 1 else None
+            self._side = RankCounters(ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
-            self._side = LearnerSide(pace=self._pace, timeout_s=self.settings.timeout_s)
+            self._side = LearnerData(task, pace=self._pace, timeout_s=settings.timeout_s)
         else:
-            self._side = FollowerSide(
-                max_ahead=self.settings.max_ahead, timeout_s=self.settings.timeout_s
+            self._side = FollowerData(
+                task, max_ahead=settings.max_ahead, timeout_s=settings.timeout_s
             )
-        if self._side is not None:
-            self._side.setup(task)
-        if self._ranks.size > 1:
+        if ranks.size > 1:
             task.hold_stops()
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
@@ -121,7 +118,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
         if side is None:
             return
         if task.in_last_step:
-            if isinstance(side, LearnerSide):
+            if isinstance(side, LearnerData):
                 side.take_evaluated(ctx)
             return
         if task.finish and task.router is not None:
@@ -130,11 +127,11 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
 
     def pending_steps(self) -> int:
         """Return the number of evaluations that arrived and were not passed to observers yet."""
-        return self._side.pending_steps() if isinstance(self._side, LearnerSide) else 0
+        return self._side.pending_steps() if isinstance(self._side, LearnerData) else 0
 
     def close(self) -> None:
         """Drop data in transit."""
-        if self._side is not None:
+        if isinstance(self._side, LearnerData):
             self._side.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,30 +142,3 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
         """Restore what :meth:`state_dict` returned."""
         if self._pace is not None and "pace" in state:
             self._pace.load_state_dict(state["pace"])
-
-
-class RankSide(BaseMiddleware[OnlineRLContext]):
-    """The part of a :class:`ContextExchanger` in ranks that run the same chain, without a router.
-
-    Args:
-        ranks: the ranks.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._has_voted = False
-
-    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
-        """Agree with the ranks that run the same chain, each with its own collector."""
-        task = ctx.task
-        if not self._has_voted:
-            # A stop in the set-up, as of a run that is resumed at its limit, leaves no first step.
-            self._has_voted = True
-            self._ranks.agree_on_step(task)
-        env_step, env_episode = ctx.env_step, ctx.env_episode
-        yield
-        agreed = self._ranks.agree(
-            task, env_step=ctx.env_step - env_step, env_episode=ctx.env_episode - env_episode
-        )
-        ctx.env_step = env_step + agreed.env_step
-        ctx.env_episode = env_episode + agreed.env_episode

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
 from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
-from middleware.exchange.events import CONSUMED, LEARNED, MODEL, UPDATED, Counters, merge_counters
-from middleware.exchange.waiting import Exchange
+from middleware.exchange.follower import FollowerWeights
+from middleware.exchange.learner import LearnerWeights
 from middleware.roles import Role
 from middleware.support.checks import check_instance
-from middleware.support.rows import rows_of
 
 __all__ = [
     "ModelExchanger",
@@ -46,7 +45,7 @@ class ModelExchangerSettings(Settings):
         )
 
 
-class ModelExchanger(Exchange[OnlineRLContext]):
+class ModelExchanger(BaseMiddleware[OnlineRLContext]):
     """Send the learner's weights to the collectors and evaluators.
 
     Use it after the :class:`~middleware.ContextExchanger`. The learner publishes a consistent copy
@@ -79,114 +78,41 @@ class ModelExchanger(Exchange[OnlineRLContext]):
     writes = ("train_iter",)
 
     settings: ModelExchangerSettings
-    _published: tuple[Counters, dict[str, Any]]
 
     @takes_settings(ModelExchangerSettings)
     def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
-        super().__init__(timeout_s=settings.timeout_s)
         self.settings = settings
         self._policy = check_instance(
             policy, Policy, user=type(self).__name__, hint="pass the policy itself, not a mode"
         )
-        self._publishing = threading.Lock()
-        self._announced = 0
-        self._max_lag = settings.max_policy_lag
-        # The updates of a restarted learner may be fewer, but its epoch is larger.
-        self._learned: Counters | None = None
-        self._newest: tuple[tuple[int, int], dict[str, Any]] | None = None
-        self._loaded = (0, -1)
+        self._side: LearnerWeights | FollowerWeights | None = None
+
+    def setup(self, task: Task[Any]) -> None:
+        """Publish the first weights, or subscribe to them."""
+        settings = self.settings
+        if task.router is None:
+            self._side = None
+        elif task.has_role(Role.LEARNER):
+            self._side = LearnerWeights(
+                task,
+                self._policy,
+                every_train_iter=settings.every_train_iter,
+                max_lag=settings.max_policy_lag,
+            )
+        else:
+            self._side = FollowerWeights(
+                task,
+                self._policy,
+                max_lag=settings.max_policy_lag,
+                timeout_s=settings.timeout_s,
+            )
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
-        """Exchange."""
-        if not self._has_peers:
-            return
-        task = self._task
-        if not task.has_role(Role.LEARNER):
-            self._take(ctx, task)
-            return
-        if not task.has_role(Role.COLLECTOR):
-            self._observe(ctx)
-        if not self._ranks.leads:
-            return
-        yield
-        if ctx.train_iter - self._published[0]["train_iter"] >= self.settings.every_train_iter:
-            self._publish(ctx)
-        if self._max_lag is not None and ctx.train_iter - self._announced > self._max_lag // 2:
-            # They arrive before weights that are large.
-            self._announced = ctx.train_iter
-            task.emit(LEARNED, self._counters(ctx), only_remote=True)
-
-    def _observe(self, ctx: OnlineRLContext) -> None:
-        if ctx.trajectories is None:
-            return
-        rows = rows_of(ctx.trajectories)
-        if "obs" in rows:
-            self._policy.observe(rows["obs"])
-
-    def _subscribe(self, task: Task[Any]) -> None:
-        if task.has_role(Role.LEARNER):
-            if not self._ranks.leads:
-                return
-            self._publish(task.ctx)
-            task.on("node.joined", self._publish_again)
-            task.on("node.rejoined", self._publish_again)
-            self._publish_again()
-            return
-        task.on(MODEL, self._on_model)
-        task.on(LEARNED, self._handler(self._on_learned))
-        task.on(CONSUMED, self._handler(lambda _, __, counters: self._on_learned(counters)))
-
-    def _on_learned(self, counters: Counters) -> None:
-        self._learned = merge_counters(self._learned, counters)
-
-    def _on_model(self, counters: Counters, state: dict[str, Any]) -> None:
-        version = counters["epoch"], counters["train_iter"]
-        with self._changed:
-            if self._newest is None or version >= self._newest[0]:
-                self._newest = version, state
-            self._on_learned(counters)
-            self._changed.notify_all()
-        self._task.emit(UPDATED, counters, only_local=True)
-
-    def _is_new_enough(self) -> bool:
-        if self._newest is None:
-            return False
-        if self._max_lag is None or self._learned is None:
-            return True
-        epoch, version = self._newest[0]
-        lag = self._learned["train_iter"] - version
-        return epoch == self._learned["epoch"] and lag <= self._max_lag
-
-    def _publish(self, ctx: OnlineRLContext) -> None:
-        # A policy's state is a copy of its parameters, which no update changes while it is sent.
-        state = self._policy.eval_mode.state_dict()
-        with self._publishing:
-            self._published = self._counters(ctx), state
-            self._task.emit(MODEL, *self._published, only_remote=True)
-
-    def _publish_again(self, *_: Any, **__: Any) -> None:
-        """Publish under the current epoch, which grows if a peer knows an earlier learner."""
-        with self._publishing:
-            counters, state = self._published
-            epoch = self._router.incarnation
-            if epoch != counters["epoch"]:
-                self._published = {**counters, "epoch": epoch}, state
-                self._task.emit(MODEL, *self._published, only_remote=True)
-
-    def _take(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
-        with self._changed:
-            blocked_s = self._wait(
-                self._is_new_enough,
-                lambda: "recent weights of the learner",
-                lambda: task.participants(Role.LEARNER),
-            )
-            assert self._newest is not None
-            version, state = self._newest
-        if version != self._loaded:
-            self._policy.eval_mode.load_state_dict(state)
-            self._loaded = version
-        ctx.train_iter = version[1]
-        ctx.log("exchange/blocked_for_weights_s", blocked_s)
+        """Load weights on the way forward, or publish them on the way back."""
+        if isinstance(self._side, FollowerWeights):
+            self._side(ctx)
+        elif self._side is not None:
+            yield from self._side(ctx)
 
 
 class PeriodicalModelExchangerSettings(Settings):

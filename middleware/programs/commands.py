@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from dmiddleware.command_line import arguments_of, called_as, exit_after_ctrl_c
+from dmiddleware.command_line import arguments_of, called_as
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.launch.options import options_and_flags
 from dmiddleware.zoo import algorithms, tuned
@@ -85,7 +85,7 @@ def _train(algo: str, env: str, line: tuple[str, ...], *, show_chain: bool) -> N
         settings = (arguments[name] for name in ("algo", "env", "policy", "seed"))
         click.echo(chain_code(tuned(algo).program, arguments, make_policy(*settings)), nl=False)
         return
-    with called_as(program, arguments), exit_after_ctrl_c():
+    with called_as(program, arguments):
         program(**arguments)
 
 

@@ -26,7 +26,7 @@ from dmiddleware.policy import (
     SACSettings,
 )
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import Count, Settings, Whole
+from dmiddleware.settings import Count, Whole
 
 POLICY = DQNSettings(n_step=3, learning_rate=2e-3, model={"encoder_hidden_sizes": [128, 128]})
 
@@ -257,13 +257,3 @@ def test_parameters_without_types_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="seed has no type"):
         arguments_of(main, [])
-
-
-def test_further_options_are_checked_and_returned() -> None:
-    class Further(Settings):
-        episodes: Count = 100
-
-    found = arguments_of(rainbow, ["--episodes", "3"], further=Further)
-    assert found == {"policy": RainbowSettings(), "episodes": 3}
-    with pytest.raises(SystemExit):
-        arguments_of(rainbow, ["--episodes", "0"], further=Further)

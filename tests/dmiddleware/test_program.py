@@ -8,20 +8,13 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.command_line import program_call
-from dmiddleware.data import save_checkpoint
-from dmiddleware.env import EnvSettings, make_env_manager
-from dmiddleware.policy import BCPolicy, BCSettings
+from dmiddleware.env import EnvSettings
+from dmiddleware.policy import BCSettings
 from dmiddleware.program import run_program
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.settings import Whole
 
 ENV = EnvSettings("CartPole-v1", env_num=1)
-
-
-def make_policy(
-    env: EnvSettings = ENV, policy: BCSettings = BCSettings(), seed: int = 0
-) -> BCPolicy:
-    return BCPolicy.for_env(make_env_manager(env), policy, seed=seed)
 
 
 def main(seed: Whole = 0, env: EnvSettings = ENV, policy: BCSettings = BCSettings()) -> int:
@@ -39,25 +32,6 @@ def test_a_program_returns_what_it_returns() -> None:
 def test_without_arguments_those_of_the_process_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["program.py", "--seed", "4"])
     assert run_program(main) == 4
-
-
-def test_a_checkpoint_is_played_with_the_settings_of_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = BCSettings(model={"encoder_hidden_sizes": [8]})
-    (tmp_path / "ckpt").mkdir()
-    ckpt = tmp_path / "ckpt" / "best.safetensors"
-    save_checkpoint(ckpt, make_policy(policy=small).eval_mode.state_dict())
-    options = ["--evaluate", str(ckpt), "--episodes", "2"]
-    with pytest.raises(SystemExit) as stopped:
-        run_program(main, options, make_policy=make_policy)
-    assert stopped.value.code == 1
-    assert "belongs to another model" in capsys.readouterr().err
-    (tmp_path / "config.yaml").write_text(
-        "arguments: {policy: {model: {encoder_hidden_sizes: [8]}}}"
-    )
-    assert run_program(main, options, make_policy=make_policy) is None
-    assert "over 2 fresh episodes" in capsys.readouterr().out
 
 
 def test_the_versions_name_what_computes() -> None:

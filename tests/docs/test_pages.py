@@ -125,8 +125,7 @@ def help_of(module: str, words: list[str]) -> str:
         return (ROOT / f"{module.replace('.', '/')}.py").read_text()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        make_policy = getattr(example, "make_policy", None)
-        example.run_program(example.main, [*words, "--help"], make_policy=make_policy)
+        example.run_program(example.main, [*words, "--help"])
     return printed.getvalue()
 
 

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dmiddleware.launch.cli import ditask
 from dmiddleware.program import run_program
 
 
@@ -17,7 +19,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def call(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """Run the example, and return its last line."""
     example = importlib.import_module("examples.classic_serial")
-    run_program(example.main, options, make_policy=example.make_policy, play_env=example.ENV)
+    run_program(example.main, options)
     return capsys.readouterr().out.splitlines()[-1]
 
 
@@ -32,7 +34,10 @@ def test_the_classic_example_trains_and_its_checkpoint_can_be_played(
     )
     assert told is not None, last
     assert 1400 <= int(told[1].replace(",", "")) < 1500
-    assert "mean return" in call(capsys, "--evaluate", told[2], "--episodes", "3")
+    own = ("--policy", "examples.classic_serial:make_policy", "--env", "CartPole-v1")
+    played = CliRunner().invoke(ditask, ["play", told[2], "--episodes", "3", *own])
+    assert played.exit_code == 0, played.output
+    assert "over 3 episodes of CartPole-v1" in played.output
 
 
 @pytest.mark.slow

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from dmiddleware.data import as_tree
+from dmiddleware.launch.cli import ditask
 from dmiddleware.program import run_program
 from middleware import ExperimentSettings
 from tests.variants import mostly_slow
@@ -57,7 +59,7 @@ def call(name: str, *options: str) -> Call:
     code: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            run_program(example.main, options, make_policy=example.make_policy)
+            run_program(example.main, options)
         except SystemExit as stopped:
             code = stopped.code
     return Call(code, out.getvalue(), err.getvalue())
@@ -94,10 +96,13 @@ def test_example_trains_and_its_checkpoint_can_be_played(
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["seed"] == config["arguments"]["seed"] == 3
     assert config["program"] == f"examples.{name}.main"
-    ckpt = folder / "ckpt" / "best.safetensors"
-    played = call(name, "--evaluate", str(ckpt), "--episodes", "3")
-    assert played.exit_code == 0
-    assert f"over 3 fresh episodes of {ckpt}" in played.stdout
+    own = {
+        "custom_policy_per_env": ("--policy", f"examples.{name}:make_policy"),
+        "tictactoe_self_play": ("--env", f"examples.{name}:make_env"),
+    }.get(name, ())
+    played = CliRunner().invoke(ditask, ["play", str(folder), "--episodes", "3", *own])
+    assert played.exit_code == 0, played.output
+    assert "over 3 episodes of " in played.output
 
 
 def test_second_run_with_the_same_name_gets_a_new_folder() -> None:
@@ -115,48 +120,9 @@ def test_same_seed_trains_the_same() -> None:
     assert results[0].train_iter == results[1].train_iter
 
 
-@pytest.fixture
-def ckpt() -> Path:
-    from dmiddleware.data import save_checkpoint
-
-    policy = importlib.import_module("examples.cartpole_dqn").make_policy()
-    path = Path("policy.safetensors")
-    save_checkpoint(path, policy.learn_mode.state_dict())
-    return path
-
-
-@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
-def test_episode_is_filmed(ckpt: Path, suffix: str) -> None:
-    film = Path(f"film{suffix}")
-    result = call("cartpole_dqn", "--evaluate", str(ckpt), "--episodes", "2", "--video", str(film))
-    assert result.exit_code == 0
-    assert f"saved an episode to {film}" in result.stdout
-    assert film.stat().st_size > 500
-
-
-def test_checkpoint_of_another_model_is_rejected_in_one_line(ckpt: Path) -> None:
-    result = call("bitflip_her", "--evaluate", str(ckpt))
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
-    assert "belongs to another model" in result.stderr
-
-
-def test_missing_checkpoint_is_reported_in_one_line() -> None:
-    result = call("cartpole_dqn", "--evaluate", "nothing.safetensors")
-    assert result.exit_code == 1
-    assert "nothing.safetensors" in result.stderr
-
-
-def test_video_without_a_checkpoint_is_a_usage_error() -> None:
-    result = call("cartpole_dqn", "--video", "film.gif")
-    assert result.exit_code == 2
-    assert "name one with --evaluate" in result.stderr
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize(
     "options",
-    [("--seed", "-1"), ("--max-env-step", "0"), ("--episodes", "0")],
+    [("--seed", "-1"), ("--max-env-step", "0")],
     ids=lambda options: options[0],
 )
 def test_number_out_of_range_is_a_usage_error(options: tuple[str, str]) -> None:
@@ -164,19 +130,6 @@ def test_number_out_of_range_is_a_usage_error(options: tuple[str, str]) -> None:
     assert result.exit_code == 2
     assert f"{options[0].strip('-').replace('-', '_')} must be an integer ≥" in result.stderr
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("film", "message"),
-    [("film", "must end in"), ("film.txt", "must end in"), ("nowhere/film.gif", "does not exist")],
-)
-def test_film_that_cannot_be_written_is_rejected_before_playing(
-    ckpt: Path, film: str, message: str
-) -> None:
-    result = call("cartpole_dqn", "--evaluate", str(ckpt), "--video", film)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert "mean return" not in result.stdout
 
 
 def test_policy_per_env_restores_its_target_network() -> None:
@@ -200,6 +153,6 @@ def test_policy_per_env_restores_its_target_network() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_example_offers_its_options(name: str) -> None:
     result = call(name, "--help")
-    for option in ("seed", "exp-name", "max-env-step", "evaluate", "episodes", "video"):
+    for option in ("seed", "exp-name", "max-env-step"):
         assert f"--{option}" in result.stdout
     assert name in result.stdout

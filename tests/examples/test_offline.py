@@ -44,7 +44,7 @@ def train_a_little(algo: str) -> str:
     options += ["--experiment.n-fresh-episode", "10"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        run_program(offline.main, options, make_policy=offline.make_policy)
+        run_program(offline.main, options)
     return out.getvalue()
 
 

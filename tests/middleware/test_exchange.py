@@ -17,7 +17,7 @@ from middleware.exchange.events import (
     CONSUMED,
     EVALUATED,
     LEARNED,
-    WAITING,
+    UPDATES_WANTED,
     collected_event,
 )
 from tests.middleware.nodes import node, run_nodes
@@ -379,11 +379,11 @@ def test_a_learner_answers_an_evaluator_after_the_next_update_only(learner: Task
     set_up(learner, ContextExchanger(), learn)
     for number in (1, 2, 3):
         arrive(learner, COLLECTED, batch(number))
-    arrive(learner, WAITING, 2, 0)
+    arrive(learner, UPDATES_WANTED, 2, 0)
     assert sent == []
     learner.run(max_step=2)
     assert sent == [([2], 1)]
-    arrive(learner, WAITING, 2, 1)
+    arrive(learner, UPDATES_WANTED, 2, 1)
     assert sent == [([2], 1), (2, 2)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -59,3 +61,19 @@ def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_nng(
 
 def test_nng_is_loaded_on_request(tmp_path: Path) -> None:
     assert loaded(tmp_path, "--mq-type", "nng") & SLOW >= {"pynng"}
+
+
+def test_the_command_imports_modules_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("FOUND = True\n")
+    code = (
+        "import contextlib, sys\n"
+        "from dmiddleware.launch.__main__ import main\n"
+        "sys.argv = ['ditask', '--version']\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "import here\n"
+    )
+    # With -P, the current folder is not on the path, as in a console script.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -112,6 +115,31 @@ def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> 
             assert (answer, phase, variable) == ("all are here", "finished", None)
             assert n_statuses >= 2
         assert [process.returncode for process in started] == [0, 0, 0]
+
+
+def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path) -> None:
+    addresses = [f"ipc://{tmp_path}/{number}" for number in range(2)]
+    plan = plan_run({"learner": 1, "collector": 1}, addresses=addresses)
+    is_running, has_met = Event(), Event()
+    seen: list[dict[int, tuple[str, ...]]] = []
+
+    def look(status: NodeStatus) -> None:
+        if status.phase == "running":
+            seen.append(status.peers)
+            is_running.set()
+        if status.phase == "running" and status.peers:
+            has_met.set()
+
+    def learn() -> None:
+        has_met.wait(20.0)
+
+    with ThreadPoolExecutor() as pool:
+        learner = pool.submit(join_run, plan, 0, learn, on_status=look)
+        assert is_running.wait(20.0)
+        pool.submit(join_run, plan, 1, lambda: time.sleep(0.3)).result(20.0)
+        learner.result(40.0)
+    assert has_met.is_set()
+    assert {1: ("collector",)} in seen
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -16,9 +17,11 @@ import torch
 import yaml
 from click.testing import CliRunner, Result
 
+from dmiddleware import load_policy
+from dmiddleware.data import save_checkpoint
 from dmiddleware.errors import ConfigError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.policy import DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
+from dmiddleware.policy import BCSettings, DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
 from dmiddleware.rollout import ActingPolicy
 from dmiddleware.runs import export_policy
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
@@ -262,18 +265,73 @@ def test_the_code_in_a_card_runs(tmp_path: Path) -> None:
     assert names["action"].shape == (2,)
 
 
-def test_play_shows_the_returns_and_writes_a_video(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("film", "begin"), [("one.gif", b"GIF"), ("one.mp4", b"\0\0\0")])
+def test_play_shows_the_returns_and_writes_a_video(film: str, begin: bytes, tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
-    result = ran("play", run, "--episodes", 3, "--seed", 1, "--video", tmp_path / "one.gif")
+    result = ran("play", run, "--episodes", 3, "--seed", 1, "--video", tmp_path / film)
     assert result.exit_code == 0, result.output
     assert "over 3 episodes of CartPole-v1" in result.output
-    assert (tmp_path / "one.gif").read_bytes()[:3] == b"GIF"
+    assert (tmp_path / film).read_bytes()[:3] == begin
+    assert (tmp_path / film).stat().st_size > 500
     again = ran("play", run / "ckpt" / "best.safetensors", "--episodes", 3, "--seed", 1)
     assert again.output.splitlines()[0] == result.output.splitlines()[0]
 
 
-def test_a_run_whose_env_has_no_id_cannot_be_played(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("film", "message"),
+    [("film", "must end in"), ("film.txt", "must end in"), ("nowhere/film.gif", "does not exist")],
+)
+def test_a_video_that_cannot_be_written_is_refused_before_playing(
+    film: str, message: str, tmp_path: Path
+) -> None:
+    result = ran("play", a_run(tmp_path / "run"), "--video", tmp_path / film)
+    assert result.exit_code == 1 and message in result.output
+    assert "mean return" not in result.output
+
+
+OWN = """
+from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.policy import BCPolicy, BCSettings
+
+class Own(BCPolicy):
+    pass
+
+def make_policy(policy: BCSettings = BCSettings(), seed: int = 0) -> Own:
+    return Own.for_env(make_env_manager(EnvSettings("CartPole-v1", env_num=1)), policy, seed=seed)
+"""
+
+
+def test_a_policy_of_ones_own_is_built_by_a_function_that_one_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_program.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = importlib.import_module("own_program")
+    small = BCSettings(model={"encoder_hidden_sizes": [8]})
+    ckpt = tmp_path / "run" / "ckpt" / "best.safetensors"
+    ckpt.parent.mkdir(parents=True)
+    policy = own.make_policy(small)
+    save_checkpoint(ckpt, policy.eval_mode.state_dict())
+    named = (ckpt, "--policy", "own_program:make_policy", "--env", "CartPole-v1", "--episodes", 2)
+    other = ran("play", *named)
+    assert other.exit_code == 1 and "belongs to another model" in other.output
+    arguments = "arguments: {policy: {model: {encoder_hidden_sizes: [8]}}, seed: 3, limit: 9}"
+    (tmp_path / "run" / "config.yaml").write_text(arguments)
+    result = ran("play", *named)
+    assert result.exit_code == 0, result.output
+    assert "over 2 episodes of CartPole-v1" in result.output
+    loaded = load_policy(ckpt, policy=own.make_policy(small, seed=7))
+    obs = np.zeros((3, 4), np.float32)
+    assert np.array_equal(loaded(obs), ActingPolicy(policy)(obs))
+    for name in ("own_program:nothing", "nowhere:make", "own_program"):
+        wrong = ran("play", ckpt, "--env", "CartPole-v1", "--policy", name)
+        assert wrong.exit_code == 1 and "module:function" in wrong.output
+
+
+@pytest.mark.parametrize("env", ["{}", "{id: program.main.<locals>.<lambda>}"])
+def test_a_run_whose_env_has_no_id_is_played_in_one_that_is_named(env: str, tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
-    (run / "config.yaml").write_text("env: {}\n")
+    (run / "config.yaml").write_text(f"env: {env}\n")
     result = ran("play", run)
-    assert result.exit_code == 1 and "load_policy" in result.output
+    assert result.exit_code == 1 and "name one with --env" in result.output
+    assert ran("play", run, "--env", "CartPole-v1", "--episodes", 1).exit_code == 0
