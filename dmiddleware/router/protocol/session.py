@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from dmiddleware.event_names import base_name, task_number
-from dmiddleware.router.protocol.handshake import Session, hkdf
+from dmiddleware.router.protocol.handshake import Session
 from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session_frames import frame_macs
 from dmiddleware.router.protocol.streams import (
     HANDLED,
     EventBatch,
@@ -276,16 +277,8 @@ class PeerSession:
             self.acks.append((HANDLED, inbox.acknowledged, inbox.credit))
 
     def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
-        """Derive one key per direction from a session, so no frame can be sent back."""
-        self.sign = self.check = None
-        if session.key is None:
-            return
-        salt = session.number.to_bytes(8, "little")
-        to_listener, to_dialer = (
-            FrameMac(hkdf(session.key, salt=salt, info=direction), cover_body=cover_body)
-            for direction in (b"dmw to listener", b"dmw to dialer")
-        )
-        self.sign, self.check = (to_listener, to_dialer) if dialed else (to_dialer, to_listener)
+        """Use the keys of a session."""
+        self.sign, self.check = frame_macs(session, dialed=dialed, cover_body=cover_body)
 
 
 def _matches_any(event: str, patterns: tuple[str, ...]) -> bool:

@@ -95,6 +95,8 @@ class FrameType(enum.IntEnum):
     BUSY = 18
     POLL = 19
     FRAGMENT = 20
+    STATE = 21
+    ASK = 22
     HEARTBEAT = 32
     BYE = 35
 
