@@ -28,7 +28,7 @@ class Message(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of bytes that count against the bounds."""
+        """Number of bytes that count against the bounds; the same at both sides."""
         ...
 
 
