@@ -304,6 +304,9 @@ class NngStream:
 
     def _note_sent(self, n_bytes: int) -> None:
         unsent = self._unsent
+        if n_bytes < sum(map(len, unsent[:MAX_PIECES])):
+            # The socket is full, so that trying again would be in vain.
+            self._may_try = False
         for index, piece in enumerate(unsent):
             if n_bytes < len(piece):
                 unsent[: index + 1] = [memoryview(piece)[n_bytes:]]
