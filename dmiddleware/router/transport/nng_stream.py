@@ -108,7 +108,8 @@ class NngStreamTransport:
     def _check(self, address: str, doing: str) -> None:
         if os.getpid() != self._pid:
             raise RouterStateError(_FORKED)
-        if not address.startswith((_IPC, _TCP, _TLS)) or "\0" in address:
+        is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
+        if not is_valid:
             raise TransportError(
                 f"could not {doing} {address!r}: write ipc:///path, tcp://host:port or "
                 "tls+tcp://host:port"
@@ -217,7 +218,12 @@ class NngStream:
             self._dialer = None
             self._n_pending -= 1
             if code:
-                self._end(failure(f"dial {self._address}", code))
+                self._end(
+                    TransportError(
+                        f"could not dial {self._address}: {text_of(code)}; check the address, and "
+                        "that the peer is running"
+                    )
+                )
             else:
                 self._connection = self._dialing.output()
                 if self._error is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Listener, Piece, Stream, Transport
+from tests.dmiddleware.router.unix_sockets import comes_true, threads
 
 __all__ = ["DEADLINE_S", "End", "StreamEndpoints", "start_nng"]
 
@@ -23,6 +24,7 @@ def start_nng() -> None:
         stream = NngStreamTransport().dial(f"ipc://{folder}/nobody", timeout_s=DEADLINE_S)
         End(stream).ended()
         stream.close()
+    assert comes_true(lambda: "router-io" not in threads())
 
 
 class End:

@@ -119,6 +119,59 @@ def test_an_address_that_is_not_valid_is_refused(address: str) -> None:
         NngStreamTransport().listen(address, End)
 
 
+@pytest.mark.parametrize("address", ["ipc://relative", "tcp://nowhere", "http://127.0.0.1:1"])
+def test_an_address_that_is_not_valid_is_not_dialed(address: str) -> None:
+    with nothing_left(), pytest.raises(TransportError, match="could not dial"):
+        NngStreamTransport().dial(address, timeout_s=1.0)
+
+
+def test_a_host_name_that_is_not_known_fails_with_the_address() -> None:
+    with nothing_left():
+        stream = NngStreamTransport().dial("tcp://nowhere.invalid:1", timeout_s=DEADLINE_S)
+        assert "tcp://nowhere.invalid:1" in str(End(stream).ended())
+        stream.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "0.0.0.0"])
+def test_hosts_may_be_names_or_addresses(host: str) -> None:
+    endpoints = StreamEndpoints(f"tcp://{host}:0", NngStreamTransport(), NngStreamTransport())
+    with nothing_left(), endpoints.listening(End) as listener:
+        dialer = End(endpoints.dial(listener.address.replace("0.0.0.0", "127.0.0.1")))
+        dialer.send(b"hello")
+
+
+def race_to_listen(endpoints: StreamEndpoints) -> list[Listener]:
+    """Listen on the address from four threads at once; return the listeners."""
+    listeners: list[Listener] = []
+    start = threading.Barrier(4)
+
+    def try_to_listen() -> None:
+        start.wait(DEADLINE_S)
+        with contextlib.suppress(TransportError):
+            listeners.append(
+                endpoints.listens.listen(endpoints.address, lambda stream: stream.close())
+            )
+
+    threads = [threading.Thread(target=try_to_listen) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    return listeners
+
+
+def test_one_of_several_listeners_that_start_at_once_gets_the_path(ipc: StreamEndpoints) -> None:
+    for _ in range(10):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path_of(ipc)))
+        (listener,) = race_to_listen(ipc)
+        dialer = End(ipc.dials.dial(ipc.address, timeout_s=DEADLINE_S))
+        dialer.ended()
+        dialer.stream.close()
+        listener.close()
+        assert not path_of(ipc).exists()
+
+
 def test_tls_without_certificates_is_refused(tmp_path: Path) -> None:
     for files in (None, TlsFiles(ca=f"{tmp_path}/no", cert_and_key="no", server_name="x")):
         transport = NngStreamTransport(tls=files)
