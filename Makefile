@@ -4,7 +4,7 @@ PIP_ARGS ?=
 TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e
 TEST = $(BIN)/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist loadfile \
 	--no-loadscope-reorder --durations 30
 export PYTHONHASHSEED ?= 0
@@ -22,6 +22,7 @@ setup: $(VENV)/.ready ## Create .venv with the pinned dependencies
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("dmiddleware needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another one: make setup PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing the dependencies and all extras into $(VENV), which takes a few minutes'
 	$(INSTALL) '.[dev]'
 	@touch $@
 
@@ -52,22 +53,22 @@ format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure the speed bars and write docs/benchmarks.md (about 35 minutes)
-	$(INSTALL) '.[bench]'
+	$(INSTALL) '.[bench]' --quiet
 	$(BIN)/python -m tests.benchmarks
 
 results: setup ## Train what has no record yet, and write docs/results.md (about 16 hours)
-	$(INSTALL) '.[bench]'
+	$(INSTALL) '.[bench]' --quiet
 	$(BIN)/python -m tests.results
 
 compare: setup ## Train the same here and in other libraries, for docs/results.md (hours)
-	$(INSTALL) '.[bench]'
+	$(INSTALL) '.[bench]' --quiet
 	$(BIN)/python -m tests.results --compare
 
 faults: setup ## Inject every fault in full and write docs/faults.md (about an hour)
 	$(BIN)/python -m tests.faults
 
 docs: setup ## Build the documentation into docs/_build/html
-	$(INSTALL) '.[docs]'
+	$(INSTALL) '.[docs]' --quiet
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove what the commands above made

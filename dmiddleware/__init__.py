@@ -10,7 +10,7 @@ and ``worker``. Importing this package does not import torch.
 has saved. Both import torch when they are first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dmiddleware.errors import (
     ChainError,
@@ -23,6 +23,7 @@ from dmiddleware.errors import (
     TaskStateError,
     WaitTimeout,
 )
+from dmiddleware.late_imports import late_names
 from dmiddleware.pipeline import (
     Context,
     Event,
@@ -63,19 +64,12 @@ __all__ = [
     "train",
 ]
 
-
-_LATER = {"load_policy": "dmiddleware.runs.saved_policy", "train": "middleware.programs"}
-"""Names that import torch, when they are first asked for."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from importlib import import_module
-
-        return getattr(import_module(_LATER[name]), name)
-    if name == "__version__":
-        # Looked up only when it is asked for: this import takes a sixth of the package's.
-        from importlib.metadata import version
-
-        return version("dmiddleware")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Looked up when used: some import torch, and the version takes a sixth of this import.
+__getattr__ = late_names(
+    __name__,
+    {
+        "__version__": "dmiddleware.version",
+        "load_policy": "dmiddleware.runs.saved_policy",
+        "train": "middleware.programs",
+    },
+)

@@ -14,11 +14,14 @@ function, or the sentence below the setting::
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import contextvars
 import dataclasses
 import inspect
+import io
 import re
+import signal
 import sys
 import types
 import typing
@@ -27,29 +30,39 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
+import click
 import yaml
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import SettingInfo, Settings, describe, plain_values
+from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
+from dmiddleware.signals import signal_reason
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
 
 __all__ = [
     "DefaultsBy",
+    "OfferedOptions",
     "ProgramCall",
     "arguments_of",
     "arguments_with",
     "called_as",
+    "check_arguments",
+    "exit_after_ctrl_c",
+    "offered_options",
     "program_call",
+    "without_box",
 ]
 
 _CONFIG_HELP: Final = (
-    "Take defaults from this YAML file: the config.yaml of a run, or the options by name."
+    "Take defaults from this YAML file, the config.yaml of a run or options by name, or from the "
+    "tuned settings that zoo:ALGO/ENV names."
 )
+_ZOO: Final = "zoo:"
 _ROLE: Final = re.compile(r":\w+:`~?([^`]*)`")
+_BOX: Final = "│╭╮╰╯─-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,25 +138,33 @@ def called_as(main: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterato
         _call.reset(token)
 
 
+@contextlib.contextmanager
+def exit_after_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end a command with a line and exit code 130, and not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"stopped: {signal_reason(signal.SIGINT)}", err=True)
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
 def arguments_of(
     main: Callable[..., Any],
     arguments: Sequence[str],
     *,
     further: type[Settings] | None = None,
-    defaults: Mapping[str, Any] | None = None,
     prog: str = "",
 ) -> dict[str, Any]:
     """Return the arguments that a command line gives to a function.
 
     ``--config FILE`` takes the values of an earlier run's ``config.yaml``, or of any YAML file, as
-    defaults; the other options override them.
+    defaults, and ``--config zoo:dqn/CartPole-v1`` those of :mod:`dmiddleware.zoo`; the other
+    options override them. Of several, a later one overrides those before it.
 
     Args:
         main: the function.
         arguments: the command line, without the name of the program.
         further: a class of options beside those of the function; they are in the result too.
-        defaults: options by name as a file has them, in place of the function's own defaults;
-            ``--config`` overrides them.
         prog: what the help calls the program; empty: how Python runs it.
 
     Raises:
@@ -153,8 +174,8 @@ def arguments_of(
     """
     line = _CommandLine(main, further, prog)
     try:
-        line.take_defaults(_config_of(arguments), arguments, defaults or {})
-    except ConfigError as error:
+        line.take_defaults(_configs_of(arguments), arguments)
+    except (ConfigError, RegistryError) as error:
         line.fail(str(error))
     return line.read(arguments)
 
@@ -177,28 +198,73 @@ def arguments_with(
     return line.values
 
 
-def _config_of(arguments: Sequence[str]) -> Path | None:
-    """Return the file that ``--config`` names."""
-    import tyro
+@dataclasses.dataclass(frozen=True)
+class OfferedOptions:
+    """The options of a function's command line.
 
-    if not any(one.split("=")[0] == "--config" for one in arguments):
-        return None
-    found, _ = tyro.cli(
-        _ConfigFile,
-        args=_without_help(arguments),
-        return_unknown_args=True,
-        add_help=False,
-    )
-    return found.config
+    Attributes:
+        flags: their dotted names, and whether each is a flag, such as ``--x`` and ``--no-x``.
+        choosing: those that decide which defaults, or which options, others have.
+    """
+
+    flags: Mapping[str, bool]
+    choosing: Collection[str]
+
+
+def offered_options(main: Callable[..., Any], arguments: Sequence[str]) -> OfferedOptions:
+    """Return the options that a function has on a command line with these arguments.
+
+    Args:
+        main: the function.
+        arguments: the command line.
+
+    Raises:
+        ConfigError: for wrong arguments, or a parameter without a type.
+    """
+    line = _CommandLine(main)
+    with _as_error(main):
+        line.take_defaults(_configs_of(arguments), arguments)
+    return OfferedOptions(dict(line.flags()), {one.option for one in line.chosen.values()})
+
+
+def check_arguments(main: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Refuse arguments that :func:`arguments_of` would refuse.
+
+    Raises:
+        ConfigError: with its message, in one line.
+    """
+    with _as_error(main):
+        arguments_of(main, arguments)
+
+
+@contextlib.contextmanager
+def _as_error(main: Callable[..., Any]) -> Iterator[None]:
+    """Raise what a command line prints before it exits."""
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            yield
+    except SystemExit as end:
+        told = without_box(err.getvalue()) if end.code else "it prints its help"
+        raise ConfigError(f"{_name_of(main)} refuses its arguments: {told}") from None
+
+
+def without_box(text: str) -> str:
+    """Return in one line what tyro prints in a box, without its title."""
+    words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
+    return " ".join(words).partition(" For full helptext")[0]
+
+
+def _configs_of(arguments: Sequence[str]) -> list[str]:
+    """Return what ``--config`` names, in order."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    found: list[str] = parser.parse_known_args(arguments)[0].config
+    return found
 
 
 def _without_help(arguments: Sequence[str]) -> list[str]:
     return [one for one in arguments if one not in ("-h", "--help")]
-
-
-@dataclasses.dataclass(frozen=True)
-class _ConfigFile:
-    config: Path | None
 
 
 class _CommandLine:
@@ -218,7 +284,7 @@ class _CommandLine:
         self._values: dict[str, Any] = {
             one.name: one.default for one in describe(self._class) if one.default is not MISSING
         }
-        self._chosen = {
+        self.chosen = {
             one.name: found
             for one in describe(self._class)
             for found in getattr(one.hint, "__metadata__", ())
@@ -230,21 +296,23 @@ class _CommandLine:
         """The arguments of the function as they are without a command line."""
         return dict(self._values)
 
-    def take_defaults(
-        self, config: Path | None, arguments: Sequence[str], defaults: Mapping[str, Any]
-    ) -> None:
-        """Replace the defaults by given ones, those of a file, and those that options choose.
+    def flags(self) -> Iterator[tuple[str, bool]]:
+        """Yield the dotted name of each option, and whether it is a flag."""
+        for info in describe(self._class):
+            yield from _flags(info.name, info, self._values.get(info.name, MISSING))
+
+    def take_defaults(self, configs: Sequence[str], arguments: Sequence[str]) -> None:
+        """Replace the defaults by those of files or of the zoo, and those that options choose.
 
         Raises:
-            ConfigError: if the file has something else than options and their values.
+            ConfigError: if a file has something else than options and their values.
+            RegistryError: if the zoo has no such algorithm.
         """
-        found = [(defaults, "defaults")]
-        if config is not None:
-            found.append((_options_in(config), str(config)))
+        found = [(_options_in(config), config) for config in configs]
         for values, at in found:
             self._take(values, at, chosen=False)
-        if self._chosen:
-            names = {one.name for one in describe(self._class)} - self._chosen.keys()
+        if self.chosen:
+            names = {one.name for one in describe(self._class)} - self.chosen.keys()
             self._choose(self._parse(_without_help(arguments), only=names))
             for values, at in found:
                 self._take(values, at, chosen=True)
@@ -261,13 +329,13 @@ class _CommandLine:
 
     def _choose(self, others: Mapping[str, Any]) -> None:
         """Take the settings that the values of other options choose."""
-        self._values |= {name: one.of(others) for name, one in self._chosen.items()}
+        self._values |= {name: one.of(others) for name, one in self.chosen.items()}
 
     def _take(self, values: Mapping[str, Any], at: str, *, chosen: bool) -> None:
         known = {one.name: one for one in describe(self._class)}
         _refuse_unknown(values, known, at)
         for name, value in values.items():
-            if (name in self._chosen) is chosen:
+            if (name in self.chosen) is chosen:
                 self._values[name] = _from_plain(
                     known[name].hint, value, self._values.get(name), f"{at}: {name}"
                 )
@@ -325,6 +393,7 @@ class _CommandLine:
         return registry
 
     def _whole_line(self, only: Collection[str] | None) -> Any:
+        from tyro.conf import UseAppendAction
         from tyro.constructors import StructConstructorSpec
 
         offered = [
@@ -332,10 +401,10 @@ class _CommandLine:
             for one in describe(self._class)
             if only is None or one.name in only
         ]
-        config = _Offered("config", Path | None, None, _CONFIG_HELP)
+        config = _Offered("config", UseAppendAction[tuple[str, ...]], (), _CONFIG_HELP)
         further = [] if self._further is None else list(map(_Offered.of, describe(self._further)))
 
-        def make(config: Path | None = None, **given: Any) -> dict[str, Any]:
+        def make(config: tuple[str, ...] = (), **given: Any) -> dict[str, Any]:
             own = _merged({one.name: given.pop(one.name) for one in offered}, self._values)
             found = _checked(self._class, own)
             return found if self._further is None else found | _checked(self._further, given)
@@ -346,7 +415,7 @@ class _CommandLine:
     def _described(self, info: SettingInfo) -> SettingInfo:
         """Return a parameter with its meaning, and the default that holds now."""
         default = self._values.get(info.name, MISSING)
-        hint = type(default) if info.name in self._chosen else info.hint
+        hint = type(default) if info.name in self.chosen else info.hint
         meaning = self._meanings.get(info.name, "")
         return dataclasses.replace(info, hint=hint, meaning=meaning, default=default)
 
@@ -398,6 +467,8 @@ def _spec_of(cls: type[Settings], default: Settings | None) -> Any:
     defaults = {one.name: one.default for one in infos}
 
     def make(**given: Any) -> Settings:
+        changed = {name: given[name] for name in cls.exclusive if given[name] != defaults[name]}
+        given |= taken_back(cls, changed) | changed
         return cls(**hidden, **_merged(given, defaults))
 
     return StructConstructorSpec(
@@ -418,6 +489,15 @@ def _merged(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
     made = cls(**given)
     return {name: getattr(made, name) for name in given}
+
+
+def _flags(path: str, info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
+    if not isinstance(default, Settings):
+        yield path, _members(info.hint) == [bool] and default is not MISSING
+        return
+    for one in describe(type(default)):
+        if not one.by_program:
+            yield from _flags(f"{path}.{one.name}", one, getattr(default, one.name))
 
 
 def _parameters(main: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -494,12 +574,19 @@ def _prog_of(main: Callable[..., Any]) -> str:
     return Path(sys.argv[0]).name if module == "__main__" else f"python -m {module}"
 
 
-def _options_in(path: Path) -> dict[str, Any]:
-    """Return the options that a YAML file has, by name.
+def _options_in(config: str) -> dict[str, Any]:
+    """Return the options that a YAML file, or an entry of the zoo, has by name.
 
     Raises:
         ConfigError: if it cannot be read, or has something else.
+        RegistryError: if the zoo has no such algorithm.
     """
+    if config.startswith(_ZOO):
+        from dmiddleware.zoo import tuned_options
+
+        algo, _, env = config.removeprefix(_ZOO).partition("/")
+        return tuned_options(algo, env)
+    path = Path(config)
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -540,7 +627,7 @@ def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
             for name, one in value.items()
         }
         try:
-            return dataclasses.replace(default, **changes)
+            return dataclasses.replace(default, **(taken_back(type(default), changes) | changes))
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from error
     if isinstance(value, str) and Path in _members(hint) and str not in _members(hint):

@@ -24,7 +24,8 @@ that fits it best, so that either can be caught::
     │   ├── EnvCrashed (RuntimeError)       an environment that kept failing
     │   ├── EnvTimeout (TimeoutError)       an environment that did not answer in time
     │   ├── EnvProtocolError (TypeError)    an environment that breaks Gymnasium's interface
-    │   └── EnvStateError (RuntimeError)    an env manager used before launch or after close
+    │   ├── EnvStateError (RuntimeError)    an env manager used before launch or after close
+    │   └── EnvCallError (RuntimeError)     an attribute or method of an env that cannot be used
     ├── PolicyError
     │   ├── SpaceError (ValueError)         a model that does not fit the environment's spaces
     │   ├── PolicyOutputError (TypeError)   a policy whose forward returns the wrong thing
@@ -79,6 +80,7 @@ __all__ = [
     "EnvTimeout",
     "EnvProtocolError",
     "EnvStateError",
+    "EnvCallError",
     "PolicyError",
     "SpaceError",
     "PolicyOutputError",
@@ -194,6 +196,10 @@ class EnvProtocolError(EnvError, TypeError):
 
 class EnvStateError(EnvError, RuntimeError):
     """An env manager was used before ``launch`` or after ``close``."""
+
+
+class EnvCallError(EnvError, RuntimeError):
+    """An environment lacks an attribute or method that a program used, or raised in it."""
 
 
 class PolicyError(DMiddlewareError):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dmiddleware.command_line import arguments_of, called_as
+from dmiddleware.command_line import arguments_of, called_as, exit_after_ctrl_c
 from dmiddleware.data import load_checkpoint
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError, DMiddlewareError
@@ -78,7 +78,7 @@ def run_program(
 
     Raises:
         SystemExit: with 2, after a message, for an unknown option or a wrong value; with 0, after
-            the help; with 1, if a checkpoint cannot be evaluated.
+            the help; with 1, if a checkpoint cannot be evaluated; with 130, after Ctrl-C.
         BaseException: what the program raises.
     """
     line = sys.argv[1:] if arguments is None else list(arguments)
@@ -94,7 +94,7 @@ def run_program(
         if play.evaluate is not None:
             _play(make_policy, given, play.evaluate, play, play_env or given["env"])
             return None
-    with called_as(main, given):
+    with called_as(main, given), exit_after_ctrl_c():
         return main(**given)
 
 

@@ -77,6 +77,7 @@ __all__ = [
     "plain_values",
     "settings_table",
     "shown",
+    "taken_back",
     "takes_settings",
     "values_in_words",
 ]
@@ -223,6 +224,8 @@ class Settings:
 
     raises: ClassVar[type[DMiddlewareError]] = ConfigError
     """The error for a wrong name or value."""
+    exclusive: ClassVar[tuple[str, ...]] = ()
+    """Settings of which at most one is not None; giving one takes back the default of another."""
     _declares: ClassVar[frozenset[str]] = frozenset()
     _types: ClassVar[dict[str, Any]]
     _validates: ClassVar[Any]
@@ -247,6 +250,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse impossible combinations, with :meth:`require`."""
+        chosen = [name for name in self.exclusive if getattr(self, name) is not None]
+        for name in chosen[1:]:
+            self.require(False, name, f"None beside {chosen[0]}={getattr(self, chosen[0])}")
 
     def require(self, holds: bool, name: str, wanted: str) -> None:
         """Refuse the value of a setting unless it goes with the others.
@@ -276,6 +282,17 @@ def _named(cls: type[Settings], args: tuple[Any, ...]) -> dict[str, Any]:
 
 class _Refused(ConfigError):
     """A value does not go with others: its name, what is wanted, and the value."""
+
+
+def taken_back(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, None]:
+    """Return the settings whose defaults do not hold beside given ones, each as None.
+
+    Args:
+        cls: the class of the settings.
+        given: values by name.
+    """
+    chosen = [name for name in cls.exclusive if given.get(name) is not None]
+    return dict.fromkeys(cls.exclusive if chosen else ())
 
 
 def _declared_by(cls: type) -> frozenset[str]:
@@ -316,7 +333,8 @@ def _fill(
 
     cls = type(settings)
     try:
-        _validator(cls).validate_python(ArgsKwargs((), dict(given)), self_instance=settings)
+        arguments = ArgsKwargs((), {**taken_back(cls, given), **given})
+        _validator(cls).validate_python(arguments, self_instance=settings)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         cause = problems[0].get("ctx", {}).get("error")
@@ -464,7 +482,7 @@ def _in_words(
     for one in errors:
         name = str(one["loc"][0]) if one["loc"] else ""
         cause = one.get("ctx", {}).get("error")
-        if one["loc"] and name not in hints:
+        if one["loc"] and name not in _fields(cls):
             problem = f"unknown setting {name}; {unknown_name(name, map(path_of, _fields(cls)))}"
         elif isinstance(cause, _Refused):
             name, wanted, value = cause.args

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tensorboardX import FileWriter, SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
-from tensorboardX.summary import scalar
+from tensorboardX.summary import hparams, scalar
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.tree import to_float
@@ -78,6 +78,25 @@ class TensorboardWriter(SummaryWriter):  # type: ignore[misc]
             if writer is None:
                 writer = self.all_writers[str(folder)] = _EventFileWriter(folder, self._best_effort)
             writer.add_summary(scalar(main_tag, to_float(value)), global_step, walltime)
+
+    def add_settings(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Write the settings of a run for TensorBoard's HParams.
+
+        They are in the run's own file. ``SummaryWriter.add_hparams`` makes another folder for them,
+        which TensorBoard takes for another run.
+
+        Args:
+            settings: the values by name; those that are not numbers, strings or booleans are
+                written as strings, and None is left out.
+            metrics: the names of the metrics to show with them.
+        """
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in settings.items()
+            if value is not None
+        }
+        for summary in hparams(plain, dict.fromkeys(metrics, 0.0)):
+            self._get_file_writer().add_summary(summary)
 
     def _get_file_writer(self) -> Any:
         if self.file_writer is None:

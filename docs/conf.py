@@ -11,10 +11,12 @@ from pathlib import Path
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.logging import getLogger
 
 import middleware  # noqa: F401 (its settings have tables)
 from dmiddleware.settings import Settings, describe
 
+LOGGER = getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -141,6 +143,25 @@ def hide_colons(app, what, name, obj, options, lines):
 
 def show_colons(app, what, name, obj, options, lines):
     lines[:] = [line.replace(_COLON, ":") for line in lines]
+    if what in ("attribute", "data", "property") and any(":type:" in line for line in lines):
+        LOGGER.warning("%s: what precedes a colon in its docstring is shown as its type", name)
+
+
+def add_table_of_names(app, what, name, obj, options, lines):
+    """List the names of a page at its top, each with its first sentence."""
+    names = getattr(obj, "__all__", ()) if what == "module" else ()
+    if not names:
+        return
+    data = ModuleAnalyzer.for_module(name)
+    data.analyze()
+    lines += ["", ".. list-table::", "   :widths: auto", ""]
+    for one in names:
+        docstring = data.attr_docs.get(("", one))
+        if docstring is None:
+            docstring = (inspect.getdoc(getattr(obj, one)) or "").splitlines()
+        first = " ".join(itertools.takewhile(bool, docstring)).partition(". ")[0].rstrip(".:")
+        lines += [f"   * - :py:obj:`~{name}.{one}`", f"     - {first}"]
+    lines.append("")
 
 
 def remove_meaningless_bases(app, doctree):
@@ -177,6 +198,7 @@ def setup(app):
     app.connect("builder-inited", leave_fields_to_the_table)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("autodoc-process-docstring", add_table_of_settings)
+    app.connect("autodoc-process-docstring", add_table_of_names)
     app.connect("autodoc-process-docstring", hide_colons, priority=400)
     app.connect("autodoc-process-docstring", show_colons, priority=600)
     app.connect("autodoc-process-signature", restore_aliases)

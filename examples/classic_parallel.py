@@ -131,7 +131,6 @@ def main(
 
     The processes of the workers return None.
     """
-    torch.set_num_threads(1)
     main_config = config(exp_name, stop_value)
     system = {
         "communication": communication,

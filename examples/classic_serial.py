@@ -4,8 +4,6 @@ The commander chooses ε, the collector collects, the buffer keeps, the learner 
 evaluator judges. ``serial_run`` runs the same loop from a config.
 """
 
-import torch
-
 from dmiddleware.classic import NaiveReplayBuffer
 from dmiddleware.data import load_checkpoint
 from dmiddleware.env import EnvSettings, make_env_manager
@@ -46,7 +44,6 @@ def main(seed: Whole = 0, exp_name: str = "classic_serial", max_env_step: Count 
         exp_name: folder of the run in runs/.
         max_env_step: maximum number of environment steps.
     """
-    torch.set_num_threads(1)
     policy = make_policy(seed)
     folder = f"runs/{exp_name}"
     collect_env = make_env_manager(ENV, seed=derive_seed(seed, "collector"))

@@ -82,7 +82,6 @@ def main(seed: Whole = 0, exp_name: str = "runs/digits", epochs: Count = 20) -> 
         exp_name: folder of the run.
         epochs: passes over the digits.
     """
-    torch.set_num_threads(1)
     train_data, validation, held_out = digits(seed)
     generator = torch.Generator().manual_seed(seed)
     train = DataLoader(train_data, batch_size=32, shuffle=True, generator=generator)
@@ -94,20 +93,19 @@ def main(seed: Whole = 0, exp_name: str = "runs/digits", epochs: Count = 20) -> 
         policy.eval_mode,
         exp_name=exp_name,
     )
-    learner.call_hook("before_run")
-    for _ in range(epochs):
-        for images, labels in train:
-            if evaluator.should_eval(learner.train_iter):
-                evaluator.eval(learner.save_checkpoint, learner.train_iter)
-            learner.train(as_tree({"obs": images, "action": labels}))
-    evaluator.eval(learner.save_checkpoint, learner.train_iter)
-    learner.call_hook("after_run")
-    best = load_checkpoint(f"{exp_name}/ckpt_learner/ckpt_best.safetensors")
-    policy.eval_mode.load_state_dict(best)
-    evaluator.reset_env((DataLoader(held_out, batch_size=36), Accuracy()))
-    _, metric = evaluator.eval()
-    learner.close()
-    evaluator.close()
+    with learner, evaluator:
+        learner.call_hook("before_run")
+        for _ in range(epochs):
+            for images, labels in train:
+                if evaluator.should_eval(learner.train_iter):
+                    evaluator.eval(learner.save_checkpoint, learner.train_iter)
+                learner.train(as_tree({"obs": images, "action": labels}))
+        evaluator.eval(learner.save_checkpoint, learner.train_iter)
+        learner.call_hook("after_run")
+        best = load_checkpoint(f"{exp_name}/ckpt_learner/ckpt_best.safetensors")
+        policy.eval_mode.load_state_dict(best)
+        evaluator.reset_env((DataLoader(held_out, batch_size=36), Accuracy()))
+        _, metric = evaluator.eval()
     accuracy = float(metric["accuracy"])
     print(f"accuracy on held-out digits: {accuracy:.1%}")
     return accuracy

@@ -1,19 +1,20 @@
 """Proximal policy optimization on one environment of each extra with single agents.
 
-The extra "envpool", for example: ``python -m examples.environments envpool``.
+The extra "envpool", for example: ``python -m examples.environments --extra envpool``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import click
 from gymnasium.wrappers import FlattenObservation
 
 from dmiddleware import Task
 from dmiddleware.env import BaseEnvManager, atari_preprocessing, make_env_manager
 from dmiddleware.policy import PPOPolicy
+from dmiddleware.program import run_program
+from dmiddleware.settings import Count, Whole
 from middleware import (
     Experiment,
     ExperimentResult,
@@ -55,7 +56,8 @@ PONG = partial(
     make_env_manager, "ALE/Pong-v5", env_kwargs={"frameskip": 1, "obs_type": "grayscale"}
 )
 WHOLE_GAME = partial(atari_preprocessing, life_loss=False, clip_reward=False)
-FAMILIES = {
+Extra = Literal["atari", "box2d", "envpool", "minigrid", "mujoco", "robotics"]
+FAMILIES: dict[Extra, Family] = {
     "atari": Family(
         partial(PONG, wrappers=[atari_preprocessing]),
         partial(PONG, wrappers=[WHOLE_GAME]),
@@ -77,9 +79,19 @@ FAMILIES = {
 
 
 def main(
-    extra: str, seed: int = 0, exp_name: str = "environments", max_env_step: int = 1_000_000
+    extra: Extra,
+    seed: Whole = 0,
+    exp_name: str = "environments",
+    max_env_step: Count = 1_000_000,
 ) -> ExperimentResult:
-    """Train PPO on the environment of an extra."""
+    """Train PPO on the environment of an extra.
+
+    Args:
+        extra: the extra.
+        seed: seed of everything random.
+        exp_name: folder of the run in runs/.
+        max_env_step: maximum number of environment steps.
+    """
     family = FAMILIES[extra]
     with Task(seed=seed) as task:
         envs = family.train(env_num=8, seed=task.seed_for("collector"))
@@ -99,14 +111,5 @@ def main(
     return experiment.result
 
 
-@click.command(help=main.__doc__)
-@click.argument("extra", type=click.Choice(sorted(FAMILIES)))
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--exp-name", default="environments", show_default=True, help="Folder in runs/.")
-@click.option("--max-env-step", type=click.IntRange(min=1), default=1_000_000, show_default=True)
-def command(extra: str, seed: int, exp_name: str, max_env_step: int) -> None:
-    main(extra, seed, exp_name, max_env_step)
-
-
 if __name__ == "__main__":
-    command()
+    run_program(main)

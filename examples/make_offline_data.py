@@ -1,7 +1,7 @@
 """Offline data: what SAC does before, while and after it learns, as Minari datasets.
 
-``python -m examples.make_offline_data Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and others,
-unless all of them are there.
+``python -m examples.make_offline_data --env-id Pendulum-v1`` writes ``Pendulum-v1/random-v0`` and
+others, unless all of them are there.
 """
 
 import subprocess
@@ -9,10 +9,8 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import click
-import torch
 from filelock import FileLock
 
 from dmiddleware import Task
@@ -20,8 +18,10 @@ from dmiddleware.data import Batch, TensorBuffer, index_rows, load_minari, save_
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import DatasetError
 from dmiddleware.policy import SACPolicy
+from dmiddleware.program import run_program
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
+from dmiddleware.settings import Whole
 from middleware import (
     DataPusher,
     OffPolicyLearner,
@@ -50,7 +50,8 @@ class Recipe:
     policy: dict[str, Any] = field(default_factory=dict)
 
 
-RECIPES = {
+EnvId = Literal["Pendulum-v1", "HalfCheetah-v5"]
+RECIPES: dict[str, Recipe] = {
     "Pendulum-v1": Recipe(
         6_000, 256, 2_600, 20_000, {"learning_rate_q": 1e-3, "learning_rate_policy": 1e-3}
     ),
@@ -86,8 +87,13 @@ def train_sac(env_id: str, recipe: Recipe, seed: int) -> tuple[SACPolicy, Any, l
     return policy, medium[0], replay
 
 
-def main(env_id: str = "Pendulum-v1", seed: int = 0) -> None:
-    """Train SAC, and write datasets of random, medium and expert play, mixed and one by one."""
+def main(env_id: EnvId = "Pendulum-v1", seed: Whole = 0) -> None:
+    """Train SAC, and write datasets of random, medium and expert play, mixed and one by one.
+
+    Args:
+        env_id: the environment.
+        seed: seed of everything random.
+    """
     # Of several processes, one makes them and the others wait.
     with FileLock(Path(tempfile.gettempdir()) / f"dmiddleware-{env_id}.lock"):
         if len(existing(env_id)) == len(KINDS):
@@ -107,7 +113,6 @@ def write(env_id: str, seed: int) -> None:
     """Make and write the datasets, instead of those that an interrupted process has left."""
     import minari  # an extra
 
-    torch.set_num_threads(1)
     recipe = RECIPES[env_id]
     policy, medium, replay = train_sac(env_id, recipe, seed)
 
@@ -134,7 +139,8 @@ def write(env_id: str, seed: int) -> None:
 
 def make(env_id: str) -> None:
     """Make the datasets in a process of its own, because the tasks of this one may join a run."""
-    subprocess.run([sys.executable, "-m", "examples.make_offline_data", env_id], check=True)
+    words = ["-m", "examples.make_offline_data", "--env-id", env_id]
+    subprocess.run([sys.executable, *words], check=True)
 
 
 def load(env_id: str, kind: str) -> Batch:
@@ -146,12 +152,5 @@ def load(env_id: str, kind: str) -> Batch:
         return load_minari(dataset_id(env_id, kind))
 
 
-@click.command(help=main.__doc__)
-@click.argument("env_id", type=click.Choice(sorted(RECIPES)))
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-def command(env_id: str, seed: int) -> None:
-    main(env_id, seed)
-
-
 if __name__ == "__main__":
-    command()
+    run_program(main)

@@ -97,8 +97,8 @@ def train(
         {"type": "naive", "replay_buffer_size": 50_000, "seed": seed}, exp_name=exp_name
     )
     eps = Schedule.linear(1.0, 0.2, decay=150)
-    learner.call_hook("before_run")
-    with collector, evaluator, buffer:
+    with learner, collector, evaluator, buffer:
+        learner.call_hook("before_run")
         for iteration in range(1, iterations + 1):
             data, _ = collector.collect(
                 GAMES, learner.train_iter, policy_kwargs={"eps": eps(iteration)}
@@ -111,9 +111,8 @@ def train(
                 at = {"train_iter": learner.train_iter, "envstep": collector.envstep}
                 if count_losses(evaluator, EVAL_EPISODES, **at) == 0:
                     break
-    learner.save_checkpoint("final")
-    learner.call_hook("after_run")
-    learner.close()
+        learner.save_checkpoint("final")
+        learner.call_hook("after_run")
 
 
 def main(seed: Whole = 0, exp_name: str = "runs/tictactoe", iterations: Count = 400) -> int:
@@ -124,7 +123,6 @@ def main(seed: Whole = 0, exp_name: str = "runs/tictactoe", iterations: Count = 
         exp_name: folder of the run.
         iterations: most rounds of self-play.
     """
-    torch.set_num_threads(1)
     policy = make_policy(seed)
     train(policy, seed=seed, exp_name=exp_name, iterations=iterations)
     fresh = derive_seed(seed, "fresh opponent")

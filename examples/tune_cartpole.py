@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import click
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
@@ -18,7 +17,9 @@ from dmiddleware import Task, middleware
 from dmiddleware.data import TensorBuffer, load_checkpoint, save_checkpoint
 from dmiddleware.env import make_env_manager
 from dmiddleware.policy import DQNPolicy
+from dmiddleware.program import run_program
 from dmiddleware.rl import Schedule
+from dmiddleware.settings import Count
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
@@ -74,15 +75,18 @@ def train(config: dict[str, Any]) -> None:
         task.run()
 
 
-def sweep(
-    *, samples: int, max_env_step: int, address: str | None = None, folder: Path | None = None
-) -> tune.ResultGrid:
-    """Sweep over the learning rate and the target network's period.
+def main(
+    samples: Count = 8,
+    max_env_step: Count = 30_000,
+    address: str | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Sweep over the learning rate and the target network's period, and print the best trial.
 
     Args:
         samples: number of trials.
-        max_env_step: the most environment steps of a trial.
-        address: the Ray cluster; None: the one of this host, or a new one.
+        max_env_step: maximum number of environment steps of a trial.
+        address: the Ray cluster, or auto; None: the one of this host, or a new one.
         folder: where Tune writes its results; None: its default.
     """
     import ray
@@ -113,24 +117,11 @@ def sweep(
             checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
         ),
     )
-    return tuner.fit()
-
-
-@click.command(help=__doc__, context_settings={"show_default": True})
-@click.option("--samples", type=click.IntRange(min=1), default=8, help="Number of trials.")
-@click.option(
-    "--max-env-step", type=click.IntRange(min=1), default=30_000, help="Environment steps a trial."
-)
-@click.option("--address", default=None, help="Address of the Ray cluster, or auto.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where Tune writes its results.")
-def command(samples: int, max_env_step: int, address: str | None, folder: Path | None) -> None:
-    """Print the best trial."""
-    results = sweep(samples=samples, max_env_step=max_env_step, address=address, folder=folder)
-    best = results.get_best_result()
+    best = tuner.fit().get_best_result()
     assert best.metrics is not None
     print(f"best mean return {best.metrics['eval_return']:.1f} with {best.config}")
     print(f"its policy is in {best.checkpoint}")
 
 
 if __name__ == "__main__":
-    command()
+    run_program(main)

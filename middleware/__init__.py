@@ -25,6 +25,7 @@ from middleware.collect import (
     StepCollectorSettings,
 )
 from middleware.context import OfflineRLContext, OnlineRLContext, RLContext
+from middleware.curriculum import Curriculum, CurriculumSettings
 from middleware.evaluate import (
     InteractionEvaluator,
     InteractionEvaluatorSettings,
@@ -54,10 +55,8 @@ from middleware.learn import (
 )
 from middleware.learning_curve import LearningCurve, LearningCurveSettings
 from middleware.log import (
-    OfflineLogger,
-    OfflineLoggerSettings,
-    OnlineLogger,
-    OnlineLoggerSettings,
+    MetricsLogger,
+    MetricsLoggerSettings,
     offline_logger,
     online_logger,
 )
@@ -102,6 +101,8 @@ __all__ = [
     "eps_greedy_handler",
     "SelfPlay",
     "SelfPlaySettings",
+    "Curriculum",
+    "CurriculumSettings",
     "StepCollector",
     "StepCollectorSettings",
     "EpisodeCollector",
@@ -138,12 +139,10 @@ __all__ = [
     "CkptSaverSettings",
     "SnapshotSaver",
     "SnapshotSaverSettings",
+    "MetricsLogger",
+    "MetricsLoggerSettings",
     "online_logger",
-    "OnlineLogger",
-    "OnlineLoggerSettings",
     "offline_logger",
-    "OfflineLogger",
-    "OfflineLoggerSettings",
     "termination_checker",
     "TerminationChecker",
     "TerminationCheckerSettings",

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
-from dmiddleware.rl import discounted_return, with_advantages, with_nstep_returns
+from dmiddleware.policy.agents import agents_that_take_part
+from dmiddleware.rl import (
+    discounted_return,
+    explained_variance,
+    with_advantages,
+    with_nstep_returns,
+)
 from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -103,6 +111,8 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
         ctx.train_data: the same rows with the columns ``adv`` and ``ret`` float32; ``reward`` has
             the rewards that they were computed from, as the policy scales them.
 
+    How well the values predict the returns is logged as ``learn/explained_variance``.
+
     Raises:
         ConfigError: if ``policy`` is not a policy, or has no discount or λ.
     """
@@ -117,7 +127,12 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Estimate."""
-        ctx.train_data = self._estimate(rows_of(ctx.trajectories))
+        ctx.train_data = rows = self._estimate(rows_of(ctx.trajectories))
+        explained = explained_variance(
+            rows["value"], rows["ret"], mask=agents_that_take_part(rows.get("obs"))
+        )
+        if not math.isnan(explained):
+            ctx.log("learn/explained_variance", explained)
 
 
 class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):

@@ -5,34 +5,37 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import CheckpointWriteError, RunFolderError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, takes_settings
 from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.folder_lock import NoLock, RunLock, check_writable
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["CkptSaver", "CkptSaverSettings"]
 
 _log = logging.getLogger(__name__)
 
 
-class CkptSaverSettings(Settings):
+class CkptSaverSettings(IntervalSettings):
     """The options of :class:`CkptSaver`."""
 
     every_train_iter: Count | None = None
-    """Updates from one periodic checkpoint to the next; None: no periodic checkpoints."""
+    """Updates from one periodic checkpoint to the next; None: no such checkpoints."""
+    every_env_step: Count | None = None
+    """Env steps from one periodic checkpoint to the next; None: no such checkpoints."""
     keep: Count = 3
     """How many periodic checkpoints to keep."""
 
@@ -63,7 +66,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
         run: the folder to save to.
 
     Reads:
-        ctx.train_iter: updates so far.
+        ctx.train_iter, ctx.env_step: updates and env steps so far.
         ctx.eval_value: on the way back, if there was an evaluation. An evaluator needs to write
             nothing else; the policy is then saved as it is at the end of the step.
         ctx.eval_output, ctx.last_eval_iter: if the evaluator writes them too: the parameters that
@@ -91,7 +94,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
         self.owns = (run.ckpt_dir,)
         self.settings = settings
         self._kept: deque[Path] = deque()
-        self._saved_iter = self._begin_iter = 0
+        self._interval = Interval(settings)
+        self._begin_iter = 0
         self._best = -math.inf
         self._last_eval_iter = -1
         self._disk_failed = False
@@ -104,6 +108,10 @@ class CkptSaver(BaseMiddleware[RLContext]):
         """The value of the best evaluation; ``-inf`` before the first."""
         return self._best
 
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        yield from self._interval.preflight(chain)
+
     def setup(self, task: Task[Any]) -> None:
         """Remember the task, for its last context, and the folder's best evaluation.
 
@@ -114,7 +122,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
         self._lock = self._run.lock(task)
         check_writable(self._run.ckpt_dir)
         self._task = task
-        self._saved_iter = self._begin_iter = task.ctx.train_iter
+        self._begin_iter = task.ctx.train_iter
+        self._interval.start(task.ctx)
         self._last_eval_iter = task.ctx.last_eval_iter
         if self._run.best_ckpt.exists():
             best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
@@ -126,11 +135,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
         if ctx.eval_value is not None and self._is_best(to_float(ctx.eval_value)):
             self._write_best(ctx)
         self._last_eval_iter = ctx.last_eval_iter
-        if (
-            self.settings.every_train_iter is not None
-            and ctx.train_iter - self._saved_iter >= self.settings.every_train_iter
-        ):
-            self._saved_iter = ctx.train_iter
+        if self._interval.is_due(ctx):
             self._write_periodic(ctx)
 
     def close(self) -> None:
@@ -154,17 +159,17 @@ class CkptSaver(BaseMiddleware[RLContext]):
             _log.error("cannot save the final checkpoint: %s", error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the value of the best evaluation and the names of the periodic checkpoints."""
+        """Return the value of the best evaluation, and which periodic checkpoints there are."""
         return {
             "best": self._best,
-            "saved_iter": self._saved_iter,
+            "interval": self._interval.state_dict(),
             "kept": [path.name for path in self._kept],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, unless the folder has a policy with a better evaluation."""
         self._remember(float(state["best"]))
-        self._saved_iter = int(state["saved_iter"])
+        self._interval.load_state_dict(state["interval"])
         self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
 
     def _is_best(self, value: float) -> bool:
@@ -198,7 +203,9 @@ class CkptSaver(BaseMiddleware[RLContext]):
         self._best = best
 
     def _write_periodic(self, ctx: RLContext) -> None:
-        self._kept.append(self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict()))
+        path = self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict())
+        if path not in self._kept:  # without updates since the last one, it has replaced that
+            self._kept.append(path)
         while len(self._kept) > self.settings.keep:
             with self._tidying:
                 self._kept.popleft().unlink(missing_ok=True)

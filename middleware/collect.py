@@ -99,6 +99,9 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
         returns = worker.episode_returns
         if returns:
             ctx.log("collect/return_mean", sum(returns) / len(returns))
+            ctx.log("collect/length_mean", sum(worker.episode_lengths) / len(returns))
+        if successes := worker.episode_successes:
+            ctx.log("collect/success_rate", sum(successes) / len(successes))
 
 
 def collectors_of(chain: ChainView) -> list[_Collector]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
 
 from dmiddleware.pipeline import Context, Vocabulary, kept, produced, renewed
+from dmiddleware.torch_threads import limited_threads
 from dmiddleware.tree import Batch, Value
 from middleware.roles import Role
 
@@ -64,6 +67,12 @@ class RLContext(Context):
     eval_value: float | None = produced()
     eval_output: dict[str, Any] | None = produced()
     learning_held: bool = renewed(False)
+
+    def begin_run(self, at_close: Callable[[Callable[[], object]], object]) -> None:
+        """Let torch use one thread, or those that were asked for, until the task is closed."""
+        stack = ExitStack()
+        stack.enter_context(limited_threads())
+        at_close(stack.close)
 
 
 @dataclass

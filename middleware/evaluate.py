@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
-from dmiddleware.settings import Count, Number, Settings, takes_settings
+from dmiddleware.rollout.stepper import SUCCESS_KEYS
+from dmiddleware.settings import Count, Number, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.roles import Role
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["InteractionEvaluator", "InteractionEvaluatorSettings", "interaction_evaluator"]
 
 
-class InteractionEvaluatorSettings(Settings):
+class InteractionEvaluatorSettings(IntervalSettings):
     """The options of :class:`InteractionEvaluator`."""
 
     n_episode: Count
     """Episodes in an evaluation, at least one per env."""
-    every_train_iter: Count = 1000
-    """Updates from one evaluation to the next."""
+    every_train_iter: Count | None = 1000
+    """Updates from one evaluation to the next; None if `every_env_step` is given."""
+    every_env_step: Count | None = None
+    """Env steps from one evaluation to the next; None if `every_train_iter` is given."""
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""
+    stop_evaluations: Count = 1
+    """Evaluations in a row that must reach ``stop_value``."""
     video_every: Count | None = None
     """Record every n-th evaluation, including the first, in envs made with
     ``render_mode="rgb_array"``; None: no videos."""
@@ -39,9 +46,16 @@ class InteractionEvaluatorSettings(Settings):
     """Take the most likely actions; False draws them from the policy's distribution, as collecting
     does."""
 
+    def __post_init__(self) -> None:
+        """Refuse evaluations without an interval."""
+        super().__post_init__()
+        self.require_interval()
+
 
 class InteractionEvaluator(BaseMiddleware[RLContext]):
-    """Evaluate the policy in the first step, and then at an interval of updates.
+    """Evaluate the policy in the first step, and then at an interval of updates or env steps.
+
+    The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.
 
@@ -51,14 +65,17 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             unless they were launched before.
 
     Reads:
-        ctx.train_iter, ctx.last_eval_iter: when the last evaluation was.
+        ctx.train_iter, ctx.env_step: the counters of the interval.
+        ctx.last_eval_iter: whether there was an evaluation before.
 
     Writes:
         ctx.eval_value, ctx.last_eval_value: the mean return; the first is None in other steps.
         ctx.last_eval_iter: the update that was evaluated.
         ctx.eval_output: a dictionary: ``return_mean``, ``return_std``, ``return_min``,
-            ``return_max``, the list ``episode_return``, the means ``episode_info`` of what the envs
-            report at the end of an episode, ``policy_state`` (the state of the eval mode, to save
+            ``return_max``, ``length_mean`` (steps of an episode), ``success_rate`` if the envs
+            report ``is_success`` or ``success`` at the end of an episode, the list
+            ``episode_return``, the means ``episode_info`` of what the envs report at the end of an
+            episode, ``policy_state`` (the state of the eval mode, to save
             the policy that was evaluated even if it has learned since), and, if it was recorded,
             ``video`` uint8 ``[N, T, C, H, W]``.
 
@@ -99,11 +116,18 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"{env_manager.env_num} envs; play more episodes, or in fewer envs"
             )
         self.settings = settings
+        self._interval = Interval(settings)
         self._n_evaluations = 0
+        self._recent: deque[float] = deque(maxlen=settings.stop_evaluations)
+        self._task: Task[Any] | None = None
         self._launched_here = False
         self.owns = (env_manager,)
         self.components = {"env_num": env_manager.env_num}
         self.snapshot_parts = {"env_manager": env_manager}
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them; stop a run that is already finished.
@@ -116,14 +140,16 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         if self._envs.closed:
             self._envs.launch()
             self._launched_here = True
-        if task.ctx.last_eval_iter >= 0:
-            self._stop_if_reached(task.ctx, task.ctx.last_eval_value)
+        self._interval.start(task.ctx)
+        self._task = task
+        if task.ctx.last_eval_iter >= 0 and not self._recent:
+            self._recent.append(task.ctx.last_eval_value)
+        self._stop_if_reached(task)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
         settings = self.settings
-        passed = ctx.train_iter - ctx.last_eval_iter
-        if ctx.last_eval_iter >= 0 and passed < settings.every_train_iter:
+        if not self._interval.is_due(ctx) and ctx.last_eval_iter >= 0:
             return
         every = settings.video_every
         records = every is not None and self._n_evaluations % every == 0
@@ -135,7 +161,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             policy_kwargs=self._kwargs,
             max_frames=settings.max_frames if records else 0,
         )
-        returns = monitor.get_episode_return()
+        returns, info = monitor.get_episode_return(), monitor.mean_info()
         mean = float(np.mean(returns))
         ctx.eval_value = ctx.last_eval_value = mean
         ctx.last_eval_iter = ctx.train_iter
@@ -144,13 +170,18 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             "return_std": float(np.std(returns)),
             "return_min": min(returns),
             "return_max": max(returns),
+            "length_mean": info["eval_episode_length"],
             "episode_return": returns,
-            "episode_info": monitor.mean_info(),
+            "episode_info": info,
             "policy_state": self._mode.state_dict(),
         }
+        for key in SUCCESS_KEYS:
+            if key in info:
+                ctx.eval_output.setdefault("success_rate", info[key])
         if records:
             ctx.eval_output["video"] = monitor.get_video()
-        self._stop_if_reached(ctx, mean)
+        self._recent.append(mean)
+        self._stop_if_reached(ctx.task)
 
     def evaluate_fresh(
         self, policy_state: Mapping[str, Any], *, n_episode: int, seed: int
@@ -188,18 +219,31 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations so far."""
-        return {"n_evaluations": self._n_evaluations}
+        """Return the number of evaluations, the last mean returns, and the interval's state."""
+        return {
+            "n_evaluations": self._n_evaluations,
+            "recent": list(self._recent),
+            "interval": self._interval.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned; stop the task if that is enough."""
         self._n_evaluations = state["n_evaluations"]
+        self._interval.load_state_dict(state["interval"])
+        self._recent = deque(state["recent"], maxlen=self._recent.maxlen)
+        if self._task is not None:
+            self._stop_if_reached(self._task)
 
-    def _stop_if_reached(self, ctx: RLContext, mean: float) -> None:
-        stop_value = self.settings.stop_value
-        if stop_value is not None and mean >= stop_value and ctx.train_iter > 0:
-            ctx.task.stop(
-                f"the mean return {mean:g} has reached stop_value {stop_value:g}", final=False
+    def _stop_if_reached(self, task: Task[Any]) -> None:
+        stop_value, n = self.settings.stop_value, self.settings.stop_evaluations
+        if stop_value is None or len(self._recent) < n or task.ctx.train_iter == 0:
+            return
+        if min(self._recent) >= stop_value:
+            in_a_row = "" if n == 1 else f" in {n} evaluations in a row"
+            task.stop(
+                f"the mean return {self._recent[-1]:g} has reached stop_value {stop_value:g}"
+                f"{in_a_row}",
+                final=False,
             )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -23,10 +22,10 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
 from dmiddleware.errors import ConfigError, TaskStateError
-from dmiddleware.pipeline import ChainView, Context, Stateful, Task, middleware_name
+from dmiddleware.pipeline import ChainView, Context, Stateful, Task, current_node, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
-from dmiddleware.runs.record import settings_of
+from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
 from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
@@ -35,11 +34,12 @@ from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import InteractionEvaluator
 from middleware.learning_curve import LearningCurve
-from middleware.log import OfflineLogger, OnlineLogger
+from middleware.log import MetricsLogger
 from middleware.progress_bar import ProgressBar, RunConsole
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import check_instance
+from middleware.support.interval import IntervalSettings
 
 __all__ = [
     "Experiment",
@@ -50,8 +50,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-_SMALL_MODEL = 500_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,13 @@ class _HasSettings(Protocol):
     def settings(self) -> Settings | Mapping[str, Any]: ...
 
 
-class ExperimentSettings(Settings):
+class ExperimentSettings(IntervalSettings):
     """The options of :class:`Experiment`."""
+
+    every_train_iter: Count | None = None
+    """Updates from one line of metrics to the next; offline, without an interval: 100."""
+    every_env_step: Count | None = None
+    """Env steps from one line of metrics to the next; without an interval: 1000."""
 
     root: Path | str = "runs"
     """The folder of all runs."""
@@ -135,21 +138,20 @@ class Experiment(BaseMiddleware[RLContext]):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
-    :class:`~middleware.OnlineLogger` (offline: :class:`~middleware.OfflineLogger`),
-    :class:`~middleware.ProgressBar`, :class:`~middleware.LearningCurve` and
-    :class:`~middleware.FinalCtxSaver`. It also writes the text log ``log.txt`` and ``config.yaml``,
-    with the settings that the run used: those of the policy, from which
-    :func:`~dmiddleware.policy.create_policy` builds it again, those of each middleware of the
-    chain, from its ``settings`` (a mapping, or a subclass of
+    :class:`~middleware.MetricsLogger`, :class:`~middleware.ProgressBar`,
+    :class:`~middleware.LearningCurve` and :class:`~middleware.FinalCtxSaver`. It also writes the
+    text log ``log.txt`` and ``config.yaml``, with the settings that the run used: those of the
+    policy, from which :func:`~dmiddleware.policy.create_policy` builds it again, those of each
+    middleware of the chain, from its ``settings`` (a mapping, or a subclass of
     :class:`~dmiddleware.settings.Settings`) if it has one, those of the envs, the versions of what
     computes, the git commit, and what the program was called with, see
-    :func:`~dmiddleware.program.run_program`. When the run ends, it
-    evaluates the best and the last policy in episodes with new seeds, in the envs of the chain's
+    :func:`~dmiddleware.program.run_program`. The settings go to TensorBoard's HParams too. When the
+    run ends, it evaluates the best and the last
+    policy in episodes with new seeds, in the envs of the chain's
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
-    seed. A policy with fewer than 500,000 parameters on the CPU uses one thread, because threads
-    slow small networks down; the environment variable ``OMP_NUM_THREADS`` overrides this.
+    seed.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes all of them share the folder, and the learner prints the result. If several ranks
@@ -186,7 +188,12 @@ class Experiment(BaseMiddleware[RLContext]):
         self.run = (
             name if isinstance(name, RunFolder) else RunFolder.create(name, root=settings.root)
         )
-        self.owns = (self.run.ckpt_dir, self.run.curve_path)
+        self._logger = MetricsLogger(
+            self.run,
+            every_train_iter=settings.every_train_iter,
+            every_env_step=settings.every_env_step,
+        )
+        self.owns = (self.run.ckpt_dir, self.run.curve_path, *self._logger.owns)
         self._result: ExperimentResult | None = None
         self._earlier_s = 0.0
         self._bar = ProgressBar()
@@ -219,7 +226,8 @@ class Experiment(BaseMiddleware[RLContext]):
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         self._env = _env_of(chain)
-        return self._bar.preflight(chain)
+        yield from self._logger.preflight(chain)
+        yield from self._bar.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Start the log, and set up the parts that are for this process.
@@ -229,10 +237,9 @@ class Experiment(BaseMiddleware[RLContext]):
         """
         self.run.lock(task)
         self._task = task
-        logger = OnlineLogger if isinstance(task.ctx, OnlineRLContext) else OfflineLogger
         parts: dict[str, BaseMiddleware[RLContext]] = {
             "checkpoints": CkptSaver(self._policy, self.run),
-            "logger": logger(self.run),
+            "logger": self._logger,
             "curve": LearningCurve(self.run),
             "final_ctx": FinalCtxSaver(self.run),
             "bar": self._bar,
@@ -246,7 +253,6 @@ class Experiment(BaseMiddleware[RLContext]):
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
         self._start_log()
-        self._limit_threads()
         self._save_config(task)
         for part in self._parts.values():
             part.setup(task)
@@ -254,9 +260,10 @@ class Experiment(BaseMiddleware[RLContext]):
     def _save_config(self, task: Task[Any]) -> None:
         if not self.run.is_lead:
             return
-        call = program_call()
+        call, node = program_call(), current_node()
         config = {
             **({} if call is None else {"program": call.program, "arguments": call.plain()}),
+            **({"launch": node.launch} if node is not None and node.launch else {}),
             "seed": task.seed,
             "algorithm": type(self._policy).__name__,
             "env": self._env,
@@ -267,6 +274,10 @@ class Experiment(BaseMiddleware[RLContext]):
         }
         self._check_changes(config)
         self.run.save_config(config)
+        compared = {"seed": task.seed, "algorithm": config["algorithm"], "env": self._env}
+        chain = {name: options for one in self._chain for name, options in one.items()}
+        flat = flat_settings(plain_values({**compared, "policy": self._config, **chain}))
+        self.run.tb_logger.add_settings(dict(flat), (EVALUATION, "collect/return_mean"))
 
     def _check_changes(self, config: Mapping[str, Any]) -> None:
         """Show the settings that differ from those of the run that is continued.
@@ -342,14 +353,6 @@ class Experiment(BaseMiddleware[RLContext]):
         self._cleanup.callback(handler.close_file)
         self._cleanup.callback(root.removeHandler, handler)
         self._cleanup.callback(root.setLevel, level)
-
-    def _limit_threads(self) -> None:
-        model = self._policy.model
-        size = sum(parameter.numel() for parameter in model.parameters())
-        on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-        if size < _SMALL_MODEL and on_cpu and "OMP_NUM_THREADS" not in os.environ:
-            self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(1)
 
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self._train_s

@@ -15,10 +15,11 @@ from dmiddleware.runs.metrics_file import MetricsFile
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.settings import Settings, takes_settings
 from middleware.base import BaseMiddleware
-from middleware.context import OnlineRLContext, RLContext
-from middleware.log import OfflineLogger, OnlineLogger
+from middleware.context import RLContext
+from middleware.log import MetricsLogger
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support.interval import axis_of
 
 __all__ = ["LearningCurve", "LearningCurveSettings"]
 
@@ -39,8 +40,8 @@ class LearningCurve(BaseMiddleware[RLContext]):
     lowest and highest in each of up to 200 equal parts of the run. Returns that are not finite are
     left out. If the picture cannot be written, a warning says so.
 
-    The evaluations are those in ``metrics.jsonl``, which an :class:`~middleware.OnlineLogger` or
-    :class:`~middleware.OfflineLogger` of the same folder writes.
+    The evaluations are those in ``metrics.jsonl``, which a :class:`~middleware.MetricsLogger` of
+    the same folder writes.
 
     The position in the chain does not matter, because it works on the way back. In a run of several
     processes the learner draws it.
@@ -83,9 +84,9 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain whose evaluations no logger writes."""
-        has_logger = any(isinstance(one, OnlineLogger | OfflineLogger) for one in chain.middleware)
+        has_logger = any(isinstance(one, MetricsLogger) for one in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
-            yield "it draws the evaluations that a logger writes; add OnlineLogger(run)"
+            yield "it draws the evaluations that a logger writes; add MetricsLogger(run)"
 
     def setup(self, task: Task[Any]) -> None:
         """Choose the horizontal axis: environment steps, or updates if there are none.
@@ -95,7 +96,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
         """
         self._run.lock(task)
         self._metrics = self._run.metrics
-        self._axis = "env_step" if isinstance(task.ctx, OnlineRLContext) else "train_iter"
+        self._axis = axis_of(task.ctx)
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Keep the training returns of the step, on its way back."""

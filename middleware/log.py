@@ -4,52 +4,90 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.pipeline import Clock, SystemClock, Task
+from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.statistics import short
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support.interval import Interval, IntervalSettings, axis_of
 
 __all__ = [
-    "OfflineLogger",
-    "OfflineLoggerSettings",
-    "OnlineLogger",
-    "OnlineLoggerSettings",
+    "MetricsLogger",
+    "MetricsLoggerSettings",
     "offline_logger",
     "online_logger",
 ]
 
+_OF_EVALUATIONS: Final = ("return_std", "return_min", "return_max", "length_mean", "success_rate")
 _FPS = 20  # frames per second of videos of evaluations
 
 _log = logging.getLogger(__name__)
 
 
-class _Logger(BaseMiddleware[RLContext]):
-    """Base of both loggers: collects metrics in every step, and writes their means at intervals."""
+class MetricsLoggerSettings(IntervalSettings):
+    """The options of :class:`MetricsLogger`."""
+
+    every_train_iter: Count | None = None
+    """Updates from one write to the next; offline, without an interval: 100."""
+    every_env_step: Count | None = None
+    """Env steps from one write to the next; without an interval: 1000."""
+
+
+class MetricsLogger(BaseMiddleware[RLContext]):
+    """Write metrics to TensorBoard, the metrics file and the text log.
+
+    These are everything that a middleware logged with ``ctx.log``, the scalars that learning
+    reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
+    such), evaluations (``eval/return_mean`` and so on, and videos), and throughput (``speed/…``).
+    Each value is a mean since the last write; evaluations are written at once. TensorBoard draws
+    them over env steps, or over updates if the context has no env steps.
+
+    Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
+    of the run (``time_s``). The lines survive if the process is killed, and a resumed run continues
+    the file. In a run of several processes, TensorBoard also gets the router's totals by event
+    (``router/event/…``) and by peer (``router/node…``).
+
+    The position in the chain does not matter, because it works on the way back. In a run of several
+    processes each one writes its metrics to a separate folder. A folder has one logger: with an
+    :class:`~middleware.Experiment`, which has its own, give the interval to that.
+
+    Args:
+        run: the folder to write to.
+
+    Reads:
+        ctx.env_step, ctx.train_iter: counters.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
+            set.
+
+    Raises:
+        ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
+    """
 
     last_step = True
     lead_only = True
-    axis: str
-    """The field of the context over which metrics are drawn."""
-    counters: tuple[str, ...]
-    """The fields of the context whose growth per second is logged."""
+    reads = ("train_iter",)
 
-    def __init__(self, run: RunFolder, *, every: int) -> None:
-        self.reads = (self.axis, *self.counters)
-        self._run = check_run_folder(run, user=type(self).__name__)
-        self._every = every
+    settings: MetricsLoggerSettings
+
+    @takes_settings(MetricsLoggerSettings)
+    def __init__(self, run: RunFolder, settings: MetricsLoggerSettings) -> None:
+        self._run = check_run_folder(run, user="MetricsLogger")
+        self.owns = (run.metrics_path,)
+        self.settings = settings
+        self._interval = Interval(settings, online=1000, offline=100)
+        self._axis = "env_step"
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._others: dict[str, Any] = {}
@@ -57,10 +95,13 @@ class _Logger(BaseMiddleware[RLContext]):
         self._at: dict[str, int] = {}  # the counters now
         self._before: dict[str, int] = {}  # those of the last write, and when it was
         self._written_at = 0.0
-        self._next = every
         self._started: float | None = None
         self._videos = BestEffort(f"write videos to {run.path}")
         self._earlier_s = 0.0
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Start to measure throughput.
@@ -71,8 +112,9 @@ class _Logger(BaseMiddleware[RLContext]):
         self._run.lock(task)
         self._clock = task.clock
         self._started = self._written_at = task.clock.now()
+        self._axis = axis_of(task.ctx)
         self._at = self._before = self._counts(task.ctx)
-        self._next = self._at[self.axis] + self._every
+        self._interval.start(task.ctx)
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Collect the metrics of the step on its way back; write them at intervals."""
@@ -90,8 +132,7 @@ class _Logger(BaseMiddleware[RLContext]):
         self._at = self._counts(ctx)
         if ctx.eval_value is not None:
             self._write_evaluation(ctx)
-        if self._at[self.axis] >= self._next:
-            self._next = self._at[self.axis] + self._every
+        if self._interval.is_due(ctx):
             self._log_rates(ctx)
             self._flush()
 
@@ -101,13 +142,18 @@ class _Logger(BaseMiddleware[RLContext]):
             self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how long the run has taken, and the position in the metrics file."""
-        return {"time_s": self._time_s, "metrics": self._run.metrics.state_dict()}
+        """Return how long the run has taken, the position in the metrics file, and the interval."""
+        return {
+            "time_s": self._time_s,
+            "metrics": self._run.metrics.state_dict(),
+            "interval": self._interval.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; metrics behind the position are dropped."""
         self._earlier_s = state["time_s"]
         self._run.metrics.load_state_dict(state["metrics"])
+        self._interval.load_state_dict(state["interval"])
 
     @property
     def _time_s(self) -> float:
@@ -115,7 +161,7 @@ class _Logger(BaseMiddleware[RLContext]):
         return self._earlier_s + now - (now if self._started is None else self._started)
 
     def _counts(self, ctx: RLContext) -> dict[str, int]:
-        return {name: getattr(ctx, name) for name in self.counters}
+        return {name: getattr(ctx, name) for name in dict.fromkeys((self._axis, "train_iter"))}
 
     def _write_row(self, metrics: Mapping[str, float]) -> None:
         time_s = round(self._time_s, 3)
@@ -138,10 +184,10 @@ class _Logger(BaseMiddleware[RLContext]):
                 self._others[key] = value
 
     def _write_evaluation(self, ctx: RLContext) -> None:
-        writer, at = self._run.tb_logger, self._at[self.axis]
+        writer, at = self._run.tb_logger, self._at[self._axis]
         output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
         found = {EVALUATION: to_float(ctx.eval_value)}
-        for name in ("return_std", "return_min", "return_max"):
+        for name in _OF_EVALUATIONS:
             if name in output:
                 found[f"eval/{name}"] = to_float(output[name])
         if "video" in output:
@@ -156,7 +202,7 @@ class _Logger(BaseMiddleware[RLContext]):
         self._write_row(found)
         _log.info(
             "%s %d, update %d: mean return %.2f in the evaluation",
-            self.axis,
+            self._axis,
             at,
             ctx.train_iter,
             found[EVALUATION],
@@ -171,14 +217,14 @@ class _Logger(BaseMiddleware[RLContext]):
         if ctx.task.router is not None:
             # There are too many totals for the text log.
             for name, total in ctx.task.router.counters().items():
-                self._run.tb_logger.add_scalar(f"router/{name}", total, self._at[self.axis])
+                self._run.tb_logger.add_scalar(f"router/{name}", total, self._at[self._axis])
         self._written_at, self._before = now, self._at
 
     def _flush(self) -> None:
         unread, self._unread = self._unread, []
         for output in unread:
             self._add_output(output)
-        writer, at = self._run.tb_logger, self._at[self.axis]
+        writer, at = self._run.tb_logger, self._at[self._axis]
         means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
         self._write_row(means)
         for name, mean in means.items():
@@ -193,88 +239,9 @@ class _Logger(BaseMiddleware[RLContext]):
                 writer.add_scalars(f"learn/{name}", value, at)
         writer.flush()
         text = ", ".join(f"{name} {short(mean)}" for name, mean in means.items())
-        _log.info("%s %d: %s", self.axis, at, text)
+        _log.info("%s %d: %s", self._axis, at, text)
         self._sums.clear()
         self._others.clear()
-
-
-class OnlineLoggerSettings(Settings):
-    """The options of :class:`OnlineLogger`."""
-
-    every_env_step: Count = 1000
-    """Env steps from one write to the next."""
-
-
-class OnlineLogger(_Logger):
-    """Write metrics to TensorBoard, the metrics file and the text log, over environment steps.
-
-    These are everything that a middleware logged with ``ctx.log``, the scalars that learning
-    reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
-    such), evaluations (``eval/return_mean`` and so on, and videos), and throughput (``speed/…``).
-    Each value is a mean since the last write; evaluations are written at once.
-
-    Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
-    of the run (``time_s``). The lines survive if the process is killed, and a resumed run continues
-    the file. In a run of several processes, TensorBoard also gets the router's totals by event
-    (``router/event/…``) and by peer (``router/node…``).
-
-    The position in the chain does not matter, because it works on the way back. In a run of several
-    processes each one writes its metrics to a separate folder.
-
-    Args:
-        run: the folder to write to.
-
-    Reads:
-        ctx.env_step, ctx.train_iter: counters.
-        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            set.
-
-    Raises:
-        ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
-    """
-
-    axis = "env_step"
-    counters = ("env_step", "train_iter")
-
-    settings: OnlineLoggerSettings
-
-    @takes_settings(OnlineLoggerSettings)
-    def __init__(self, run: RunFolder, settings: OnlineLoggerSettings) -> None:
-        super().__init__(run, every=settings.every_env_step)
-        self.settings = settings
-
-
-class OfflineLoggerSettings(Settings):
-    """The options of :class:`OfflineLogger`."""
-
-    every_train_iter: Count = 100
-    """Updates from one write to the next."""
-
-
-class OfflineLogger(_Logger):
-    """Write metrics to TensorBoard and files, over updates; see :class:`OnlineLogger`.
-
-    Args:
-        run: the folder to write to.
-
-    Reads:
-        ctx.train_iter: the counter.
-        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            set.
-
-    Raises:
-        ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
-    """
-
-    axis = "train_iter"
-    counters = ("train_iter",)
-
-    settings: OfflineLoggerSettings
-
-    @takes_settings(OfflineLoggerSettings)
-    def __init__(self, run: RunFolder, settings: OfflineLoggerSettings) -> None:
-        super().__init__(run, every=settings.every_train_iter)
-        self.settings = settings
 
 
 def _as_number(value: object) -> float | None:
@@ -295,8 +262,8 @@ def _finite(values: Any) -> Any:
     return array[np.isfinite(array)]
 
 
-online_logger = OnlineLogger
-"""DI-engine's name of :class:`OnlineLogger`."""
+online_logger = MetricsLogger
+"""DI-engine's name of :class:`MetricsLogger` for a chain with environments."""
 
-offline_logger = OfflineLogger
-"""DI-engine's name of :class:`OfflineLogger`."""
+offline_logger = MetricsLogger
+"""DI-engine's name of :class:`MetricsLogger` for a chain with a dataset."""

@@ -19,7 +19,7 @@ from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_an
 from dmiddleware.errors import RunFolderError
 from dmiddleware.pipeline import Task, current_node
 from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
-from dmiddleware.runs.resuming import resumed_folder
+from dmiddleware.runs.resuming import given_folder
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from middleware.roles import Role
@@ -47,12 +47,12 @@ class RunFolder(Closing):
 
         runs/cartpole/
         ├── ckpt/           checkpoints (CkptSaver)
-        ├── tb/             tensorboard events (OnlineLogger)
+        ├── tb/             tensorboard events (MetricsLogger)
         ├── config.yaml     the settings that the run used (save_config)
         ├── curve.png       the learning curve (LearningCurve)
-        ├── metrics.jsonl   what the run measured (OnlineLogger)
+        ├── metrics.jsonl   what the run measured (MetricsLogger)
         ├── result.json     returns and counters at the end (Experiment)
-        └── videos/         of evaluations, if the evaluator makes any (OnlineLogger)
+        └── videos/         of evaluations, if the evaluator makes any (MetricsLogger)
 
     All processes of a run that ``ditask`` starts on one host share one folder. Only the learner
     writes the files in it; tensorboard events of the others go to ``tb/node-<id>/``.
@@ -79,8 +79,8 @@ class RunFolder(Closing):
 
         A new run never writes into the folder of an earlier one: if ``exp_name`` is taken, the run
         gets the first free one of ``exp_name-2``, ``exp_name-3``, … All processes of one run get
-        the same folder; the first one makes it. A run that ``ditask resume`` continues gets its
-        folder, whatever the name is.
+        the same folder; the first one makes it. A run that ``ditask resume`` continues, or that
+        belongs to a sweep, gets its folder, whatever the name is.
 
         Args:
             exp_name: the folder's name, or a path below ``root``.
@@ -97,9 +97,9 @@ class RunFolder(Closing):
             raise ValueError(
                 f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
             )
-        continued = resumed_folder()
-        wanted = Path(root) / name if continued is None else continued
-        resume = resume or continued is not None
+        given = given_folder()
+        wanted = Path(root) / name if given is None else given
+        resume = resume or given is not None
         node = current_node()
         if node is not None:
             run = cls(_find_or_make(wanted, node.next_shared_name(), resume=resume))
@@ -171,10 +171,14 @@ class RunFolder(Closing):
     def metrics(self) -> MetricsFile:
         """This process's metrics file; made on first access."""
         if self._metrics is None:
-            name = METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl"
             self._refuse_others()
-            self._metrics = MetricsFile(self.path / name)
+            self._metrics = MetricsFile(self.metrics_path)
         return self._metrics
+
+    @property
+    def metrics_path(self) -> Path:
+        """The path of this process's metrics file."""
+        return self.path / (METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl")
 
     def video_path(self, at: int) -> Path:
         """Return the path of the video of the evaluation at a counter."""

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import OpponentPool
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
 from middleware.support.checks import check_instance
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["SelfPlay", "SelfPlaySettings"]
 
 
-class SelfPlaySettings(Settings):
+class SelfPlaySettings(IntervalSettings):
     """The options of :class:`SelfPlay`."""
 
-    every_train_iter: Count
-    """Updates from one version to the next."""
+    every_train_iter: Count | None = None
+    """Updates from one version to the next; None if `every_env_step` is given."""
+    every_env_step: Count | None = None
+    """Env steps from one version to the next; None if `every_train_iter` is given."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without an interval."""
+        super().__post_init__()
+        self.require_interval()
 
 
 class SelfPlay(BaseMiddleware[OnlineRLContext]):
-    """Add the policy to a pool of opponents, at an interval of updates.
+    """Add the policy to a pool of opponents, at an interval of updates or env steps.
 
     The envs draw their opponents from the pool: ``OpponentEnv(game, pool.draw)``. The pool, which
     gets its first version at once, is saved in snapshots. The games themselves may continue with
@@ -35,7 +44,7 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
         pool: the opponents.
 
     Reads:
-        ctx.train_iter: updates so far.
+        ctx.train_iter, ctx.env_step: updates and env steps so far.
 
     Raises:
         ConfigError: if ``policy`` or ``pool`` has the wrong type, or an option is not valid.
@@ -64,22 +73,29 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
         hint = "OpponentPool(make_policy, size=8)"
         check_instance(pool, OpponentPool, user="SelfPlay", hint=hint)
         self._pool = pool
-        self._last = 0
+        self._interval = Interval(settings)
         self.settings = settings
         if len(pool) == 0:
             pool.add(self._mode)
 
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        yield from self._interval.preflight(chain)
+
+    def setup(self, task: Task[Any]) -> None:
+        """Count from here."""
+        self._interval.start(task.ctx)
+
     def __call__(self, ctx: OnlineRLContext) -> None:
         """Add the policy, if the interval has passed."""
-        if ctx.train_iter - self._last >= self.settings.every_train_iter:
-            self._last = ctx.train_iter
+        if self._interval.is_due(ctx):
             self._pool.add(self._mode)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the opponents, and when the last one was added."""
-        return {"pool": self._pool.state_dict(), "last": self._last}
+        """Return the opponents, and the state of the interval."""
+        return {"pool": self._pool.state_dict(), "interval": self._interval.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._pool.load_state_dict(state["pool"])
-        self._last = int(state["last"])
+        self._interval.load_state_dict(state["interval"])

@@ -15,33 +15,45 @@ import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
-from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data import BlockFolder, check_saveable, load_checkpoint, save_checkpoint
+from dmiddleware.data.state_blocks import blocks_of
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
 from dmiddleware.env import BaseEnvManager
-from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, ConfigError, RunFolderError
+from dmiddleware.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointWriteError,
+    ConfigError,
+    RunFolderError,
+)
 from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.folder_lock import RunLock, check_writable
+from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
 _DIGITS: Final = 12
 _LARGE: Final = 1 << 24
 """Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
+_BLOCKS: Final = ("blocks-a", "blocks-b")
+"""The folders of blocks. Snapshots in a row use different ones, so that no file belongs to both."""
 
 _log = logging.getLogger(__name__)
 
 
-class SnapshotSaverSettings(Settings):
+class SnapshotSaverSettings(IntervalSettings):
     """The options of :class:`SnapshotSaver`."""
 
     every_train_iter: Count | None = None
-    """Updates from one snapshot to the next; None: only when the run stops."""
+    """Updates from one snapshot to the next; without an interval, only when the run stops."""
+    every_env_step: Count | None = None
+    """Env steps from one snapshot to the next; without an interval, only when the run stops."""
     keep: Count = 2
     """How many to keep."""
     parts: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -59,6 +71,10 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
     The files are in the run's folder ``snapshots``; the last few are kept. Each is written
     completely or not at all, with a checksum, and loading one executes no code. When a run resumes
     from an older snapshot, its next one replaces those that it did not use.
+
+    The rows of a buffer are in blocks, in files of their own, which a snapshot shares with the last
+    but one: it writes only the blocks that have changed since then. It shares no file with the one
+    directly before it, so a file that is damaged on the disk leaves one of the two.
 
     Build the same chain as that of the stopped run, call :meth:`resume`, and run it::
 
@@ -79,7 +95,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         run: the folder to save to.
 
     Reads:
-        ctx.train_iter: updates so far.
+        ctx.train_iter, ctx.env_step: updates and env steps so far.
 
     Raises:
         ConfigError: if ``run`` is not a folder, an option is not valid, or a part has no state.
@@ -109,7 +125,9 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self._parts: dict[str, Stateful] = dict(self._further)
         self._silent: list[str] = []
         self.settings = settings
-        self._saved_iter = 0
+        self._interval = Interval(settings)
+        self._blocks: dict[str, BlockFolder] = {}
+        self._last: Path | None = None  # that was saved or resumed
         self._is_checked = False
         self._was_asked = False
         self.owns = (self._folder,)
@@ -124,6 +142,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Find what the chain's middleware use, and reject what cannot be saved."""
+        yield from self._interval.preflight(chain)
         # A part has the same name in all processes, whatever their roles.
         parts: dict[str, Any] = dict(self._further)
         used = set(parts)
@@ -174,7 +193,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             )
         self._lock = self._run.lock(task)
         check_writable(self._folder)
-        self._saved_iter = task.ctx.train_iter
+        self._interval.start(task.ctx)
         self._is_checked = False
         task.at_step_end(lambda: self._end_step(task))
 
@@ -215,7 +234,12 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
                 "roles": sorted(map(str, task.roles)),
                 "random": _random_state(),
             }
-            save_checkpoint(path, state)
+            try:
+                save_checkpoint(path, state, blocks=self._next_blocks())
+            except CheckpointWriteError:
+                self._remove_unused_blocks()
+                raise
+        self._last = path
         _log.info("saved %s", path)
         # Before all ranks have saved, the earlier snapshots are the newest complete ones.
         gather_from_ranks(path.name)
@@ -244,7 +268,11 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if not any(task.has_role(role) for role in self.roles):
             return False
         self._lock = self._run.lock(task)
-        found = _read(_part_of_rank(path)) if path is not None else self._newest()
+        if path is not None:
+            self._last = _part_of_rank(path)
+            found = _read(self._last)
+        else:
+            found = self._newest()
         if found is None:
             if resumed_folder() is not None:
                 raise RunFolderError(f"{self._folder} has no snapshot that can be read")
@@ -268,7 +296,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         for name in envs & saved.keys():
             self._restore(name, saved[name])
         _set_random_state(found["random"])
-        self._saved_iter = task.ctx.train_iter
+        self._interval.start(task.ctx)
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
 
@@ -282,9 +310,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             self.save(task)
             return
         task.at_step_end(lambda: self._end_step(task))
-        every = self.settings.every_train_iter
-        if every is not None and task.ctx.train_iter - self._saved_iter >= every:
-            self._saved_iter = task.ctx.train_iter
+        if self._interval.is_due(task.ctx):
             self.save(task)
 
     def _restore(self, name: str, state: Any) -> None:
@@ -326,6 +352,21 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         for path in later + old:
             with self._tidying:
                 path.unlink(missing_ok=True)
+        self._remove_unused_blocks()
+
+    def _next_blocks(self) -> BlockFolder:
+        """Return the folder for the next snapshot's blocks: not that of the last snapshot."""
+        last = self._last or next(iter(self.paths), None)
+        taken = {name.partition("/")[0] for name in blocks_of(last)} if last else ()
+        names = [_part_of_rank(Path(name)).name for name in _BLOCKS[: self.settings.keep]]
+        name = next((one for one in names if one not in taken), names[0])
+        return self._blocks.setdefault(name, BlockFolder(self._folder / name))
+
+    def _remove_unused_blocks(self) -> None:
+        for name in (_part_of_rank(Path(one)).name for one in _BLOCKS):
+            with self._tidying:
+                blocks = self._blocks.setdefault(name, BlockFolder(self._folder / name))
+                blocks.keep_only(self.paths)
 
     def _newest(self) -> Any:
         """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""
@@ -333,7 +374,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         of_ranks = gather_from_ranks(own)
         for step in own:
             if all(step in steps for steps in of_ranks):
-                found = _try_to_read(self._folder / self._name(step))
+                self._last = self._folder / self._name(step)
+                found = _try_to_read(self._last)
                 if all(gather_from_ranks(found is not None)):
                     return found
         if any(of_ranks) and len(of_ranks) > 1:

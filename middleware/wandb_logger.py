@@ -13,11 +13,12 @@ from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.record import EVALUATION, settings_of
 from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
-from middleware.context import OnlineRLContext, RLContext
+from middleware.context import RLContext
 from middleware.experiment import Experiment
-from middleware.log import OfflineLogger, OnlineLogger
+from middleware.log import MetricsLogger
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
+from middleware.support.interval import axis_of
 
 __all__ = ["WandbLogger", "WandbLoggerSettings"]
 
@@ -43,7 +44,7 @@ class WandbLogger(BaseMiddleware[RLContext]):
 
     One line does it: ``task.use(WandbLogger(experiment.run, project="cartpole"))``.
 
-    It sends what the chain's :class:`~middleware.Experiment` or :class:`~middleware.OnlineLogger`
+    It sends what the chain's :class:`~middleware.Experiment` or :class:`~middleware.MetricsLogger`
     writes: each line of ``metrics.jsonl``, ``config.yaml``, the videos of evaluations, and at the
     end the checkpoints as an artifact. The position in the chain does not matter. A run that is
     resumed continues under the same id, which is kept in the run's folder. If the service cannot be
@@ -82,10 +83,8 @@ class WandbLogger(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain without a logger, which would have nothing to send."""
-        if not any(
-            isinstance(one, Experiment | OnlineLogger | OfflineLogger) for one in chain.middleware
-        ):
-            yield "WandbLogger sends what a logger writes; add an Experiment or an OnlineLogger"
+        if not any(isinstance(one, Experiment | MetricsLogger) for one in chain.middleware):
+            yield "WandbLogger sends what a logger writes; add an Experiment or a MetricsLogger"
 
     def setup(self, task: Task[Any]) -> None:
         """Begin the run, or continue it.
@@ -105,7 +104,7 @@ class WandbLogger(BaseMiddleware[RLContext]):
             )
             for counter in ("env_step", "train_iter"):
                 self._run.define_metric(counter, hidden=True)
-            self._axis = "env_step" if isinstance(task.ctx, OnlineRLContext) else "train_iter"
+            self._axis = axis_of(task.ctx)
             self._run.define_metric("*", step_metric=self._axis)
             self._folder.metrics.on_row = self._send
         # When all middleware have been closed, the last metrics and checkpoints are there.

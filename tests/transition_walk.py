@@ -20,8 +20,8 @@ from dmiddleware.rl import Schedule
 from middleware import (
     DataPusher,
     EpsGreedyHandler,
+    MetricsLogger,
     OffPolicyLearner,
-    OnlineLogger,
     OnlineRLContext,
     RunFolder,
     StepCollector,
@@ -56,12 +56,12 @@ def walk(folder: Path) -> dict[str, list[str]]:
     def end(_: Any) -> None:
         sys.setprofile(None)
 
-    with Task(OnlineRLContext(), seed=0) as task, RunFolder.create("walk", root=folder) as run:
+    with RunFolder.create("walk", root=folder) as run, Task(OnlineRLContext(), seed=0) as task:
         envs = make_env_manager("CartPole-v1", env_num=8, seed=0)
         eps = Schedule.linear(1.0, 0.05, decay=1_000)
         policy = DQNPolicy.for_env(envs, seed=0, batch_size=32, eps=eps)
         buffer = TensorBuffer(10_000, seed=0)
-        logger = OnlineLogger(run)
+        logger = MetricsLogger(run)
         task.use(EpsGreedyHandler(policy)).use(start)
         task.use(StepCollector(policy, envs, n_sample=64)).use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=4)).use(end)

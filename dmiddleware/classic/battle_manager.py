@@ -15,6 +15,12 @@ import numpy as np
 from dmiddleware.closing import Closing
 from dmiddleware.env.batching import is_finite, own_copy
 from dmiddleware.env.contract import check_flag, check_info, close_quietly
+from dmiddleware.env.env_access import (
+    Access,
+    EnvOverrides,
+    GameAttributes,
+    options_per_env,
+)
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
 from dmiddleware.env.episode_goal import EpisodeGoal
@@ -119,6 +125,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._seeds: list[int] | None = None
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
+        self._overrides = EnvOverrides(self.env_num)
         if seed is not None:
             self.seed(seed)
 
@@ -198,6 +205,42 @@ class BattleEnvManager(Closing, EpisodeGoal):
         self._fixes_seeds = not dynamic_seed
         self._pending_seeds = dict(enumerate(self._seeds))
 
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every game; see :meth:`dmiddleware.env.BaseEnvManager.call`."""
+        self._require_open("call")
+        return self._access([Access("call", name, args, kwargs)] * self.env_num)
+
+    def get_attr(self, name: str) -> list[Any]:
+        """Return an attribute of every game."""
+        self._require_open("get_attr")
+        return self._access([Access("get_attr", name)] * self.env_num)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute; see :meth:`dmiddleware.env.BaseEnvManager.set_attr`."""
+        accesses = Access.setting(name, values, self.env_num)
+        if not self.closed:
+            self._access(accesses)
+        self._overrides.attributes[name] = [one.args[0] for one in accesses]
+
+    @property
+    def reset_options(self) -> list[dict[str, Any] | None]:
+        """The ``options`` of each game's resets; None: none."""
+        return list(self._overrides.reset_options)
+
+    def set_reset_options(
+        self, options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    ) -> None:
+        """Set the ``options`` that each game's ``reset`` gets from now on, as a keyword.
+
+        See :meth:`dmiddleware.env.BaseEnvManager.set_reset_options`.
+        """
+        self._overrides.reset_options = options_per_env(options, self.env_num)
+
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        accesses[0].check()
+        pairs = enumerate(zip(self._envs, accesses, strict=True))
+        return [access.of(GameAttributes(env), env_id) for env_id, (env, access) in pairs]
+
     def launch(self) -> None:
         """Make the games and reset them.
 
@@ -218,6 +261,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
                 env = self._made(env_id)
                 self._claims.claim(env_id, env)
                 self._envs.append(env)
+                self._overrides.apply(env_id, GameAttributes(env))
                 self._start(env_id)
         except EnvProtocolError:
             self.close()
@@ -306,6 +350,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
             "dropped_steps": self._dropped_steps,
             "failures": self._failures.state_dict(),
             "n_start_overs": self._n_start_overs,
+            "overrides": self._overrides.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -331,6 +376,10 @@ class BattleEnvManager(Closing, EpisodeGoal):
         if "failures" in state:  # not in older states
             self._failures.load_state_dict(state["failures"])
         self._n_start_overs = state.get("n_start_overs", 0)
+        if "overrides" in state:
+            self._overrides.load_state_dict(state["overrides"])
+            for accesses in self._overrides.accesses():
+                self._access(accesses)
         self._revision += 1
         if not self._restore(state["envs"]):
             self._n_start_overs += 1
@@ -387,7 +436,9 @@ class BattleEnvManager(Closing, EpisodeGoal):
         """Start an episode in a game."""
         fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
         seed = self._pending_seeds.pop(env_id, fixed)
-        obs = self._envs[env_id].reset(seed)
+        options = self._overrides.reset_options[env_id]
+        own: Any = {} if options is None else {"options": {**options}}
+        obs = self._envs[env_id].reset(seed, **own)
         self._returns[env_id] = 0.0
         self._lengths[env_id] = 0
         self._to_move[env_id] = self._movers(env_id)
@@ -413,6 +464,7 @@ class BattleEnvManager(Closing, EpisodeGoal):
         env = self._made(env_id)
         self._claims.claim(env_id, env)
         self._envs[env_id] = env
+        self._overrides.apply(env_id, GameAttributes(env))
         self._start(env_id)
 
     def _step(self, env_id: int, actions: list[Any]) -> BattleTimestep:

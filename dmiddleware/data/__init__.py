@@ -27,6 +27,7 @@ from dmiddleware.data.samplers import (
     UniformSampler,
     UniformSamplerSettings,
 )
+from dmiddleware.data.state_blocks import BlockFolder
 from dmiddleware.data.tensor_buffer import SampleTransform, TensorBuffer, TensorBufferSettings
 from dmiddleware.tree import (
     Batch,
@@ -75,6 +76,7 @@ __all__ = [
     "UniformSamplerSettings",
     "PrioritySampler",
     "PrioritySamplerSettings",
+    "BlockFolder",
     "check_saveable",
     "convert_checkpoint",
     "load_checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import itertools
 import json
 import logging
@@ -22,6 +23,8 @@ import torch
 __all__ = [
     "DTYPE_NAMES",
     "checksum",
+    "digest",
+    "flush_folder",
     "raw_bytes",
     "remove_leftovers",
     "safetensors_pieces",
@@ -90,7 +93,7 @@ def write_atomically(
             temporary.unlink(missing_ok=True)
         raise
     if durable:
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
 
 def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
@@ -117,7 +120,11 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    *,
+    durable: bool = True,
 ) -> None:
     """Write tensors to one .safetensors file, atomically and without a second copy in memory.
 
@@ -128,6 +135,7 @@ def write_safetensors(
         path: the file.
         tensors: by name; on any device, with any strides.
         metadata: strings stored with them.
+        durable: as for :func:`write_atomically`.
 
     Raises:
         OSError: if the file cannot be written.
@@ -135,7 +143,7 @@ def write_safetensors(
         ValueError: if there are too many tensors for the format.
     """
     pieces = safetensors_pieces(tensors, metadata)
-    write_atomically(path, lambda file: file.writelines(pieces))
+    write_atomically(path, lambda file: file.writelines(pieces), durable=durable)
 
 
 def safetensors_pieces(
@@ -182,11 +190,24 @@ def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
     """Return the CRC-32 over names, types, shapes and bytes, in the order of the names."""
     value = 0
+    for piece in _content(tensors):
+        value = zlib.crc32(piece, value)
+    return value
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a name that only equal tensors of equal names have: the start of the SHA-256."""
+    hashed = hashlib.sha256()
+    for piece in _content(tensors):
+        hashed.update(piece)
+    return hashed.hexdigest()[:32]
+
+
+def _content(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     for name in sorted(tensors):
         tensor = tensors[name]
-        value = zlib.crc32(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode(), value)
-        value = zlib.crc32(raw_bytes(tensor).data, value)
-    return value
+        yield f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
+        yield raw_bytes(tensor).data
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
@@ -199,7 +220,7 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
         ) from None
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Make a rename survive a power cut, on systems that can flush a folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -2,7 +2,8 @@
 
 The tensors are ordinary entries of the file, which any safetensors reader shows. The rest
 (counters, strings, the nesting itself) is msgpack in the entry ``__rest__``. A CRC-32 over
-everything detects damage. Loading never executes code from the file.
+everything detects damage. Loading never executes code from the file. Parts that rarely change, such
+as the rows of a buffer, may be in files of their own; see :class:`BlockFolder`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from __future__ import annotations
 import errno
 import json
 import pickle
+import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load
 
-from dmiddleware.data.atomic_file import (
-    checksum,
-    raw_bytes,
-    safetensors_pieces,
-    write_safetensors,
+from dmiddleware.data.atomic_file import checksum, safetensors_pieces, write_safetensors
+from dmiddleware.data.serialization import StateBlock, pack
+from dmiddleware.data.state_blocks import (
+    BLOCKS,
+    BlockFolder,
+    block_names,
+    pack_tensors,
+    read_block,
+    read_tensors,
+    unpack_tensors,
 )
-from dmiddleware.data.serialization import pack, unpack
 from dmiddleware.errors import CheckpointDamaged, CheckpointWriteError
 
 __all__ = [
@@ -39,7 +45,6 @@ __all__ = [
 
 _FORMAT = "dmiddleware-checkpoint"
 _VERSION = "1"
-_REST = "__rest__"
 _FREE_SPACE = "Free disk space or choose another folder"
 _REMEDIES = {
     **dict.fromkeys(
@@ -50,7 +55,7 @@ _REMEDIES = {
 }
 
 
-def save_checkpoint(path: str | Path, state: Any) -> None:
+def save_checkpoint(path: str | Path, state: Any, *, blocks: BlockFolder | None = None) -> None:
     """Write a state to a file atomically.
 
     Args:
@@ -60,16 +65,23 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
             and scalars, numbers, strings, bytes, booleans and None, which all come back as the same
             type (``OrderedDict``, ``Counter`` and ``defaultdict`` included). Tensors may be on any
             device; they are detached. Tensors that share memory are written once each.
+        blocks: where to write the parts of the state that rarely change, if it has such parts, as
+            ``live_state`` of a buffer; it must be in the folder of the file. None: everything is
+            written to the one file.
 
     Raises:
         CheckpointWriteError: if the file cannot be written, for example because the disk is full
-            (see ``errno``). An existing file is unchanged, and no part of the new one remains.
-        TypeError: if the state holds anything else, with its path in the state; nothing is written.
+            (see ``errno``). An existing file is unchanged, and no part of the new one remains,
+            apart from blocks, which :meth:`BlockFolder.keep_only` removes.
+        TypeError: if the state holds anything else, with its path in the state; the file is not
+            written.
+        ValueError: if the folder of the blocks is not in that of the file.
     """
     target = Path(path)
-    packed = _packed(state)
+    if blocks is not None and blocks.path.parent != target.parent:
+        raise ValueError(f"the blocks of {target} must be in {target.parent}, not in {blocks.path}")
     try:
-        write_safetensors(target, *packed)
+        write_safetensors(target, *_packed(state, blocks))
     except OSError as error:
         raise CheckpointWriteError(
             error.errno or errno.EIO,
@@ -79,12 +91,29 @@ def save_checkpoint(path: str | Path, state: Any) -> None:
         ) from error
 
 
-def _packed(state: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a checkpoint."""
-    rest, tensors = pack(state, reserved=(_REST, "__metadata__"))
-    tensors[_REST] = torch.from_numpy(np.frombuffer(bytearray(rest), dtype=np.uint8))
-    crc = f"{checksum(tensors):08x}"
-    return tensors, {"format": _FORMAT, "version": _VERSION, "crc32": crc}
+def _packed(
+    state: Any, blocks: BlockFolder | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a checkpoint; writes its blocks."""
+    names: list[str] = []
+    put_block = None if blocks is None else partial(_put_block, blocks, names)
+    tensors = pack_tensors(state, put_block)
+    if blocks is not None:
+        blocks.flush()
+    metadata = {"format": _FORMAT, "version": _VERSION}
+    if names:
+        metadata[BLOCKS] = json.dumps(names)
+    return tensors, {**metadata, "crc32": _checksum(tensors, metadata)}
+
+
+def _put_block(blocks: BlockFolder, names: list[str], block: StateBlock) -> int:
+    names.append(f"{blocks.path.name}/{blocks.put(block)}")
+    return len(names) - 1
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
+    """Return the CRC-32 over the tensors and the names of the blocks, as text."""
+    return f"{zlib.crc32(metadata.get(BLOCKS, '').encode(), checksum(tensors)):08x}"
 
 
 def pack_checkpoint(state: Any) -> bytes:
@@ -105,7 +134,12 @@ def unpack_checkpoint(data: bytes) -> Any:
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
-        return _unpacked("the data", load(data), header["__metadata__"])
+        metadata = header["__metadata__"]
+        if BLOCKS in metadata:
+            raise ValueError("parts of it are in other files")
+        tensors = load(data)
+        _check("the data", tensors, metadata)
+        return unpack_tensors(tensors)
     except CheckpointDamaged:
         raise
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -142,7 +176,8 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        CheckpointDamaged: if the file is not a checkpoint, is incomplete, or has changed.
+        CheckpointDamaged: if the file, or one with a part of it, is not a checkpoint, is
+            incomplete, or has changed.
     """
     source = Path(path)
     if not source.is_file():
@@ -153,25 +188,16 @@ def load_checkpoint(
             f"dmiddleware.data.convert_checkpoint({str(source)!r}, 'converted.safetensors')"
         )
     try:
-        return _unpacked(source, *_read(source, mapped_above), map_location)
+        tensors, metadata = read_tensors(source, mapped_above)
+        _check(source, tensors, metadata)
+        names = block_names(metadata)
+        read = partial(read_block, map_location=map_location, mapped_above=mapped_above)
+        blocks = {name: read(source.parent / name) for name in dict.fromkeys(names)}
+        return unpack_tensors(tensors, map_location, [blocks[name] for name in names])
     except CheckpointDamaged:
         raise
     except (SafetensorError, KeyError, ValueError) as error:
         raise _damaged(source, str(error)) from error
-
-
-def _unpacked(
-    source: Path | str,
-    tensors: dict[str, torch.Tensor],
-    metadata: Mapping[str, str],
-    map_location: torch.device | str = "cpu",
-) -> Any:
-    _check_metadata(source, metadata)
-    if metadata["crc32"] != f"{checksum(tensors):08x}":
-        raise _damaged(source, "the checksum does not match the content")
-    rest = tensors.pop(_REST)
-    moved = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-    return unpack(raw_bytes(rest).tobytes(), moved)
 
 
 def convert_checkpoint(source: str | Path, target: str | Path) -> None:
@@ -207,20 +233,9 @@ def _is_from_torch(path: Path) -> bool:
     return head[2:] != b"\0\0" and (head == b"PK\x03\x04" or head[:1] == b"\x80")
 
 
-def _read(
-    path: Path, mapped_above: int | None
-) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
-    def own(tensor: torch.Tensor) -> torch.Tensor:
-        # It is mapped, and would change with the file.
-        keeps = mapped_above is not None and tensor.nbytes > mapped_above
-        return tensor if keeps else tensor.clone()
-
-    with safe_open(str(path), framework="pt", device="cpu") as file:
-        tensors = {name: own(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-        return tensors, file.metadata() or {}
-
-
-def _check_metadata(path: Path | str, metadata: Mapping[str, str]) -> None:
+def _check(
+    path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> None:
     if metadata.get("format") != _FORMAT:
         raise _damaged(path, "it is a .safetensors file, but not a checkpoint of this project")
     if metadata.get("version") != _VERSION:
@@ -228,6 +243,8 @@ def _check_metadata(path: Path | str, metadata: Mapping[str, str]) -> None:
             path,
             f"it has format version {metadata.get('version')}, but this version reads {_VERSION}",
         )
+    if metadata["crc32"] != _checksum(tensors, metadata):
+        raise _damaged(path, "the checksum does not match the content")
 
 
 def _damaged(path: Path | str, why: str) -> CheckpointDamaged:

@@ -1,4 +1,4 @@
-"""Serialization of a nested state: one msgpack string, and the tensors separately.
+"""Serialization of a nested state: one msgpack string, and the tensors and blocks separately.
 
 Every container becomes a msgpack array that starts with its kind, so a tuple comes back as a tuple
 and a dictionary keeps keys that are not strings. Unpacking builds only the types named here;
@@ -8,9 +8,10 @@ nothing in the bytes can make it run code.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,9 +20,9 @@ import torch
 from dmiddleware.data.atomic_file import DTYPE_NAMES
 from dmiddleware.tree import Batch, as_tree, items_of
 
-__all__ = ["pack", "unpack"]
+__all__ = ["StateBlock", "pack", "unpack"]
 
-_BATCH, _DEFAULTDICT, _DEQUE = "batch", "defaultdict", "deque"
+_BATCH, _BLOCK, _DEFAULTDICT, _DEQUE = "batch", "block", "defaultdict", "deque"
 _TENSOR, _ARRAY, _INTEGER, _SCALAR = "tensor", "array", "integer", "scalar"
 _MAPPINGS: dict[type, str] = {
     dict: "dict",
@@ -43,7 +44,26 @@ _FACTORIES: dict[str, type | None] = {
 _INT64 = range(-(2**63), 2**63)
 
 
-def pack(state: Any, *, reserved: Collection[str] = ()) -> tuple[bytes, dict[str, torch.Tensor]]:
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """A part of a state that may be written to a file of its own, which several states share.
+
+    Attributes:
+        content: returns the part, a nested state.
+        key: parts with equal keys are equal, so that only the first of them has to be read; None:
+            it is not known whether the part has changed.
+    """
+
+    content: Callable[[], Any]
+    key: Hashable | None = None
+
+
+def pack(
+    state: Any,
+    *,
+    reserved: Collection[str] = (),
+    put_block: Callable[[StateBlock], int] | None = None,
+) -> tuple[bytes, dict[str, torch.Tensor]]:
     """Take a nested state apart.
 
     Args:
@@ -51,7 +71,10 @@ def pack(state: Any, *, reserved: Collection[str] = ()) -> tuple[bytes, dict[str
             also ``OrderedDict``, ``Counter``, and ``defaultdict`` of a built-in type), lists,
             tuples, sets, frozensets, deques and batches of tensors, numpy arrays and scalars,
             numbers, strings, bytes, booleans and None. All come back as the same type.
+            It may have blocks, which come back as their content.
         reserved: names that no tensor may get.
+        put_block: takes a block, and returns its number; None: the content of blocks is packed with
+            the rest.
 
     Returns:
         msgpack bytes, and the tensors by the dotted path where they were found (arrays as tensors).
@@ -59,18 +82,23 @@ def pack(state: Any, *, reserved: Collection[str] = ()) -> tuple[bytes, dict[str
     Raises:
         TypeError: for any other type, with its path.
     """
-    packer = _Packer(reserved)
+    packer = _Packer(reserved, put_block)
     return msgspec.msgpack.encode(packer.pack(state, ())), packer.tensors
 
 
-def unpack(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unpack(data: bytes, tensors: Mapping[str, torch.Tensor], blocks: Sequence[Any] = ()) -> Any:
     """Rebuild the state that :func:`pack` took apart.
 
+    Args:
+        data: the bytes.
+        tensors: by name.
+        blocks: the contents of the blocks, by number.
+
     Raises:
-        ValueError: if the bytes do not come from :func:`pack`, or a tensor is missing.
+        ValueError: if the bytes do not come from :func:`pack`, or a tensor or a block is missing.
     """
     try:
-        return _unpack(msgspec.msgpack.decode(data), tensors)
+        return _unpack(msgspec.msgpack.decode(data), _Source(tensors, blocks))
     except (
         msgspec.DecodeError,
         ArithmeticError,
@@ -82,10 +110,18 @@ def unpack(data: bytes, tensors: Mapping[str, torch.Tensor]) -> Any:
         raise ValueError(f"the packed state cannot be read: {error}") from error
 
 
+class _Source(NamedTuple):
+    tensors: Mapping[str, torch.Tensor]
+    blocks: Sequence[Any]
+
+
 class _Packer:
-    def __init__(self, reserved: Collection[str]) -> None:
+    def __init__(
+        self, reserved: Collection[str], put_block: Callable[[StateBlock], int] | None
+    ) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._reserved = reserved
+        self._put_block = put_block
 
     def pack(self, value: Any, path: tuple[Any, ...]) -> Any:
         if value is None or type(value) in (bool, float, str, bytes):
@@ -98,6 +134,10 @@ class _Packer:
             return [_ARRAY, self._keep(_array_as_tensor(value, path), path)]
         if isinstance(value, np.generic):
             return [_SCALAR, _scalar_as_bytes(value, path)]
+        if isinstance(value, StateBlock):
+            if self._put_block is None:
+                return self.pack(value.content(), path)
+            return [_BLOCK, self._put_block(value)]
         return self._pack_container(value, path)
 
     def _pack_container(self, value: Any, path: tuple[Any, ...]) -> Any:
@@ -185,46 +225,47 @@ def _inner(value: Any) -> Any:
     return value
 
 
-def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _unpack(value: Any, source: _Source) -> Any:
     if not isinstance(value, list):
         return value
     kind, content = value
-    return _READERS[kind](content, tensors)
+    return _READERS[kind](content, source)
 
 
-def _unpack_dict(content: Any, tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
+def _unpack_dict(content: Any, source: _Source) -> dict[Any, Any]:
     keys, items = content[::2], content[1::2]
     return {
-        _unpack(key, tensors): _unpack(item, tensors) for key, item in zip(keys, items, strict=True)
+        _unpack(key, source): _unpack(item, source) for key, item in zip(keys, items, strict=True)
     }
 
 
-def _unpack_list(content: Any, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
-    return [_unpack(item, tensors) for item in content]
+def _unpack_list(content: Any, source: _Source) -> list[Any]:
+    return [_unpack(item, source) for item in content]
 
 
 def _unpack_as(
     build: Callable[[Any], Any],
-    read: Callable[[Any, Mapping[str, torch.Tensor]], Any],
+    read: Callable[[Any, _Source], Any],
     content: Any,
-    tensors: Mapping[str, torch.Tensor],
+    source: _Source,
 ) -> Any:
-    return build(read(content, tensors))
+    return build(read(content, source))
 
 
-def _unpack_defaultdict(content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _unpack_defaultdict(content: Any, source: _Source) -> Any:
     factory, items = content
-    return collections.defaultdict(_FACTORIES[factory], _unpack_dict(items, tensors))
+    return collections.defaultdict(_FACTORIES[factory], _unpack_dict(items, source))
 
 
-_READERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
+_READERS: dict[str, Callable[[Any, _Source], Any]] = {
     **{name: partial(_unpack_as, kind, _unpack_dict) for kind, name in _MAPPINGS.items()},
     **{name: partial(_unpack_as, kind, _unpack_list) for kind, name in _SEQUENCES.items()},
     _BATCH: partial(_unpack_as, as_tree, _unpack_dict),
-    _DEQUE: lambda content, tensors: collections.deque(_unpack(content[1], tensors), content[0]),
+    _DEQUE: lambda content, source: collections.deque(_unpack(content[1], source), content[0]),
     _DEFAULTDICT: _unpack_defaultdict,
-    _TENSOR: lambda name, tensors: tensors[name],
-    _ARRAY: lambda name, tensors: tensors[name].cpu().numpy(),
+    _TENSOR: lambda name, source: source.tensors[name],
+    _ARRAY: lambda name, source: source.tensors[name].cpu().numpy(),
+    _BLOCK: lambda index, source: source.blocks[index],
     _INTEGER: lambda text, _: int(text),
     _SCALAR: lambda content, _: _unpack_scalar(content),
 }

@@ -568,6 +568,9 @@ class TensorBuffer:
 
             with buffer.live_state() as state:
                 save_checkpoint("buffer.safetensors", state)
+
+        They are in blocks, of which :class:`~dmiddleware.data.BlockFolder` writes only the new
+        ones.
         """
         with self._lock:
             yield self._state(live=True)

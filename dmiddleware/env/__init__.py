@@ -8,7 +8,7 @@ from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import BaseEnvManager, check_env_manager
 from dmiddleware.env.opponent_env import Act, Opponent, OpponentEnv
 from dmiddleware.env.pettingzoo import ParallelEnvAdapter, PettingZooAdapter
-from dmiddleware.env.prepared import make_atari_env, make_grid_env, prepared_options
+from dmiddleware.env.prepared import make_atari_env, make_grid_env
 from dmiddleware.env.sync_manager import SyncEnvManager
 from dmiddleware.env.team import AgentSpaces, agent_spaces, n_agent_of, team_spaces
 from dmiddleware.env.timestep import BatchedTimestep, EnvTimestep, StepInfo
@@ -26,7 +26,6 @@ __all__ = [
     "atari_preprocessing",
     "make_atari_env",
     "make_grid_env",
-    "prepared_options",
     "BatchedTimestep",
     "EnvTimestep",
     "StepInfo",

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, copy_arrays, index_rows, make_write, replace_rows
 from dmiddleware.env.contract import as_frame
+from dmiddleware.env.env_access import Access
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
-from dmiddleware.env.subprocess.worker import StepInfos
+from dmiddleware.env.subprocess.worker import Given, StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep
-from dmiddleware.errors import StructureError
+from dmiddleware.errors import ConfigError, EnvCallError, EnvStateError, StructureError
 from dmiddleware.settings import Count, Positive, checked
 
 __all__ = ["AsyncEnvManager"]
@@ -84,7 +87,7 @@ class AsyncEnvManager(BaseEnvManager):
             reset_timeout_s=self._reset_timeout_s,
         )
         with self._closing_on_error():
-            infos, failures = self._pool.start(self._take_seeds())
+            infos, failures = self._pool.start(self._take_seeds(), self._given())
             for failure in failures:
                 raise failure.final("which is not retried while envs are launched")
             self._set_spaces(*self._pool.spaces)
@@ -106,12 +109,11 @@ class AsyncEnvManager(BaseEnvManager):
         self._require_open("reset")
         ids = self._checked_ids(env_ids)
         with self._closing_on_error():
-            infos, failures = self._running.ask(b"r", dict.fromkeys(ids), "reset")
+            begun = dict.fromkeys(ids, (None, None))
+            infos, failures = self._running.ask(b"r", begun, "reset")
             # Envs that shared the process of one that failed have lost their episodes too.
             lost = _envs_of(failures).difference(ids)
-            self._cut |= lost
-            self.dropped_steps += sum(map(self._totals.length_of, lost))
-            infos |= self._restart(failures)
+            infos |= self._restart_lost(failures, lost)
             self._install_first_obs(sorted(lost.union(ids)), infos)
 
     def step(self, actions: NestedArrays | Mapping[int, Any]) -> BatchedTimestep:
@@ -217,11 +219,17 @@ class AsyncEnvManager(BaseEnvManager):
                 )
                 n_restarts = map(self._failures.restarts_of, failure.env_ids)
                 self._reseed(failure.env_ids, sum(n_restarts))
-            begun, failures = self._running.restart(failures, self._take_seeds())
+            begun, failures = self._running.restart(failures, self._take_seeds(), self._given())
             infos |= begun
             if self._fixes_seeds:
                 self._send_seeds([None] * self.env_num)
         return infos
+
+    def _restart_lost(self, failures: list[ProcessFailure], lost: set[int]) -> dict[int, Any]:
+        """Restart processes between two steps; the next step reports the episodes that are lost."""
+        self._cut |= lost
+        self.dropped_steps += sum(map(self._totals.length_of, lost))
+        return self._restart(failures)
 
     def _reject_bad_actions(
         self, failures: Iterable[ProcessFailure], ids: list[int] | None, rows: list[Any]
@@ -267,6 +275,58 @@ class AsyncEnvManager(BaseEnvManager):
         fixed = self._seeds if self._fixes_seeds and self._seeds else [None] * self.env_num
         self._ask(b"d", dict(enumerate(zip(seeds, fixed, strict=True))), "seed")
 
+    # What a program gives to the envs
+
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        what = str(accesses[0])
+        requests = {
+            env_id: _pickled(access, f"what {what} was given")
+            for env_id, access in enumerate(accesses)
+        }
+        found = self._ask_until_answered(b"a", requests, what)
+        for env_id in requests:
+            if isinstance(found[env_id], EnvCallError):
+                raise found[env_id]
+        return [pickle.loads(found[env_id]) for env_id in requests]
+
+    def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
+        pickled = dict(enumerate(_pickled(one, "the reset options") for one in options))
+        super()._use_reset_options(options)
+        if self._open:
+            self._ask_until_answered(b"o", pickled, "set_reset_options")
+
+    def _ask_until_answered(
+        self, kind: bytes, requests: Mapping[int, bytes], doing: str
+    ) -> dict[int, Any]:
+        """Send a request to envs; restart processes that fail, and ask their new envs again."""
+        if self._running.is_busy:
+            raise EnvStateError(
+                f"{doing} was called while another thread waits for the envs; call it from the "
+                "thread that steps them, such as in a middleware, not in an event handler"
+            )
+        answers: dict[int, Any] = {}
+        with self._closing_on_error():
+            while requests:
+                found, failures = self._running.ask(kind, requests, doing)
+                answers |= found
+                lost = _envs_of(failures)
+                if lost:
+                    infos = self._restart_lost(failures, lost)
+                    self._install_first_obs(sorted(lost), infos)
+                requests = {env_id: requests[env_id] for env_id in lost}
+        return answers
+
+    def _given(self) -> dict[int, bytes]:
+        """Return what the program has set, by env id, for processes that start."""
+        attributes, options = self._overrides.attributes, self._overrides.reset_options
+        if not attributes and not any(one is not None for one in options):
+            return {}
+        given: list[Given] = [
+            ({name: values[env_id] for name, values in attributes.items()}, options[env_id])
+            for env_id in range(self.env_num)
+        ]
+        return {env_id: _pickled(one, "what was set") for env_id, one in enumerate(given)}
+
     def _env_states(self) -> list[dict[str, Any] | None]:
         states = self._ask(b"g", dict.fromkeys(range(self.env_num)), "get_state")
         return [states[env_id] for env_id in range(self.env_num)]
@@ -283,3 +343,14 @@ class AsyncEnvManager(BaseEnvManager):
 
 def _envs_of(failures: Iterable[ProcessFailure]) -> set[int]:
     return {env_id for failure in failures for env_id in failure.env_ids}
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be sent to the processes of the envs ({type(error).__name__}: "
+            f"{error}): {value!r:.200}; give plain data, create the object inside the env, or use "
+            "mode='sync'"
+        ) from error

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, replace_rows
 from dmiddleware.env.contract import as_frame, close_quietly
+from dmiddleware.env.env_access import Access
 from dmiddleware.env.manager import BaseEnvManager
 from dmiddleware.env.timestep import BatchedTimestep, IdArray, StepInfo
 from dmiddleware.errors import (
@@ -44,6 +45,9 @@ class EnvPoolManager(BaseEnvManager):
     Each env has its own seed, which EnvPool takes only when the envs are made: after
     :meth:`seed`, the next :meth:`reset` of all envs makes them again. The state of the envs cannot
     be saved.
+
+    The envs run in C++ and cannot be reached: :meth:`call`, :meth:`get_attr`, :meth:`set_attr` and
+    :meth:`set_reset_options` raise ConfigError.
 
     EnvPool cannot restart an env that fails. It reports an episode that reaches a terminal state in
     its very last allowed step as truncated.
@@ -120,6 +124,18 @@ class EnvPoolManager(BaseEnvManager):
                 "they are made; leave backend out to step Gymnasium's envs"
             )
         super().seed(seed)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Refuse; see the class."""
+        raise self._unreachable("call")
+
+    def get_attr(self, name: str) -> list[Any]:
+        """Refuse; see the class."""
+        raise self._unreachable("get_attr")
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Refuse; see the class."""
+        raise self._unreachable("set_attr")
 
     def reset(self, env_ids: Iterable[int] | None = None) -> None:
         """Start new episodes in some envs, see :meth:`BaseEnvManager.reset`."""
@@ -234,6 +250,20 @@ class EnvPoolManager(BaseEnvManager):
                 raise EnvCrashed(
                     f"EnvPool's {self._id} raised {type(error).__name__}: {error}"
                 ) from error
+
+    def _unreachable(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{what} is not possible with EnvPool, whose envs run in C++ and take options only "
+            "when they are made; give them as env_kwargs, or leave backend out to step Gymnasium's "
+            "envs"
+        )
+
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        raise self._unreachable(accesses[0].kind)
+
+    def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
+        if any(one is not None for one in options):
+            raise self._unreachable("set_reset_options")
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         return [None]

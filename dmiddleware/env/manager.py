@@ -33,6 +33,7 @@ from dmiddleware.env.batching import (
     map_arrays,
     replace_rows,
 )
+from dmiddleware.env.env_access import Access, EnvOverrides, options_per_env
 from dmiddleware.env.env_state import (
     MissingObjectError,
     decode_infos,
@@ -128,6 +129,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._pending_seeds: dict[int, int] = {}
         self._failures = FailureBudget(self.env_num, max_retry=max_retry)
         self._n_start_overs = 0
+        self._overrides = EnvOverrides(self.env_num)
         self.dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
@@ -225,6 +227,89 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """
         assert self.action_space is not None
         return _plain(self._batched_action_space.sample())
+
+    # Access to the envs
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every env with the same arguments.
+
+        As in Gymnasium's vector envs, the method may belong to a wrapper or to the env inside, and
+        the value of an attribute that cannot be called is returned. The call is not repeated when
+        an env is restarted later or the run is resumed.
+
+        Args:
+            name: the method.
+            *args: passed to it.
+            **kwargs: passed to it.
+
+        Returns:
+            One result per env, in the order of their ids.
+
+        Raises:
+            ConfigError: for ``reset``, ``step`` and ``close``, which are the manager's; if the
+                arguments cannot be sent to the processes of the envs; or if the envs cannot be
+                called (:class:`~dmiddleware.env.EnvPoolManager`).
+            EnvCallError: if an env has no such method, or raises. No env is restarted; the others
+                may have been called.
+            EnvStateError: before launch and after close, and while another thread steps the envs:
+                call from the thread that steps them, not from an event handler.
+            EnvCrashed: if the process of an env has died and used up its retries. With retries
+                left it is restarted, and its envs begin new episodes and are called again.
+        """
+        return self._access_open([Access("call", name, args, kwargs)] * self.env_num)
+
+    def get_attr(self, name: str) -> list[Any]:
+        """Return an attribute of every env, or of a wrapper around it; see :meth:`call`.
+
+        Returns:
+            One value per env, in the order of their ids. Those of envs in this process are not
+            copied.
+        """
+        return self._access_open([Access("get_attr", name)] * self.env_num)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every env, or of the wrapper that has it.
+
+        It takes effect at once, within the current episodes, and holds for the life of the manager:
+        envs that are restarted, launched again or resumed get it before their first reset. Before
+        launch it is only kept. Values are not copied in this process.
+
+        Args:
+            name: an attribute that the envs have once they are made.
+            values: a list or tuple has one value per env; any other value is for all.
+
+        Raises:
+            ConfigError: if a list or tuple has another number of values; else as :meth:`call`.
+            EnvCallError: as :meth:`call`; the other envs may have the value then.
+        """
+        accesses = Access.setting(name, values, self.env_num)
+        if self._open:
+            self._access(accesses)
+        self._overrides.attributes[name] = [one.args[0] for one in accesses]
+
+    @property
+    def reset_options(self) -> list[dict[str, Any] | None]:
+        """The ``options`` of each env's resets, in the order of their ids; None: none."""
+        return list(self._overrides.reset_options)
+
+    def set_reset_options(
+        self, options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    ) -> None:
+        """Set the ``options`` that ``env.reset`` gets from now on, also in automatic resets.
+
+        They take effect when the next episodes begin, and hold for the life of the manager, as
+        those of :meth:`set_attr` do.
+
+        Args:
+            options: one dictionary for all envs, or a list with one, or None, per env. None: resets
+                have no options.
+
+        Raises:
+            ConfigError: if these are not dictionaries, cannot be sent to the processes of the envs,
+                or do not reach the resets of this kind of envs.
+            EnvStateError: while another thread steps the envs.
+        """
+        self._use_reset_options(options_per_env(options, self.env_num))
 
     # Stepping
 
@@ -328,6 +413,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             "dropped_steps": self.dropped_steps,
             "failures": self._failures.state_dict(),
             "n_start_overs": self._n_start_overs,
+            "overrides": self._overrides.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -355,6 +441,11 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self.dropped_steps = state["dropped_steps"]
         self._failures.load_state_dict(state["failures"])
         self._n_start_overs = state["n_start_overs"]
+        if "overrides" in state:  # not in older states
+            self._overrides.load_state_dict(state["overrides"])
+            # Before the states of the envs, in which they may have changed further.
+            self._use_reset_options(self._overrides.reset_options)
+            self._set_attrs_again()
         if any(one is None for one in state["envs"]):
             logger.warning("the state of the envs could not be saved; they start new episodes")
             self._start_over()
@@ -402,7 +493,32 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         fixed = self._seeds[env_id] if self._fixes_seeds and self._seeds is not None else None
         return self._pending_seeds.pop(env_id, fixed)
 
+    def _access_open(self, accesses: list[Access]) -> list[Any]:
+        accesses[0].check()
+        self._require_open(accesses[0].kind)
+        return self._access(accesses)
+
+    def _set_attrs_again(self) -> None:
+        """Set what a program has set before, in all envs."""
+        for accesses in self._overrides.accesses():
+            self._access(accesses)
+
     # For subclasses
+
+    @abstractmethod
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        """Do the same with every env, and return one result per env.
+
+        Args:
+            accesses: one per env; they differ only in the value to set.
+
+        Raises:
+            EnvCallError: if an env cannot do it.
+        """
+
+    def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
+        """Give the resets of each env its options; managers refuse what they cannot do."""
+        self._overrides.reset_options = options
 
     @abstractmethod
     def _env_states(self) -> list[dict[str, Any] | None]:

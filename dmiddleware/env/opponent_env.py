@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from dmiddleware.env.env_access import InnerAttributes
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.errors import ConfigError
 
@@ -21,7 +22,7 @@ Opponent: TypeAlias = Callable[[np.random.Generator], Act]
 """Chooses, at the start of an episode, how an opponent plays it."""
 
 
-class OpponentEnv(gym.Env[Any, Any]):
+class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
     """A game as a Gymnasium env: one player acts, and opponents are part of the env.
 
     A step plays the player's move and those of the opponents until the player's next turn, or the
@@ -66,13 +67,19 @@ class OpponentEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start a game, and play it to the player's first turn."""
+        """Start a game, and play it to the player's first turn.
+
+        Args:
+            seed: of the game, the seats and the opponents.
+            options: passed to the game; a game that is reset with options takes them as a keyword.
+        """
         super().reset(seed=seed)
         rng, n_player = self.np_random, self._game.n_player
+        own: Any = {} if options is None else {"options": options}
         over = True
         while over:
             # A game that ends before the player's first turn has no step; play another one.
-            self._obs = list(self._game.reset(seed=int(rng.integers(2**31))))
+            self._obs = list(self._game.reset(seed=int(rng.integers(2**31)), **own))
             self._infos: list[dict[str, Any]] = [{} for _ in range(n_player)]
             fixed = self._given_seat
             self._seat = int(rng.integers(n_player)) if fixed is None else fixed
@@ -93,6 +100,9 @@ class OpponentEnv(gym.Env[Any, Any]):
     def close(self) -> None:
         """Close the game."""
         self._game.close()
+
+    def _inner_env(self) -> Any:
+        return self._game
 
     def _wait(self) -> tuple[float, bool, bool]:
         """Play until it is the player's turn, or the game is over."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.env.batching import make_collate
+from dmiddleware.env.env_access import InnerAttributes
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.team import (
     ACTION_MASK,
@@ -25,7 +26,7 @@ from dmiddleware.errors import ConfigError
 __all__ = ["ParallelEnvAdapter", "PettingZooAdapter", "is_parallel_env"]
 
 
-class PettingZooAdapter(BattleEnv):
+class PettingZooAdapter(InnerAttributes, BattleEnv):
     """A PettingZoo env, turn-based (AEC) or parallel, as a :class:`BattleEnv`.
 
     Players are numbered in the order of ``env.possible_agents``. The episode ends when every agent
@@ -65,9 +66,12 @@ class PettingZooAdapter(BattleEnv):
         if flatten and self.observation_space is not None:
             self.observation_space = _flat_space(self.observation_space)
 
-    def reset(self, seed: int | None = None) -> list[Any]:
+    def _inner_env(self) -> Any:
+        return self._env
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> list[Any]:
         """Start a new game; return one observation per player."""
-        result = self._env.reset(seed=seed)
+        result = self._env.reset(seed=seed, options=options)
         if self._takes_turns:
             self._observe(self._agents)
             self._infos = [dict(self._env.infos[agent]) for agent in self._agents]
@@ -154,7 +158,7 @@ class PettingZooAdapter(BattleEnv):
         return array.reshape(-1) if self._flatten and array.ndim > 1 else array
 
 
-class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
+class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
     """A PettingZoo parallel env as a Gymnasium env of several agents.
 
     ``make_env_manager`` applies it to a function that makes a parallel env. Agents are numbered in
@@ -250,6 +254,9 @@ class ParallelEnvAdapter(gym.Env[dict[str, Any], Any]):
     def close(self) -> None:
         """Close the env."""
         self._env.close()
+
+    def _inner_env(self) -> Any:
+        return self._env
 
     def _joined(
         self, obs: Mapping[Any, Any], infos: Mapping[Any, Any], present: Mapping[Any, bool]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gymnasium as gym
 
 from dmiddleware.env.atari import atari_preprocessing
 from dmiddleware.env.factory import EnvSettings, make_env
-from dmiddleware.errors import ConfigError
 
-__all__ = ["make_atari_env", "make_grid_env", "prepared_options"]
+__all__ = ["make_atari_env", "make_grid_env"]
 
 _PREPARATION: Final = frozenset(
     one.name
@@ -55,32 +53,3 @@ def make_grid_env(game: str, **options: Any) -> gym.Env[Any, Any]:
     made = make_env(EnvSettings(game, env_num=1, env_kwargs=options))
     wrappers: Any = importlib.import_module("minigrid.wrappers")  # an extra; make_env checked it
     return gym.wrappers.FlattenObservation(wrappers.ImgObsWrapper(made))
-
-
-_MAKERS: Final[Mapping[str, tuple[Callable[..., Any], Mapping[str, Any]]]] = {
-    "ALE/": (make_atari_env, {"life_loss": False, "clip_reward": False}),
-    "MiniGrid-": (make_grid_env, {}),
-    "BabyAI-": (make_grid_env, {}),
-}
-"""By the beginning of an id: what makes the env, and its arguments for evaluations only."""
-
-
-def prepared_options(env_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return options with which an env can be learned in.
-
-    Args:
-        env_id: the id of the env.
-
-    Returns:
-        Fields of :class:`EnvSettings`, and keyword arguments of envs to evaluate in.
-
-    Raises:
-        ConfigError: if the id is empty.
-    """
-    if not env_id:
-        raise ConfigError("name an env, such as CartPole-v1")
-    for beginning, (maker, to_evaluate) in _MAKERS.items():
-        if env_id.startswith(beginning):
-            name = f"dmiddleware.env:{maker.__name__}"
-            return {"id": name, "env_kwargs": {"game": env_id}}, dict(to_evaluate)
-    return {"id": env_id}, {}

@@ -26,6 +26,7 @@ from dmiddleware.env.contract import (
     close_quietly,
     contract_break,
 )
+from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
@@ -89,6 +90,7 @@ class SyncEnvManager(BaseEnvManager):
                 check_env(env, index)
                 self._claims.claim(index, env)
                 self._envs.append(env)
+                self._overrides.apply(index, env)
             check_same_spaces(
                 [(env.observation_space, env.action_space) for env in self._envs],
             )
@@ -263,6 +265,7 @@ class SyncEnvManager(BaseEnvManager):
         self._claims.claim(env_id, env)
         self._envs[env_id], self._steps[env_id] = env, env.step
         self._unchecked.add(env_id)
+        self._overrides.apply(env_id, env)
         known = self.observation_space, self.action_space
         check_same_spaces([known, (env.observation_space, env.action_space)])
         return self._reset_once(env_id)
@@ -278,8 +281,11 @@ class SyncEnvManager(BaseEnvManager):
 
     def _reset_once(self, env_id: int) -> tuple[Any, Any]:
         seed = self._next_seed(env_id)
-        env = self._envs[env_id]
-        result = env.reset() if seed is None else env.reset(seed=seed)
+        env, options = self._envs[env_id], self._overrides.reset_options[env_id]
+        if options is not None:
+            result = env.reset(seed=seed, options={**options})
+        else:
+            result = env.reset() if seed is None else env.reset(seed=seed)
         if seed is not None:
             env.action_space.seed(seed)
         # The usual case; an isinstance check with Mapping is much slower.
@@ -315,6 +321,10 @@ class SyncEnvManager(BaseEnvManager):
         for env_id, result in zip(self._id_array(ids).tolist(), results, strict=True):
             check_result(result, env_id, self._reward_shape)
             self._write_obs(allocate(self.observation_space, 1), 0, result[0], env_id)
+
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        pairs = enumerate(zip(self._envs, accesses, strict=True))
+        return [access.of(env, env_id) for env_id, (env, access) in pairs]
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         return [get_state(env) for env in self._envs]

@@ -99,6 +99,21 @@ class StepInfo(Mapping[str, Any]):
                 return list(columns[key]().tolist())
         return list(self._as_columns()[key][rows].tolist())
 
+    def values_of(self, keys: Sequence[str], row: int) -> dict[str, Any]:
+        """Return the values of those keys that one row has; columns are not built for it."""
+        if self._rows is not None:
+            return {key: self._rows[row][key] for key in keys if key in self._rows[row]}
+        partial = {} if self._partial is None else self._partial[1]
+        assert self._columns is not None
+        found = {}
+        for key in keys:
+            if key in self._columns or key in partial:
+                columns = self._as_columns()
+                given = columns.get(f"_{key}")
+                if given is None or given[row]:
+                    found[key] = columns[key][row]
+        return found
+
     def __getitem__(self, key: str) -> Any:
         return self._as_columns()[key]
 

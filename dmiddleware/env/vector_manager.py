@@ -34,6 +34,7 @@ from dmiddleware.env.contract import (
     contract_break,
     what_instead,
 )
+from dmiddleware.env.env_access import Access, unknown_attribute
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager
@@ -42,6 +43,7 @@ from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepIn
 from dmiddleware.errors import (
     ConfigError,
     DMiddlewareError,
+    EnvCallError,
     EnvCrashed,
     EnvProtocolError,
     StructureError,
@@ -74,6 +76,11 @@ class VectorEnvManager(BaseEnvManager):
     A simulator may return torch tensors. Then ``obs`` and ``next_obs`` are tensors and stay on its
     device, and the env gets its actions as tensors on that device. Rewards and flags are copied to
     arrays, all in one transfer, because episodes are counted on the host.
+
+    :meth:`call`, :meth:`get_attr` and :meth:`set_attr` are those of the vector env, if it has them,
+    as Gymnasium's sync and async vector envs do. Otherwise an attribute is that of the vector env
+    itself, which its envs share. Reset options are the same for all envs, and need a vector env in
+    mode ``DISABLED``: one that resets its envs itself does not pass options on.
 
     The envs can only be stepped all together (:attr:`in_lockstep`). If the vector env raises, it is
     made again, and the episodes of all envs are lost.
@@ -407,6 +414,7 @@ class VectorEnvManager(BaseEnvManager):
         _claim(self._claims, vector)
         self._vector = vector
         self._resets_later = self._mode is AutoresetMode.NEXT_STEP
+        self._set_attrs_again()
         return vector
 
     def _set_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
@@ -433,6 +441,17 @@ class VectorEnvManager(BaseEnvManager):
                 )
         super().seed(seed, dynamic_seed)
 
+    def set_reset_options(
+        self, options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    ) -> None:
+        """Set the options of resets; see :meth:`BaseEnvManager.set_reset_options` and the class."""
+        if isinstance(options, list | tuple):
+            raise ConfigError(
+                "a vector env takes one dictionary of reset options for all of its envs, not one "
+                "per env; use mode='sync' or 'async' for that"
+            )
+        super().set_reset_options(options)
+
     def _takes_seeds(self) -> bool:
         return _takes_seeds(self._env)
 
@@ -444,7 +463,9 @@ class VectorEnvManager(BaseEnvManager):
         if self._pending_seeds or self._fixes_seeds:
             seeds = [self._next_seed(env_id) for env_id in range(self.env_num)]
             seed = seeds if self._takes_seeds() else seeds[0]
-        obs, infos = _checked_first(self._env.reset(seed=seed))
+        options = self._overrides.reset_options[0]
+        own = {} if options is None else {"options": {**options}}
+        obs, infos = _checked_first(self._env.reset(seed=seed, **own))
         self._device = _device_of(obs)
         self._clear_marks()
         return self._own(obs), StepInfo.from_columns(infos, self.env_num).rows()
@@ -457,7 +478,8 @@ class VectorEnvManager(BaseEnvManager):
             seeds = [
                 self._next_seed(env_id) if mask[env_id] else None for env_id in range(self.env_num)
             ]
-        obs, infos = _checked_first(self._env.reset(seed=seeds, options={"reset_mask": mask}))
+        options = {**(self._overrides.reset_options[0] or {}), "reset_mask": mask}
+        obs, infos = _checked_first(self._env.reset(seed=seeds, options=options))
         self._ended = np.setdiff1d(self._ended, ids)
         if self._abandoned is not None:
             self._abandoned[ids] = False
@@ -480,6 +502,63 @@ class VectorEnvManager(BaseEnvManager):
                     f"the vector env raised {type(error).__name__}: {error}\n"
                     f"{traceback.format_exc()}"
                 ) from None  # its traceback is in the message
+
+    def _access(self, accesses: list[Access]) -> list[Any]:
+        access = accesses[0]
+        try:
+            owner = next((one for one in _layers(self._env) if hasattr(one, access.kind)), None)
+            if owner is None:
+                return self._access_shared(accesses)
+            if self._takes_seeds() and not all(owner.call("has_wrapper_attr", access.name)):
+                # To Gymnasium's vector envs, it would be a crash, or a new attribute.
+                raise unknown_attribute("the vector env", access.name, self._env)
+            if access.kind == "set_attr":
+                owner.set_attr(access.name, [one.args[0] for one in accesses])
+                return [None] * self.env_num
+            found = getattr(owner, access.kind)(access.name, *access.args, **access.kwargs)
+        except DMiddlewareError:
+            raise
+        except Exception as error:
+            raise EnvCallError(
+                f"the vector env raised {type(error).__name__}: {error}, in {access}"
+            ) from error
+        if len(found) != self.env_num:
+            raise EnvCallError(f"the vector env returned {len(found)} results in {access}")
+        return list(found)
+
+    def _access_shared(self, accesses: list[Access]) -> list[Any]:
+        """Read or set an attribute of the vector env itself, which has no such methods."""
+        access, name = accesses[0], accesses[0].name
+        if access.kind == "call":
+            raise ConfigError(
+                f"{access} needs a vector env with a method call(name, *args, **kwargs) that "
+                f"returns one result per env, and {type(self._env.unwrapped).__name__} has none"
+            )
+        owner = next((one for one in _layers(self._env) if hasattr(one, name)), None)
+        if owner is None:
+            raise unknown_attribute("the vector env", name, self._env)
+        if access.kind == "get_attr":
+            return [getattr(owner, name)] * self.env_num
+        if any(one.args[0] is not access.args[0] for one in accesses):
+            raise ConfigError(
+                f"{access} was given one value per env, but the envs of "
+                f"{type(self._env.unwrapped).__name__} share the attribute; give one value, such "
+                "as an array with a row per env if it has them"
+            )
+        setattr(owner, name, access.args[0])
+        return [None] * self.env_num
+
+    def _use_reset_options(self, options: list[dict[str, Any] | None]) -> None:
+        if options[0] is not None:
+            with self._some_vector() as vector:
+                mode = _autoreset_mode(vector, self.env_num)
+            if mode is not AutoresetMode.DISABLED:
+                raise ConfigError(
+                    f"the reset options would not reach the envs, because the vector env resets "
+                    f"them itself ({mode}); make it with autoreset_mode=AutoresetMode.DISABLED, "
+                    "set attributes instead, or use mode='sync' or 'async'"
+                )
+        super()._use_reset_options(options)
 
     def _env_states(self) -> list[dict[str, Any] | None]:
         state = get_state(self._env)
@@ -518,6 +597,14 @@ class VectorEnvManager(BaseEnvManager):
         finally:
             claims.release()
             close_quietly(vector)
+
+
+def _layers(vector: Any) -> Iterator[Any]:
+    """Yield a vector env from its outermost wrapper inwards."""
+    yield vector
+    while isinstance(vector, gym.vector.VectorWrapper):
+        vector = vector.env
+        yield vector
 
 
 def _claim(claims: EnvClaims, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:

@@ -7,8 +7,9 @@ for those who start processes by other means: it makes a process one node of a r
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dmiddleware.late_imports import late_names
 
 if TYPE_CHECKING:
     from dmiddleware.launch.hosts.submitit import SubmititRun
@@ -31,22 +32,19 @@ __all__ = [
     "SubmititRun",
 ]
 
-_MODULES = {
-    "launch": "run",
-    "Run": "run",
-    "join_run": "node",
-    "JoinedNode": "node",
-    "plan_run": "plan",
-    "RunPlan": "plan",
-    "NodePlan": "plan",
-    "NodeStatus": "status",
-    "LaunchOptions": "options",
-    "SubmititRun": "hosts.submitit",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported when used: `ditask --help` must answer at once.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+# Imported when used: `ditask --help` must answer at once.
+__getattr__ = late_names(
+    __name__,
+    {
+        "launch": "dmiddleware.launch.run",
+        "Run": "dmiddleware.launch.run",
+        "join_run": "dmiddleware.launch.node",
+        "JoinedNode": "dmiddleware.launch.node",
+        "plan_run": "dmiddleware.launch.plan",
+        "RunPlan": "dmiddleware.launch.plan",
+        "NodePlan": "dmiddleware.launch.plan",
+        "NodeStatus": "dmiddleware.launch.status",
+        "LaunchOptions": "dmiddleware.launch.options",
+        "SubmititRun": "dmiddleware.launch.hosts.submitit",
+    },
+)

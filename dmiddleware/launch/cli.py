@@ -29,7 +29,9 @@ _COMMANDS: Final[Mapping[str, str]] = {
         name: f"dmiddleware.runs.commands.{name}_command"
         for name in ("compare", "export", "inspect", "play", "report", "resume", "watch")
     },
+    "sweep": "middleware.programs.sweep_command.sweep_command",
     "train": "middleware.programs.commands.train_command",
+    "examples": "dmiddleware.example_programs.examples_command",
     "classic": "dmiddleware.worker.commands.classic_command",
 }
 """The commands beside that which starts a run, by their names."""
@@ -56,8 +58,13 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
-        own, ctx.params["arguments"] = args[:at], tuple(args[at + 1 :])
+        own, arguments = args[:at], args[at + 1 :]
         try:
+            _, rest, _ = self.make_parser(ctx).parse_args(list(own))
+            if rest[:1] == ["train"]:
+                own, words = own[: -len(rest)], _words_of_zoo(rest[1:], ctx)
+                own, arguments = [*own, *words[:2]], [*words[2:], *arguments]
+            ctx.params["arguments"] = tuple(arguments)
             return super().parse_args(ctx, own)
         except click.UsageError as error:
             if not isinstance(error, click.NoSuchOption) and "extra arg" not in error.message:
@@ -67,6 +74,28 @@ class _Command(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
+
+
+def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
+    """Return ``--main``, the program that trains an algorithm, and its arguments.
+
+    Raises:
+        UsageError: if the words name no algorithm and env.
+    """
+    from dmiddleware.zoo import tuned
+
+    if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
+        raise click.UsageError(
+            "name an algorithm and an env after train, such as: "
+            "ditask --parallel-workers 4 train dqn CartPole-v1",
+            ctx,
+        )
+    algo, env, *options = words
+    try:
+        main = tuned(algo).main
+    except DMiddlewareError as error:
+        raise click.UsageError(str(error), ctx) from error
+    return ["--main", main, "--config", f"zoo:{algo}/{env}", *options]
 
 
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:
@@ -123,11 +152,14 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     the function have types, they are its options.
 
     \b
-    On one host:
+    On one host, an example:
+      ditask examples .
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
     With arguments for the program:
       ditask --main examples.cartpole_dqn.main --roles learner=1,collector=2
              -- --seed 3 --policy.learning-rate 3e-4
+    With tuned settings for an algorithm and an env:
+      ditask --parallel-workers 4 train dqn CartPole-v1 --seed 3
     Over tcp, with a key, so that others can join:
       openssl rand -hex 32 > run.key; chmod 600 run.key
       ditask --main examples.cartpole_dqn.main --parallel-workers 4
@@ -139,6 +171,8 @@ def _run(arguments: tuple[str, ...] = (), **given: Any) -> None:
     \b
     Other commands; each has its own --help:
       ditask train ALGO ENV     train with tuned settings; --list shows what there is
+      ditask examples FOLDER    copy the example programs, to run and change them
+      ditask sweep --set ...    many runs with different settings, or a search with Optuna
       ditask classic -c FILE    run a config file of DI-engine
       ditask compare RUNS...    which settings learn better, and how sure that is
       ditask report RUNS...     an HTML page with curves, settings and videos
@@ -175,6 +209,10 @@ ditask = click.version_option(None, "-v", "--version", package_name="dmiddleware
         callback=_run,
         params=[_make_option(info, flag) for info, flag in options_and_flags()],
         help=_run.__doc__,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "max_content_width": 100,
+            "allow_interspersed_args": False,
+        },
     )
 )

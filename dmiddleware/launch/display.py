@@ -224,7 +224,7 @@ def make_table(children: Sequence[Child], rates: Callable[[Child], Mapping[str, 
             str(child.plan.node_id),
             "+".join(child.plan.roles) or "all",
             Text(phase, style=_PHASE_STYLE.get(phase.split(" ")[0], "")),
-            str(status.peers),
+            str(len(status.peers)),
             f"{status.step:,}",
             *chain.from_iterable(counts),
             f"{status.blocked_s:.1f} s",
@@ -249,5 +249,5 @@ def _status_line(child: Child, rates: Mapping[str, float]) -> str:
     )
     return (
         f"{child.name}: {_phase(child)}, step {status.step}, {counts}"
-        f"blocked {status.blocked_s:.1f} s, peers: {status.peers}"
+        f"blocked {status.blocked_s:.1f} s, peers: {len(status.peers)}"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import sys
 import tempfile
@@ -158,6 +157,7 @@ class _Start:
                 "redis_password": self.secret[_REDIS_PASSWORD] or None,
                 "tls": _tls(options),
                 "max_event_bytes": options.max_event_bytes,
+                "launch": options.recorded(),
                 **differences,
             }
         )
@@ -231,11 +231,10 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
         )
         configs = []
         for plan, own, share in zip(plans, variables, shares, strict=True):
-            own = {**share.variables, **own}
-            n_threads = share.n_threads or _n_threads({**env, **own}, len(plans))
+            own = {**share, **own}
             configs.append(
                 start.node_config(
-                    msgspec.structs.replace(run, n_threads=n_threads),
+                    run,
                     plan,
                     own,
                     package=str(options.package.resolve()),
@@ -480,18 +479,6 @@ def _shared(options: LaunchOptions, plans: list[NodePlan]) -> Path | None:
     if len(plans) == 1 or options.mq_type == "redis" or not options.shared_memory:
         return None
     return Path(options.shared_memory).resolve()
-
-
-def _n_threads(env: Mapping[str, str], n_nodes: int) -> int:
-    """Return each node's share of the cores, or 0 for what torch or OMP_NUM_THREADS chooses.
-
-    OpenMP's threads wait actively for each other. Where several processes have more threads than
-    there are cores, each of them is many times slower.
-    """
-    if n_nodes == 1 or "OMP_NUM_THREADS" in env:
-        return 0
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, n_cores // n_nodes)
 
 
 def _tls(options: LaunchOptions) -> TlsFiles | None:

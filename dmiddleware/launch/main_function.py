@@ -7,14 +7,16 @@ import contextlib
 import importlib
 import inspect
 import io
+import pkgutil
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmiddleware.errors import LaunchError
+from dmiddleware.registry import nearest
 
 __all__ = ["call_main", "check_main", "import_main", "reads_arguments", "with_arguments"]
 
@@ -27,7 +29,6 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
-_BOX = "│╭╮╰╯─-"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
     "nothing; name a function without yield"
@@ -35,9 +36,9 @@ _GENERATOR = (
 
 
 def check_main(main: str, package: Path) -> None:
-    """Refuse a function that cannot be called, or would run nothing, without importing its module.
+    """Refuse a function that does not exist or would run nothing, without importing its module.
 
-    A function that cannot be found in the source, for example because it is decorated or comes from
+    What the source does not show, for example because the function is decorated or comes from
     another module, is checked by :func:`import_main`.
 
     Args:
@@ -45,10 +46,13 @@ def check_main(main: str, package: Path) -> None:
         package: the folder to put first on the import path.
 
     Raises:
-        LaunchError: if it is an async function or a generator function, or needs arguments.
+        LaunchError: if it does not exist, is an async function or a generator function, or needs
+            arguments.
     """
     module_name, _, name = main.rpartition(".")
-    file = _find_source(module_name, [str(package.resolve()), *sys.path])
+    path = [str(package.resolve()), *sys.path]
+    _check_module(main, path, package)
+    file = _find_source(module_name, path)
     if file is None:
         return
     try:
@@ -56,6 +60,9 @@ def check_main(main: str, package: Path) -> None:
             tree = ast.parse(source.read())
     except (OSError, SyntaxError, ValueError):
         return  # the nodes report it when they import the module
+    if not _may_have(tree, name):
+        functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+        raise LaunchError(_no_function(main, module_name, name, functions))
     function = _find_function(tree, name)
     if isinstance(function, ast.AsyncFunctionDef):
         where = f" ({file.name}:{function.lineno})"
@@ -83,17 +90,12 @@ def import_main(main: str, package: str) -> Callable[..., object]:
     module_name, _, name = main.rpartition(".")
     sys.path.insert(0, str(Path(package).resolve()))
     sys.argv[0] = str(_find_source(module_name, sys.path) or module_name)
-    try:
-        function: Any = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
-        raise LaunchError(
-            f"--main {main}: found no module {error.name} in --package {package} or on the import "
-            "path"
-        ) from None
+    _check_module(main, sys.path, Path(package))
+    module = importlib.import_module(module_name)
+    function: Any = getattr(module, name, None)
     if not callable(function):
-        raise LaunchError(f"--main {main}: module {module_name} has no function {name!r}")
+        functions = [key for key, one in vars(module).items() if inspect.isfunction(one)]
+        raise LaunchError(_no_function(main, module_name, name, functions))
     if inspect.iscoroutinefunction(function):
         raise LaunchError(_ASYNC.format(main=main, name=name, where=""))
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -132,7 +134,11 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
     """
     if not reads_arguments(function):
         return function
-    from dmiddleware.command_line import arguments_of, called_as  # imports YAML's parser
+    from dmiddleware.command_line import (  # imports YAML's parser
+        arguments_of,
+        called_as,
+        without_box,
+    )
 
     def call() -> Any:
         out, err = io.StringIO(), io.StringIO()
@@ -146,19 +152,12 @@ def with_arguments(function: Callable[..., Any], main: str, *, prints: bool) -> 
             if end.code in (None, 0):
                 raise
             raise LaunchError(
-                f"--main {main} refused the arguments that follow --: "
-                f"{_without_boxes(err.getvalue())}"
+                f"--main {main} refused the arguments that follow --: {without_box(err.getvalue())}"
             ) from None
         with called_as(function, given):
             return function(**given)
 
     return call
-
-
-def _without_boxes(text: str) -> str:
-    """Return in one line what tyro prints in a box, without its title."""
-    words = [word for word in text.partition("\n")[2].split() if word.strip(_BOX)]
-    return " ".join(words).partition(" For full helptext")[0]
 
 
 def call_main(function: Callable[[], Any], main: str) -> Any:
@@ -179,23 +178,84 @@ def call_main(function: Callable[[], Any], main: str) -> Any:
     return result
 
 
-def _find_source(module_name: str, path: list[str]) -> Path | None:
-    """Return the file of a module, without importing the packages that contain it."""
-    searched: list[str] | None = path
-    parts = module_name.split(".")
-    spec = None
-    for part in parts:
-        if searched is None:
-            return None
+def _check_module(main: str, path: Sequence[str], package: Path) -> None:
+    """Refuse a module that does not exist, without importing the packages that contain it.
+
+    Raises:
+        LaunchError: if there is no such module.
+    """
+    module_name = main.rpartition(".")[0]
+    *_, last = _specs(module_name, path)
+    if last.spec is not None:
+        return
+    parent, _, part = last.name.rpartition(".")
+    known = [one.name for one in pkgutil.iter_modules(last.searched)]
+    raise LaunchError(
+        f"--main {main}: found no module {last.name} in --package {package} or on the import path"
+        f"{_did_you_mean(f'{parent}.{one}'.strip('.') for one in nearest(part, known, n=1))}"
+    )
+
+
+def _no_function(main: str, module: str, name: str, functions: Iterable[str]) -> str:
+    public = [one for one in functions if not one.startswith("_")]
+    found = nearest(name, public, n=1) or (["main"] if "main" in public else [])
+    return (
+        f"--main {main}: module {module} has no function {name!r}"
+        f"{_did_you_mean(f'{module}.{one}' for one in found)}"
+    )
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return "".join(f"; did you mean {name}?" for name in names)
+
+
+class _Part(NamedTuple):
+    """A module, or a package that contains it: its name, where it is searched, what was found."""
+
+    name: str
+    searched: list[str]
+    spec: ModuleSpec | None
+
+
+def _specs(module_name: str, path: Sequence[str]) -> Iterator[_Part]:
+    """Yield the parts of a module's name up to the first that does not exist."""
+    searched, name = list(path), ""
+    for part in module_name.split("."):
+        name = f"{name}.{part}".strip(".")
         # By its last name only: a package without __init__.py is looked up among imported ones.
         spec = PathFinder.find_spec(part, searched)
+        if spec is None and name == part:
+            # Such as the finder of a package that is installed in editable mode.
+            spec = next(filter(None, (one.find_spec(part, None) for one in sys.meta_path)), None)
+        yield _Part(name, searched, spec)
         if spec is None:
-            return None
-        locations = spec.submodule_search_locations
-        searched = None if locations is None else list(locations)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return
+        searched = list(spec.submodule_search_locations or ())
+
+
+def _find_source(module_name: str, path: Sequence[str]) -> Path | None:
+    """Return the file of a module, without importing the packages that contain it."""
+    *_, last = _specs(module_name, path)
+    if last.spec is None or last.spec.origin is None or not last.spec.origin.endswith(".py"):
         return None
-    return Path(spec.origin)
+    return Path(last.spec.origin)
+
+
+def _may_have(tree: ast.Module, name: str) -> bool:
+    """Return whether a module may have a name; one that makes names as it runs may have any."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found = node.name in (name, "__getattr__")
+            case ast.Name():
+                found = node.id in (name, "globals", "exec")
+            case ast.alias():
+                found = name in (node.asname, node.name) or node.name == "*"
+            case _:
+                found = False
+        if found:
+            return True
+    return False
 
 
 def _find_function(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -158,6 +157,7 @@ class JoinedNode:
             run_token=plan.run_token,
             run_roles=part.run_roles,
             may_grow=plan.may_grow,
+            launch=plan.launch,
             role_index=part.role_index,
             n_ranks=1 if part.ranks is None else part.ranks.size,
             on_failure=self._note_failure,
@@ -187,7 +187,6 @@ class JoinedNode:
             with self._router, running_as(self._node):
                 try:
                     function = self._load(program, package)
-                    _set_threads(self._plan.n_threads)
                     result = None
                     if not self._stop_reason:
                         self._phase = "running"
@@ -251,7 +250,7 @@ class JoinedNode:
             counters=dict(progress.counters),
             blocked_s=progress.blocked_s
             + sum(one.blocked_s for one in self._router.traffic().values()),
-            peers=len(self._router.peers()),
+            peers={int(one.node_id): one.roles for one in self._router.peers()},
             reason=(self._node.stop_reason or self._stop_reason)[:_LONGEST_TEXT],
             run_is_over=self._node.ends_run,
             decided_end=self._node.decided_end,
@@ -463,13 +462,6 @@ def _summarize(error: BaseException) -> str:
     if needs_terminal(error):
         text = f"{text}: {NO_TERMINAL}"
     return text[:_LONGEST_TEXT]
-
-
-def _set_threads(n: int) -> None:
-    """Set torch's number of threads if the program uses torch; 0 leaves it."""
-    torch = sys.modules.get("torch")
-    if n and torch is not None:
-        torch.set_num_threads(n)
 
 
 def _router_options(plan: RunPlan) -> NodeOptions:

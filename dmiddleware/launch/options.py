@@ -63,6 +63,9 @@ _THIS_HOST: Final = "127.0.0.1"
 _ROLE: Final = re.compile(r"([A-Za-z][\w-]*)(?:=(\d+))?")
 _UNSENT: Final = ("arguments", "env")
 """Options that are not sent to the nodes: their processes are started with them."""
+_UNRECORDED: Final = ("main", "arguments", "env", "attach_to")
+"""Options that a run does not record: its program is recorded elsewhere, variables may be secrets,
+and a run that was joined may be over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +333,19 @@ class LaunchOptions(Settings):
                 values[info.name] = flag.read(values[info.name])
         return cls(**values, arguments=tuple(arguments))
 
+    def recorded(self) -> dict[str, str | list[str]]:
+        """Return what a run records of them: those that differ from their defaults, as texts.
+
+        These are the texts of the command line, by the names of the fields; options that may be
+        given several times have a list.
+        """
+        given = {info.name: (getattr(self, info.name), info) for info, _ in options_and_flags()}
+        return {
+            name: _as_text(value)
+            for name, (value, info) in given.items()
+            if name not in _UNRECORDED and value not in (info.default, {})
+        }
+
     @property
     def uses_redis(self) -> bool:
         """Whether events travel through a redis server."""
@@ -468,6 +484,21 @@ def options_and_flags() -> list[tuple[SettingInfo, Flag]]:
         for added in [getattr(info.hint, "__metadata__", ())]
         if info.name != "arguments"
     ]
+
+
+def _as_text(value: Any) -> str | list[str]:
+    """Return the text of the command line that is read as a value."""
+    if isinstance(value, PlatformSpec):
+        return json.dumps(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return [f"{role}:{_listed(amounts.items())}" for role, amounts in value.items()]
+    return _listed(value) if isinstance(value, tuple) else str(value)
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ",".join(
+        "=".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in values
+    )
 
 
 def _check_text(options: LaunchOptions) -> None:

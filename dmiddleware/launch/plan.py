@@ -197,7 +197,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         may_grow: whether processes of other launchers may join the run.
         shared_memory: folder for arrays in shared memory; empty: none.
         max_event_bytes: the memory for large events of its peers; None: the router's default.
-        n_threads: torch's threads in each node, unless its program chooses; 0: torch chooses.
+        launch: the options of the launcher that a run records, as texts.
     """
 
     nodes: tuple[NodePlan, ...]
@@ -214,7 +214,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     may_grow: bool = False
     shared_memory: str = ""
     max_event_bytes: int | None = None
-    n_threads: int = 0
+    launch: dict[str, str | list[str]] = {}
 
     def __repr__(self) -> str:
         """Return a text without secrets, which tracebacks and logs may show."""

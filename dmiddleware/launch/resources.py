@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -13,23 +12,11 @@ from dmiddleware.launch.options import Resources
 from dmiddleware.launch.plan import NodePlan
 from dmiddleware.registry import nearest
 
-__all__ = ["Share", "check_resource_roles", "local_shares", "resources_of"]
+__all__ = ["check_resource_roles", "local_shares", "resources_of"]
 
 _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process gets of this host.
-
-    Attributes:
-        n_threads: torch's threads; 0: not chosen.
-        variables: environment variables that show it its GPUs.
-    """
-
-    n_threads: int = 0
-    variables: dict[str, str] = field(default_factory=dict)
+_THREADS: Final = "OMP_NUM_THREADS"
 
 
 def check_resource_roles(
@@ -63,7 +50,7 @@ def local_shares(
     env: Mapping[str, str],
     *,
     gpus: Path = _GPUS,
-) -> list[Share]:
+) -> list[dict[str, str]]:
     """Share this host among its processes.
 
     Args:
@@ -71,6 +58,10 @@ def local_shares(
         plans: the processes.
         env: the environment variables of the launcher.
         gpus: the folder with an entry for each GPU of the host.
+
+    Returns:
+        For each process the environment variables that show it its GPUs, and give it threads: one,
+        unless it needs more, or the launcher has the variable already.
 
     Raises:
         LaunchError: if a role does not exist, or the host has too few GPUs.
@@ -95,7 +86,9 @@ def local_shares(
                 )
             taken, free = free[:n_gpus], free[n_gpus:]
             variables[_VISIBLE] = ",".join(taken)
-        shares.append(Share(int(needs.get("cpu", 0)), variables))
+        if "cpu" in needs or _THREADS not in env:
+            variables[_THREADS] = str(max(1, int(needs.get("cpu", 1))))
+        shares.append(variables)
     return shares
 
 

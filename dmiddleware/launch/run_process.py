@@ -27,7 +27,7 @@ from dmiddleware.launch.launcher import Program, execute
 from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.status import NodeStatus
 
-__all__ = ["Order", "RunReport", "main", "read_order", "write_order"]
+__all__ = ["Order", "RunReport", "end_with_caller", "main", "read_order", "write_order"]
 
 _REPORT_EVERY_S: Final = 0.5
 
@@ -79,7 +79,7 @@ def main() -> None:
     """Run the order; the exit code is that of ``ditask``."""
     order = read_order(sys.stdin.buffer)
     options: LaunchOptions = cloudpickle.loads(order.options)
-    threading.Thread(target=_end_with_caller, name="launch-caller", daemon=True).start()
+    threading.Thread(target=end_with_caller, name="launch-caller", daemon=True).start()
     with os.fdopen(order.status_fd, "wb", buffering=0) as pipe:
         display = _Reports(pipe)
         program = Program(order.program, Path(order.results))
@@ -91,8 +91,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _end_with_caller() -> None:
-    """Stop the run when the program that has started it has ended."""
+def end_with_caller() -> None:
+    """Stop the run when the program that has started it has ended, and with it standard input."""
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass

@@ -17,7 +17,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         counters: further counters of its task by name, such as environment steps.
         blocked_s: seconds spent waiting for peers, either for their data or for room in their
             queues.
-        peers: number of connected peers.
+        peers: the roles of the connected peers, by their node ids.
         reason: why its task stopped; empty while it runs.
         run_is_over: whether its task stopped together with the whole run.
         decided_end: whether the whole run stopped because of its task.
@@ -37,7 +37,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
     step: int = 0
     counters: dict[str, int] = {}
     blocked_s: float = 0.0
-    peers: int = 0
+    peers: dict[int, tuple[str, ...]] = {}
     reason: str = ""
     run_is_over: bool = False
     decided_end: bool = False

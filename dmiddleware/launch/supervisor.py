@@ -16,6 +16,7 @@ from dmiddleware.launch.child import Child, Failure
 from dmiddleware.launch.display import Display
 from dmiddleware.launch.hosts.interface import Ended, Host, Note, Output, Reported, Started
 from dmiddleware.launch.options import FailurePolicy
+from dmiddleware.launch.other_nodes import OtherNodes
 from dmiddleware.launch.output import LogFile
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
@@ -107,6 +108,9 @@ class Supervisor:
         self._stopped_by_failure = False
         self._failed: list[Child] = []
         self._too_late: list[Child] = []
+        self._others = OtherNodes(
+            own=self._by_id, attached=any(config.run.attached for config in configs)
+        )
         self.conclusion: list[str] = []
         self.display_error: Exception | None = None
         self._notes = None if folder is None else LogFile(folder / "ditask.log")
@@ -187,6 +191,7 @@ class Supervisor:
         self._end_with_the_run()
         self._enforce_deadline()
         self._end_hung_nodes()
+        self._note_others()
         self._show(lambda: self._display.update(self.children))
 
     def _take_events(self, timeout_s: float) -> None:
@@ -447,6 +452,13 @@ class Supervisor:
                     f"{child.name} did not end within {self._options.kill_after_s:g} s; killed"
                 )
                 self._kill(child)
+
+    def _note_others(self) -> None:
+        alive = [child for child in self.children if child.alive]
+        is_ending = self._stopping_since is not None or any(one.status.reason for one in alive)
+        if alive and not is_ending:
+            for text in self._others.changes([child.status for child in alive], self._now()):
+                self._note(text)
 
     def _forgive_pause(self) -> None:
         """Do not blame nodes for a pause of this process, as by Ctrl-Z."""

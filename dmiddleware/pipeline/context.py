@@ -140,6 +140,13 @@ class Context:
     def __post_init__(self) -> None:
         _check_decorated(type(self))
 
+    def begin_run(self, at_close: Callable[[Callable[[], object]], object]) -> None:
+        """Prepare the process for a task, after the set-up of its middleware.
+
+        Args:
+            at_close: registers a function to call when the task is closed.
+        """
+
     def keep(self, *names: str) -> None:
         """Carry the fields over to all following steps.
 

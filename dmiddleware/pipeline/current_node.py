@@ -64,6 +64,7 @@ class CurrentNode:
         run_token: identifies the run: all its processes have the same one; empty: none.
         run_roles: the roles of all processes of the run; None: unknown.
         may_grow: whether processes with further roles may join the run.
+        launch: the options with which the run was started, as texts by their names.
         role_index: its number among the processes with the same roles that its launcher has
             started; None: unknown.
         n_ranks: how many processes the launcher has started to run their tasks as one.
@@ -85,6 +86,7 @@ class CurrentNode:
         run_token: str = "",
         run_roles: tuple[str, ...] | None = None,
         may_grow: bool = False,
+        launch: Mapping[str, Any] | None = None,
         role_index: int | None = None,
         n_ranks: int = 1,
         on_failure: Callable[[BaseException], object] = lambda error: None,
@@ -97,6 +99,7 @@ class CurrentNode:
         self.labels = labels
         self.run_roles = run_roles
         self.may_grow = may_grow
+        self.launch = dict(launch or {})
         self.role_index = role_index
         self.n_ranks = n_ranks
         self.clock: Clock = clock if clock is not None else SystemClock()

@@ -953,8 +953,10 @@ class Task(Generic[C]):
             self.check()
             self._register_all()
             chain = self._compile(self._entries)
-            self._is_set_up = True
+            is_first, self._is_set_up = not self._is_set_up, True
             self._lifecycle.set_up(self)
+            if is_first:
+                self.ctx.begin_run(self.at_close)
             self._chain = chain
         return self._chain
 

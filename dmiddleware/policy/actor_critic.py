@@ -68,6 +68,15 @@ class ActorCriticPolicy(Policy):
     """
 
     cfg: ActorCriticSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "entropy_weight",
+        "grad_norm",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "actor_critic"
     on_policy: bool = True
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from dmiddleware.env.team import AGENT_MASK, AGENTS
-from dmiddleware.tree import Nested, index_rows
+from dmiddleware.tree import Batch, Nested, index_rows
 
-__all__ = ["present_agents", "present_observations", "weights_of_agents"]
+__all__ = ["agents_that_take_part", "present_agents", "present_observations", "weights_of_agents"]
 
 
 def present_agents(obs: Nested) -> torch.Tensor:
     """Return ``[…, A]`` bool, whether an agent takes part."""
     present: torch.Tensor = obs[AGENT_MASK] != 0
     return present
+
+
+def agents_that_take_part(obs: Nested | None) -> torch.Tensor | None:
+    """Return ``[…, A]`` bool, whether an agent takes part; None: not of several agents."""
+    has_agents = isinstance(obs, Mapping | Batch) and AGENT_MASK in obs
+    return present_agents(obs) if has_agents else None
 
 
 def present_observations(obs: Nested) -> Nested:

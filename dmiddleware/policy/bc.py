@@ -47,6 +47,12 @@ class BCPolicy(Policy):
     """
 
     cfg: BCSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "accuracy",
+        "grad_norm",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "actor"
 
     learn_columns: ClassVar[tuple[str, ...]] = ("obs", "action")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -61,6 +61,7 @@ class CQLPolicy(SACPolicy):
     """
 
     cfg: CQLSettings
+    reports: ClassVar[tuple[str, ...]] = (*SACPolicy.reports, "cql_gap", "cql_alpha")
 
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""

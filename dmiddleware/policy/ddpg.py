@@ -69,6 +69,7 @@ class DDPGPolicy(TDPolicy):
     """
 
     cfg: DDPGSettings
+    reports = (*TDPolicy.reports, "critic_loss", "actor_loss")
     model_type: ClassVar[str] = "actor_q"
     model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 1}
 
@@ -106,11 +107,16 @@ class DDPGPolicy(TDPolicy):
             next_value = critic_values(next_value, len(next_action)).amin(0)
         taken = self.codec.to_raw(batch["action"])
         q = critic_values(critic.module(batch["obs"], taken), len(taken))
-        critic_loss, td_error = ensemble_td_loss(
-            q, self.td_target(batch, next_value), weight=batch.get("weight")
-        )
+        target = self.td_target(batch, next_value)
+        critic_loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
         critic.step(critic_loss)
-        output = {"total_loss": critic_loss, "critic_loss": critic_loss, "q_value": q.mean()}
+        output = {
+            "total_loss": critic_loss,
+            "critic_loss": critic_loss,
+            "q_value": q.mean(),
+            "target_q_value": target.mean(),
+            "td_error": td_error.mean(),
+        }
         if moves_actor:
             chosen = actor.module(batch["obs"])["mu"].tanh()
             # The first critic judges, as in TD3.

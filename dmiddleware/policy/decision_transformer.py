@@ -79,6 +79,13 @@ class DecisionTransformerPolicy(Policy):
     """
 
     cfg: DecisionTransformerSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "accuracy",
+        "largest_return",
+        "grad_norm",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "decision_transformer"
 
     act_inputs: tuple[str, ...] = ("action_mask", "prev_reward")

@@ -62,6 +62,7 @@ class DiscreteSACPolicy(TDPolicy):
     """
 
     cfg: DiscreteSACSettings
+    reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "discrete_actor_q"
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
@@ -118,6 +119,7 @@ class DiscreteSACPolicy(TDPolicy):
             "policy_loss": actor_loss,
             "q_value": taken.mean(),
             "target_q_value": target.mean(),
+            "td_error": td_error.mean(),
             "entropy": entropy.mean(),
             "alpha": alpha,
         }

@@ -48,6 +48,14 @@ class C51Policy(QLearningPolicy):
     """
 
     cfg: C51Settings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "q_value",
+        "target_q_value",
+        "clipped_share",
+        "grad_norm",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "categorical_q_network"
 
     learned: ClassVar[str] = "log_prob"
@@ -126,8 +134,13 @@ class QuantilePolicy(QLearningPolicy):
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
         value, wanted = quantiles.detach().mean(-1), target.mean(-1)
-        logged = {"q_value": value.mean(), "target_q_value": wanted.mean()}
-        return weighted_mean(losses, batch.get("weight")), (wanted - value).abs(), logged
+        error = (wanted - value).abs()
+        logged = {
+            "q_value": value.mean(),
+            "target_q_value": wanted.mean(),
+            "td_error": error.mean(),
+        }
+        return weighted_mean(losses, batch.get("weight")), error, logged
 
 
 class QRDQNSettings(QLearningSettings):

@@ -74,5 +74,10 @@ class DQNPolicy(QLearningPolicy):
             criterion=self.cfg.loss,
         )
         mean_target = target.mean()
-        logged = {"q_value": mean_target - td_error.mean(), "target_q_value": mean_target}
-        return loss, td_error.abs(), logged
+        error = td_error.abs()
+        logged = {
+            "q_value": mean_target - td_error.mean(),
+            "target_q_value": mean_target,
+            "td_error": error.mean(),
+        }
+        return loss, error, logged

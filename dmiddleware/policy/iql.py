@@ -61,6 +61,16 @@ class IQLPolicy(Policy):
     """
 
     cfg: IQLSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "value_loss",
+        "policy_loss",
+        "critic_loss",
+        "q_value",
+        "advantage",
+        "advantage_weight",
+        "cur_lr",
+    )
     model_type: ClassVar[str] = "actor_qv"
 
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS

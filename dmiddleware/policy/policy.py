@@ -133,6 +133,8 @@ class Policy:
     """
 
     cfg: PolicySettings
+    reports: ClassVar[tuple[str, ...]] = ()
+    """The scalars that updates may log, by their names in the documented list of metrics."""
     model_type: ClassVar[str] = ""
     """The registered name of the network to build if none is given."""
     model_defaults: ClassVar[Mapping[str, Any]] = {}

@@ -74,6 +74,13 @@ class PPOPolicy(AdvantagePolicy):
     """
 
     cfg: PPOSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        *AdvantagePolicy.reports,
+        "approx_kl",
+        "clip_fraction",
+        "clip_ratio",
+        "kl_stop",
+    )
 
     learn_columns: ClassVar[tuple[str, ...]] = (
         "obs",

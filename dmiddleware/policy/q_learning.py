@@ -68,6 +68,7 @@ class QLearningPolicy(TDPolicy):
     """
 
     cfg: QLearningSettings
+    reports = (*TDPolicy.reports, "grad_norm")
 
     action_kinds: ClassVar[tuple[str, ...]] = ("discrete",)
     learned: ClassVar[str] = "logit"

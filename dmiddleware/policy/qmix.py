@@ -71,8 +71,13 @@ class VDNPolicy(QLearningPolicy):
         error = q.module.mix(taken_rows(output["logit"], action), batch["obs"]) - target
         loss = weighted_mean(error.square(), batch.get("weight"))
         error, mean_target = error.detach(), target.mean()
-        logged = {"q_value": mean_target + error.mean(), "target_q_value": mean_target}
-        return loss, error.abs(), logged
+        absolute = error.abs()
+        logged = {
+            "q_value": mean_target + error.mean(),
+            "target_q_value": mean_target,
+            "td_error": absolute.mean(),
+        }
+        return loss, absolute, logged
 
 
 class QMIXSettings(VDNSettings):

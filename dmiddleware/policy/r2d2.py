@@ -169,6 +169,7 @@ class R2D2Policy(QLearningPolicy):
             "total_loss": loss.detach(),
             "q_value": mean_target - _mean(td_error, mask),
             "target_q_value": mean_target,
+            "td_error": _mean(td_error.abs(), mask),
         }
         if cfg.grad_clip_norm is not None:
             output["grad_norm"] = norm

@@ -60,6 +60,7 @@ class SACPolicy(TDPolicy):
     """
 
     cfg: SACSettings
+    reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "actor_q"
 
     def make_components(self) -> dict[str, Component]:
@@ -127,7 +128,8 @@ class SACPolicy(TDPolicy):
         q = self.critics(critic.module, batch["obs"], self.codec.to_raw(batch["action"]))
         target = self.td_target(batch, next_value)
         loss, td_error = ensemble_td_loss(q, target, weight=batch.get("weight"))
-        return 0.5 * loss, td_error, {"q_value": q.mean()}
+        logged = {"q_value": q.mean(), "target_q_value": target.mean(), "td_error": td_error.mean()}
+        return 0.5 * loss, td_error, logged
 
     def value_of(self, obs: Value, action: Tensor) -> Tensor:
         """Return ``[B]``, the value of actions ``[B, A]`` that the actor maximizes."""

@@ -42,6 +42,13 @@ class TDPolicy(Policy):
     """
 
     cfg: TDSettings
+    reports: ClassVar[tuple[str, ...]] = (
+        "total_loss",
+        "q_value",
+        "target_q_value",
+        "td_error",
+        "cur_lr",
+    )
 
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
     _discount_checked = False

@@ -83,7 +83,12 @@ class TQCPolicy(SACPolicy):
         losses = losses.view(n_critics, -1).sum(0) / n_quantiles
         td_error = (target.mean(-1) - quantiles.detach().mean(-1)).abs().mean(0)
         loss = weighted_mean(losses, batch.get("weight"))
-        return loss, td_error, {"q_value": quantiles.mean()}
+        logged = {
+            "q_value": quantiles.mean(),
+            "target_q_value": target.mean(),
+            "td_error": td_error.mean(),
+        }
+        return loss, td_error, logged
 
     def value_of(self, obs: Value, action: torch.Tensor) -> torch.Tensor:
         """Return the values of actions ``[B, A]`` that the actor maximizes."""

@@ -153,6 +153,12 @@ class UpdateRunner:
             (one, one.target_rule.every) for one in every if one.target_rule is not None
         ]
         self._first = next((one for one in every if one.optimizer is not None), None)
+        # Their logged values; the learning rate is that of the optimizer.
+        self._scheduled = {
+            path: schedule.start
+            for path, schedule in schedules.items()
+            if not path.startswith("learning_rate")
+        }
         self._changing = {
             path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
         }
@@ -202,6 +208,7 @@ class UpdateRunner:
                     component.move_target()
         if self._first is not None:
             output["cur_lr"] = self._first.learning_rate
+        output = {**self._scheduled, **output}
         if self._on_gpu:
             return self._output_on_gpu(output)
         return {key: value.item() if _is_scalar(value) else value for key, value in output.items()}
@@ -211,7 +218,10 @@ class UpdateRunner:
             assert component.schedule is not None
             component.learning_rate = component.schedule.at(counters)
         for path, value in self._changing.items():
-            value.fill_(self._schedules[path].at(counters))
+            now = self._schedules[path].at(counters)
+            value.fill_(now)
+            if path in self._scheduled:
+                self._scheduled[path] = now
 
     def _output_on_gpu(self, output: dict[str, Any]) -> UpdateOutput:
         self._n_outputs += 1

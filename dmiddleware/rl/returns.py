@@ -20,6 +20,7 @@ __all__ = [
     "gae",
     "nstep_return",
     "discounted_return",
+    "explained_variance",
     "take_rows",
 ]
 
@@ -183,6 +184,26 @@ def discounted_return(
         cut[-1] = ~terminated[-1]
         reward = reward + discount * torch.where(cut, next_value, 0.0)
     return discounted_scan(reward, factor)
+
+
+@torch.no_grad()
+def explained_variance(
+    value: torch.Tensor, ret: torch.Tensor, *, mask: torch.Tensor | None = None
+) -> float:
+    """Return which part of the variance of returns a value function explains.
+
+    ``1 - Var(ret - value) / Var(ret)``: 1 for exact values, 0 for a constant, and less for values
+    that are worse than a constant. If all returns are equal, it is NaN.
+
+    Args:
+        value: ``[…]`` estimates.
+        ret: ``[…]`` returns.
+        mask: ``[…]`` bool, which of them count; None: all.
+    """
+    if mask is not None:
+        value, ret = value[mask], ret[mask]
+    variance = float(ret.var(correction=0))
+    return 1.0 - float((ret - value).var(correction=0)) / variance if variance else float("nan")
 
 
 def take_rows(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,9 @@ class RolloutCollector(Stepper):
         env_step: transitions made so far, over all envs.
         env_episode: episodes finished so far, over all envs.
         episode_returns: undiscounted returns of the episodes that ended during the last call.
+        episode_lengths: the steps of these episodes.
+        episode_successes: 1.0 for each of these episodes that reached its goal, 0.0 for the others;
+            only of envs that report it as ``is_success`` or ``success``.
         dropped_steps: transitions that were made and dropped before any call returned them.
 
     Args:
@@ -246,7 +249,7 @@ class RolloutCollector(Stepper):
         return self._store.take_episodes(shares)
 
     def _begin_call(self, train_iter: int, *, keeps_skipping: bool = False) -> None:
-        self.episode_returns = []
+        self.episode_returns, self.episode_lengths, self.episode_successes = [], [], []
         if self._revision != self.env_manager.revision and len(self.episode_id):
             self._give_up_all_episodes()
         if self._skipped and not keeps_skipping:

@@ -13,13 +13,17 @@ import torch
 
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, check_env_manager
 from dmiddleware.env.batching import NestedArrays
-from dmiddleware.env.timestep import IdArray
+from dmiddleware.env.timestep import IdArray, StepInfo
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
-__all__ = ["Stepper", "VectorStep", "first_episode_id"]
+__all__ = ["SUCCESS_KEYS", "Stepper", "VectorStep", "first_episode_id"]
+
+SUCCESS_KEYS: Final = ("is_success", "success")
+"""The keys under which the last info of an episode says whether it reached its goal: that of
+gymnasium-robotics and stable-baselines3, and that of Meta-World."""
 
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
@@ -72,6 +76,10 @@ class Stepper:
         env_step: transitions made so far, over all envs.
         env_episode: episodes finished so far, over all envs.
         episode_returns: undiscounted returns of the episodes that ended, in this order.
+        episode_lengths: the steps of these episodes.
+        episode_successes: 1.0 for each of these episodes that reached its goal, 0.0 for the others;
+            only of envs that say so in the last info of an episode, by a key in
+            :data:`SUCCESS_KEYS`.
         episode_id: the id of each env's current episode, ``[E] int64``; empty before the first one.
 
     Args:
@@ -94,6 +102,9 @@ class Stepper:
         self.env_step = 0
         self.env_episode = 0
         self.episode_returns: list[float] = []
+        self.episode_lengths: list[int] = []
+        self.episode_successes: list[float] = []
+        self._lengths: IdArray = _NO_IDS  # the steps of each env's current episode
         self._use_envs(env_manager)
 
     def _use_envs(self, env_manager: BaseEnvManager) -> None:
@@ -194,6 +205,7 @@ class Stepper:
         if timestep.is_full:
             step = VectorStep(timestep, obs, output, episode_id, inputs)
             self.env_step += len(env_id)
+            self._lengths += 1
         else:
             step = self._align(timestep, env_id, obs, output, inputs, episode_id)
         done = timestep.done.tolist()  # for so few values, much faster than numpy's any()
@@ -212,6 +224,7 @@ class Stepper:
     ) -> VectorStep:
         """Keep the rows of the envs in the timestep; start new episodes where an env failed."""
         self.env_step += int(np.count_nonzero(timestep.valid))
+        self._lengths[timestep.env_id[timestep.valid]] += 1
         if timestep.env_id is env_id and not timestep.abnormal.any():
             # All envs were stepped, and some only reset.
             return VectorStep(timestep, obs, output, episode_id, inputs)
@@ -240,6 +253,15 @@ class Stepper:
             if type(value) not in _FLOATS or not math.isfinite(value):
                 _check_return(value, env_id)
             self.episode_returns.append(float(value))
+        self.episode_lengths += self._lengths[step.ended].tolist()
+        infos = timestep.infos
+        for row in rows:
+            # Usually one dictionary for each row; columns, where the env or a reader wants them.
+            info = infos.values_of(SUCCESS_KEYS, row) if isinstance(infos, StepInfo) else infos[row]
+            for key in SUCCESS_KEYS:
+                if key in info:
+                    self.episode_successes.append(float(info[key]))
+                    break
         self.env_episode += len(rows)
         self._begin_episodes(step.ended)
 
@@ -247,12 +269,14 @@ class Stepper:
         """Give the new episodes of some envs their ids, and forget what acting kept of them."""
         self.episode_id = self.episode_id.copy()  # earlier steps refer to the old array
         self.episode_id[env_ids] = self._new_ids(len(env_ids))
+        self._lengths[env_ids] = 0
         if self._memory is not None:
             self._memory.restart(env_ids)
         self._mode.reset(env_ids)
 
     def _begin_all(self) -> None:
         self.episode_id = self._new_ids(self.env_num)
+        self._lengths = np.zeros(self.env_num, np.int64)
         if self._memory is not None:
             self._memory.restart(range(self.env_num))
         self._revision = self.env_manager.revision
@@ -305,6 +329,7 @@ class Stepper:
             "env_episode": self.env_episode,
             "next_id": self._next_id,
             "episode_id": self.episode_id.tolist(),
+            "lengths": self._lengths.tolist(),
             "envs": None if self.env_manager.closed else self.env_manager.state_dict(),
             "memory": None if self._memory is None else self._memory.state_dict(),
         }
@@ -321,7 +346,7 @@ class Stepper:
         """
         self.env_step, self.env_episode = state["env_step"], state["env_episode"]
         self._next_id = state["next_id"]
-        self.episode_returns = []
+        self.episode_returns, self.episode_lengths, self.episode_successes = [], [], []
         self.episode_id = _NO_IDS
         if state["envs"] is None or not state["episode_id"]:
             return False
@@ -330,6 +355,7 @@ class Stepper:
             return False
         self._revision = self.env_manager.revision
         self.episode_id = np.array(state["episode_id"], np.int64)
+        self._lengths = np.array(state["lengths"], np.int64)
         if self._memory is not None:
             self._memory.load_state_dict(state.get("memory") or {})
         return True

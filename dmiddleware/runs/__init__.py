@@ -6,17 +6,20 @@ None of it needs the program that made the runs; on the command line it is ``dit
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dmiddleware.runs.compare import Comparison, TaskRow, compare
+from dmiddleware.late_imports import late_names
+from dmiddleware.runs.compare import Comparison, Difference, TaskRow, compare, compare_runs
 from dmiddleware.runs.metrics_file import MetricsFile, read_metrics
 from dmiddleware.runs.record import RunRecord, find_runs
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.statistics import (
     Estimate,
+    difference_of_means,
     interquartile_mean,
     interval_of,
+    last_tenth,
+    least_visible_difference,
     mean_score,
     performance_profile,
     probability_of_improvement,
@@ -29,14 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "Difference",
     "Estimate",
     "MetricsFile",
     "RunRecord",
     "TaskRow",
     "compare",
+    "compare_runs",
+    "difference_of_means",
     "find_runs",
     "interquartile_mean",
     "interval_of",
+    "last_tenth",
+    "least_visible_difference",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
@@ -49,17 +57,14 @@ __all__ = [
     "write_model_card",
 ]
 
-_MODULES = {
-    "load_policy": "saved_policy",
-    "export_policy": "export",
-    "ExportedPolicy": "export",
-    "Port": "export",
-    "write_model_card": "model_card",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported when used: the other commands answer without torch.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+# Imported when used: the other commands answer without torch.
+__getattr__ = late_names(
+    __name__,
+    {
+        "load_policy": "dmiddleware.runs.saved_policy",
+        "export_policy": "dmiddleware.runs.export",
+        "ExportedPolicy": "dmiddleware.runs.export",
+        "Port": "dmiddleware.runs.export",
+        "write_model_card": "dmiddleware.runs.model_card",
+    },
+)

@@ -16,6 +16,7 @@ from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
 
 __all__ = [
+    "PassesOn",
     "compare_command",
     "export_command",
     "inspect_command",
@@ -211,19 +212,21 @@ def export_command(policy: Path, kind: str, output: Path | None, action_mask: bo
         click.echo(f"wrote {exported.path} and {card}")
 
 
-class _PassesOn(click.Command):
+class PassesOn(click.Command):
     """Takes options of ``ditask``, and the arguments of the program after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what comes before ``--``."""
         at = args.index("--") if "--" in args else len(args)
         ctx.params["arguments"] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the parts of the line that shows the usage."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS]"]
 
 
-@click.command("resume", cls=_PassesOn, context_settings={**_HELP, "ignore_unknown_options": True})
+@click.command("resume", cls=PassesOn, context_settings={**_HELP, "ignore_unknown_options": True})
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF DITASK]")
 @click.option("--accept-changes", is_flag=True, help="Continue with settings that have changed.")
@@ -232,14 +235,14 @@ def resume_command(
 ) -> None:
     """Continue a run from its newest whole snapshot, with the program and arguments that it had.
 
-    Start it in the folder where the run was started. Without --roles or --parallel-workers it is
-    one process. A setting that differs is shown, and needs --accept-changes; a larger limit of a
-    TerminationChecker does not.
+    Start it in the folder where the run was started. It has the same processes, and the same
+    options of ditask, except for --env. A setting that differs is shown, and needs
+    --accept-changes; a larger limit of a TerminationChecker does not.
 
     \b
       ditask resume runs/cartpole
-      ditask resume runs/cartpole --roles learner=1,collector=4,evaluator=1
       ditask resume runs/cartpole -- --max-env-step 1e6
+      ditask resume runs/cartpole --accept-changes --roles learner=1,collector=8,evaluator=1
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.launch.cli import ditask
     from dmiddleware.runs.resuming import resume_words, resuming

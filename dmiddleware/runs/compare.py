@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,9 +14,11 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.runs.record import COUNTERS, EVALUATION, RunRecord, differing_settings, find_runs
 from dmiddleware.runs.statistics import (
     Estimate,
+    difference_of_means,
     interquartile_mean,
     interval_of,
     is_number,
+    least_visible_difference,
     mean_score,
     performance_profile,
     probability_of_improvement,
@@ -25,7 +28,7 @@ from dmiddleware.runs.statistics import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Comparison", "TaskRow", "compare"]
+__all__ = ["Comparison", "Difference", "TaskRow", "compare", "compare_runs"]
 
 _POINTS: Final = 100
 _ONE_RUN: Final = "A single run shows no spread: run other seeds before you trust a difference."
@@ -53,6 +56,31 @@ class TaskRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """How much higher the mean score of one side is than that of another in one task.
+
+    Attributes:
+        task: the environment; empty: unknown.
+        side: the name of the side.
+        than: the name of the other side.
+        value: the difference.
+        least_visible: the least difference that the runs can tell from luck; infinity: a side has a
+            single run.
+    """
+
+    task: str
+    side: str
+    than: str
+    value: Estimate
+    least_visible: float
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether it is larger than luck alone would make it."""
+        return abs(self.value.value) > self.least_visible
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """Runs of two or more sides, side by side; ``print`` shows a table.
 
@@ -63,6 +91,7 @@ class Comparison:
         metric: the metric that was compared.
         sides: the runs of each side, by its name.
         rows: the estimates for each task and side.
+        differences: those of each two sides in each task that both have.
         improvement: by the names of two sides, the probability that a run of the first scores
             higher than one of the second, over the tasks that both have.
         settings: the settings in which the runs differ, with the different values of each side.
@@ -71,6 +100,7 @@ class Comparison:
     metric: str
     sides: Mapping[str, Sequence[RunRecord]]
     rows: Sequence[TaskRow]
+    differences: Sequence[Difference]
     improvement: Mapping[tuple[str, str], Estimate]
     settings: Mapping[str, Sequence[Sequence[Any]]]
 
@@ -87,6 +117,15 @@ class Comparison:
                 for row in self.rows
             ],
         )
+        if self.differences:
+            yield (
+                "Difference of the means",
+                ["task", "side", "than", "difference", "not visible below"],
+                [
+                    [one.task or "-", one.side, one.than, str(one.value), _least(one)]
+                    for one in self.differences
+                ],
+            )
         if self.improvement:
             yield (
                 "Probability that a run of one side scores higher",
@@ -204,6 +243,18 @@ def compare(*sides: str, metric: str = EVALUATION) -> Comparison:
         named[name] = find_runs(pattern if is_named else name, metric)
     if not named:
         raise ConfigError("name the runs to compare, such as runs/a runs/b")
+    return compare_runs(named, metric=metric)
+
+
+def compare_runs(
+    named: Mapping[str, Sequence[RunRecord]], *, metric: str = EVALUATION
+) -> Comparison:
+    """Compare runs that have been loaded.
+
+    Args:
+        named: the runs of each side, at least one, by its name.
+        metric: the metric that they have; higher is better.
+    """
     tasks = list(dict.fromkeys(run.task for side in named.values() for run in side))
     return Comparison(
         metric=metric,
@@ -214,6 +265,7 @@ def compare(*sides: str, metric: str = EVALUATION) -> Comparison:
             for name, side in named.items()
             if any(run.task == task for run in side)
         ],
+        differences=list(_differences(named, tasks)),
         improvement=_improvements(named, tasks),
         settings=differing_settings(list(named.values())),
     )
@@ -231,18 +283,31 @@ def _row(task: str, side: str, runs: Sequence[RunRecord]) -> TaskRow:
     )
 
 
+def _differences(
+    sides: Mapping[str, Sequence[RunRecord]], tasks: Sequence[str]
+) -> Iterator[Difference]:
+    for task in tasks:
+        found = {name: scores for name, runs in sides.items() if (scores := _scores(runs, task))}
+        for side, than in itertools.combinations(found, 2):
+            both = found[side], found[than]
+            value, least = difference_of_means(*both), least_visible_difference(*both)
+            yield Difference(task, side, than, value, least)
+
+
+def _least(one: Difference) -> str:
+    return short(one.least_visible) if np.isfinite(one.least_visible) else "-"
+
+
 def _improvements(
     sides: Mapping[str, Sequence[RunRecord]], tasks: Sequence[str]
 ) -> dict[tuple[str, str], Estimate]:
     found = {}
-    names = list(sides)
-    for at, first in enumerate(names):
-        for second in names[at + 1 :]:
-            pairs = [(_scores(sides[first], task), _scores(sides[second], task)) for task in tasks]
-            common = [pair for pair in pairs if all(pair)]
-            if common:
-                mine, theirs = zip(*common, strict=True)
-                found[first, second] = probability_of_improvement(mine, theirs)
+    for first, second in itertools.combinations(sides, 2):
+        pairs = [(_scores(sides[first], task), _scores(sides[second], task)) for task in tasks]
+        common = [pair for pair in pairs if all(pair)]
+        if common:
+            mine, theirs = zip(*common, strict=True)
+            found[first, second] = probability_of_improvement(mine, theirs)
     return found
 
 

@@ -13,21 +13,26 @@ import yaml
 
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
+from dmiddleware.runs.statistics import last_tenth
 
 __all__ = [
     "COUNTERS",
     "EVALUATION",
+    "PROCESSES",
     "RunRecord",
     "differing_settings",
     "find_runs",
     "flat_settings",
+    "is_compared",
     "settings_of",
 ]
 
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
 
-_NOT_COMPARED: Final = ("program", "arguments", "versions", "git")
+_NOT_COMPARED: Final = ("program", "arguments", "launch", "versions", "git")
+PROCESSES: Final = ("launch.roles", "launch.parallel_workers")
+"""The settings that say which processes a run has."""
 COUNTERS: Final = {"env_step": "env steps", "train_iter": "updates"}
 """The counters over which metrics are given, in words."""
 
@@ -84,7 +89,7 @@ class RunRecord:
     @property
     def score(self) -> float:
         """The mean of the last tenth of the values, rounded up to whole values."""
-        return float(self.values[-max(1, -(-len(self.values) // 10)) :].mean())
+        return last_tenth(self.values)
 
     @property
     def best(self) -> float:
@@ -122,7 +127,7 @@ def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[l
     """Return the settings in which the runs differ, except for seeds.
 
     What the program was called with is not compared, because the settings that it led to are, and
-    neither is the code that ran.
+    neither are the code that ran and how processes were connected.
 
     Args:
         sides: the runs of each side.
@@ -135,12 +140,17 @@ def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[l
     names = dict.fromkeys(name for side in flat for run in side for name in run)
     found = {}
     for name in names:
-        if name.rpartition(".")[2] == "seed" or name.partition(".")[0] in _NOT_COMPARED:
+        if name.rpartition(".")[2] == "seed" or not is_compared(name):
             continue
         values = [_different(run.get(name) for run in side) for side in flat]
         if len(_different(one for side in values for one in side)) > 1:
             found[name] = values
     return found
+
+
+def is_compared(name: str) -> bool:
+    """Return whether a setting, by its dotted name, shapes a run, so that a difference matters."""
+    return name in PROCESSES or name.partition(".")[0] not in _NOT_COMPARED
 
 
 def _different(values: Iterator[Any]) -> list[Any]:

@@ -21,8 +21,9 @@ from dmiddleware.tree import Batch, items_of
 
 __all__ = ["assert_resume_exact"]
 
-_TIMES: Final = ("time_s", "train_s", "elapsed_s")
-"""Entries of a state that measure time, which no run repeats."""
+_TIMES: Final = ("time_s", "train_s", "elapsed_s", "crc32", "bytes")
+"""Entries of a state that measure time, which no run repeats, and the position in the file of the
+metrics, whose rows have times."""
 _GENERATOR: Final = "bit_generator"
 
 

@@ -11,14 +11,17 @@ from typing import Any, Final
 import yaml
 
 from dmiddleware.errors import RunFolderError
-from dmiddleware.runs.record import flat_settings, settings_of
+from dmiddleware.runs.record import PROCESSES, flat_settings, is_compared, settings_of
 from dmiddleware.settings import plain_values
 
 __all__ = [
     "ACCEPT_VARIABLE",
+    "FOLDER_VARIABLE",
     "RESUME_VARIABLE",
     "accepts_changes",
     "changed_settings",
+    "given_folder",
+    "has_snapshot",
     "resume_words",
     "resumed_folder",
     "resuming",
@@ -26,10 +29,11 @@ __all__ = [
 
 RESUME_VARIABLE: Final = "DITASK_RESUME"
 """Environment variable with the folder of the run that ``ditask resume`` continues."""
+FOLDER_VARIABLE: Final = "DITASK_RUN_FOLDER"
+"""Environment variable with the folder that a run must use, as ``ditask sweep`` sets it."""
 ACCEPT_VARIABLE: Final = "DITASK_ACCEPT_CHANGES"
 """Environment variable that is set if the run may continue with other settings."""
 
-_NOT_COMPARED: Final = ("program", "arguments", "versions", "git")
 _BUDGETS: Final = tuple(
     f"TerminationChecker.max_{name}" for name in ("env_step", "train_iter", "train_epoch", "time_s")
 )
@@ -39,6 +43,17 @@ def resumed_folder() -> Path | None:
     """Return the folder of the run that ``ditask resume`` continues in this process."""
     folder = os.environ.get(RESUME_VARIABLE)
     return Path(folder) if folder else None
+
+
+def given_folder() -> Path | None:
+    """Return the folder that the run of this process must use: of a sweep, or one to continue."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else resumed_folder()
+
+
+def has_snapshot(run: Path) -> bool:
+    """Return whether the folder of a run has a snapshot to continue from."""
+    return any((run / "snapshots").glob("step_*.safetensors"))
 
 
 def accepts_changes() -> bool:
@@ -75,7 +90,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         {
             name: value
             for name, value in flat_settings(yaml.safe_load(yaml.safe_dump(plain_values(one))))
-            if name.partition(".")[0] not in _NOT_COMPARED and not _is_derived_seed(name)
+            if is_compared(name) and not _is_derived_seed(name)
         }
         for one in (before, now)
     )
@@ -98,26 +113,47 @@ def _is_larger_budget(name: str, old: Mapping[str, Any], new: Mapping[str, Any])
 
 
 def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of ``ditask`` that start the program of a run again.
+    """Return the arguments of ``ditask`` that start a run again, in as many processes.
 
     Args:
         run: the folder of the run.
-        options: further options of ``ditask``, such as ``--roles``.
+        options: options of ``ditask`` that differ, such as ``--roles``.
         arguments: arguments of the program that differ.
 
     Raises:
         RunFolderError: if the run has no snapshot, or does not say which program it is.
     """
-    program = settings_of(run).get("program")
+    settings = settings_of(run)
+    program = settings.get("program")
     if not isinstance(program, str):
         raise RunFolderError(
             f"{run}/config.yaml does not name the program of the run; put Experiment into the "
             "chain and start the program with run_program or ditask"
         )
-    if not any((run / "snapshots").glob("step_*.safetensors")):
+    if not has_snapshot(run):
         raise RunFolderError(
             f"{run} has no snapshot to continue from; put SnapshotSaver into the chain, and call "
             "snapshots.resume(task) before task.run()"
         )
     config = str(run / "config.yaml")
-    return [*options, "--main", program, "--", "--config", config, *arguments]
+    launch = _launch_words(settings.get("launch"), options)
+    return [*launch, *options, "--main", program, "--", "--config", config, *arguments]
+
+
+def _launch_words(launch: Any, given: Sequence[str]) -> list[str]:
+    """Return the recorded options of ``ditask`` as its arguments, without those that are given."""
+    flags = {word.partition("=")[0] for word in given}
+    processes = {f"--{_flag(name.rpartition('.')[2])}" for name in PROCESSES}
+    if flags & processes:
+        flags |= processes
+    return [
+        word
+        for name, texts in (launch.items() if isinstance(launch, Mapping) else ())
+        if f"--{_flag(name)}" not in flags
+        for text in (texts if isinstance(texts, list) else [texts])
+        for word in (f"--{_flag(name)}", str(text))
+    ]
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

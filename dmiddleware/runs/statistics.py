@@ -4,6 +4,10 @@ Scores are given as a list of arrays, one for each task (such as an environment)
 each run (seed) in it. Tasks may have different numbers of runs. The bootstrap resamples the runs of
 each task separately (stratified).
 
+Percentile intervals of few runs are too narrow. If scores are normal, the 95% interval of a mean
+covers it in 75% of the cases with 3 runs, 87% with 7, and 90% with 10; that of a difference in 81%,
+90% and 92%.
+
 Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
 2021.
 """
@@ -20,9 +24,12 @@ from dmiddleware.errors import ConfigError
 
 __all__ = [
     "Estimate",
+    "difference_of_means",
     "interquartile_mean",
     "interval_of",
     "is_number",
+    "last_tenth",
+    "least_visible_difference",
     "mean_score",
     "performance_profile",
     "probability_of_improvement",
@@ -57,6 +64,16 @@ class Estimate(NamedTuple):
 def short(value: float) -> str:
     """Return a number in four digits, or as an integer of five digits or more."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def last_tenth(values: npt.ArrayLike) -> float:
+    """Return the mean of the last tenth of the evaluations of a run: its score.
+
+    Args:
+        values: ``[N]``, at least one; the tenth is rounded up to whole values.
+    """
+    found = np.asarray(values, np.float64)
+    return float(found[-max(1, -(-len(found) // 10)) :].mean())
 
 
 def is_number(text: str) -> bool:
@@ -136,6 +153,53 @@ def mean_score(tasks: list[Floats]) -> Floats:
     """Return the mean over tasks of the mean over runs; a statistic for :func:`interval_of`."""
     mean: Floats = np.mean([task.mean(-1) for task in tasks], axis=0)
     return mean
+
+
+def difference_of_means(scores: npt.ArrayLike, others: npt.ArrayLike) -> Estimate:
+    """Return how much higher the mean of the scores is than that of others, in one task.
+
+    Args:
+        scores: ``[n_runs]``.
+        others: ``[n_others]``.
+
+    Raises:
+        ConfigError: if a side has no score, or one is not finite.
+    """
+
+    def statistic(sides: list[Floats]) -> Floats:
+        more: Floats = sides[0].mean(-1) - sides[1].mean(-1)
+        return more
+
+    return interval_of(statistic, [scores, others])
+
+
+def least_visible_difference(scores: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return the least difference of two means that these runs can tell from luck.
+
+    It is half the width of Welch's 95% interval, which, unlike a bootstrap, is right for few runs
+    if the scores are normal.
+
+    Args:
+        scores: ``[n_runs]``.
+        others: ``[n_others]``.
+
+    Returns:
+        The difference; infinity if a side has a single run, which shows no spread.
+
+    Raises:
+        ConfigError: if a side has no score, or one is not finite.
+    """
+    from scipy.stats import t
+
+    sides = _checked([scores, others])
+    counts = np.array([len(side) for side in sides])
+    if counts.min() < 2:
+        return np.inf
+    squares = np.array([side.var(ddof=1) for side in sides]) / counts
+    if not squares.any():
+        return 0.0
+    freedom = squares.sum() ** 2 / (squares**2 / (counts - 1)).sum()
+    return float(t.ppf(0.975, freedom) * np.sqrt(squares.sum()))
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:

@@ -1,14 +1,15 @@
 """A worker in a process of its own.
 
-The process reads one line of JSON from standard input, ``{"role": …, "cfg": …, "n_threads": …}``,
-starts the worker, and writes the port on which it listens to standard output. It ends when the
-coordinator releases it, or when standard input ends, because the process that started it has died.
+The process reads one line of JSON from standard input, ``{"role": …, "cfg": …}``, starts the
+worker, and writes the port on which it listens to standard output. It ends when the coordinator
+releases it, or when standard input ends, because the process that started it has died.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -16,8 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-import torch
-
+from dmiddleware.torch_threads import THREADS_VARIABLE, chosen_threads
 from dmiddleware.worker.comm import create_comm_collector, create_comm_learner
 from dmiddleware.worker.errors import CoordinatorError
 
@@ -33,7 +33,7 @@ _END_TIMEOUT_S: Final = 20.0
 class WorkerProcess:
     """A communicating worker in a process of its own, on this host.
 
-    It uses as many threads for tensors as this process.
+    It uses as many threads for tensors as a run in this process would.
 
     Args:
         role: ``collector`` or ``learner``.
@@ -44,12 +44,13 @@ class WorkerProcess:
         self._role = role
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
+            env={**os.environ, THREADS_VARIABLE: str(chosen_threads())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C is for the process that starts it
         )
-        given = {"role": role, "cfg": cfg, "n_threads": torch.get_num_threads()}
+        given = {"role": role, "cfg": cfg}
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # read_port reports that it has ended
             self._process.stdin.write(json.dumps(given) + "\n")
@@ -95,7 +96,6 @@ def main() -> None:
     """Run the worker that standard input describes."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     given = json.loads(sys.stdin.readline())
-    torch.set_num_threads(given["n_threads"])
     answer, sys.stdout = sys.stdout, sys.stderr  # what the worker prints is not the answer
     worker = _CREATE[given["role"]](given["cfg"])
     threading.Thread(target=_follow_parent, args=(worker,), daemon=True).start()

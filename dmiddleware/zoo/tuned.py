@@ -10,13 +10,20 @@ from typing import Any, Final
 
 import yaml
 
-from dmiddleware.errors import RegistryError
+from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.registry import nearest
 
-__all__ = ["Entry", "Result", "TunedAlgorithm", "algorithms", "tuned"]
+__all__ = ["Entry", "Result", "TunedAlgorithm", "algorithms", "tuned", "tuned_options"]
 
 _FILES: Final = files("dmiddleware.zoo")
 _SUFFIX: Final = ".yaml"
+_ATARI: Final = "ALE/"
+_PREPARED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    _ATARI: ("dmiddleware.env:make_atari_env", {"life_loss": False, "clip_reward": False}),
+    "MiniGrid-": ("dmiddleware.env:make_grid_env", {}),
+    "BabyAI-": ("dmiddleware.env:make_grid_env", {}),
+}
+"""By the beginning of an id: what makes the env, and its arguments for evaluations only."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,11 @@ class TunedAlgorithm:
     atari: Mapping[str, Any]
     entries: Mapping[str, Entry]
 
+    @property
+    def main(self) -> str:
+        """The program as ``--main`` of ``ditask`` names it."""
+        return f"middleware.programs.{self.program}.{self.program}"
+
 
 @functools.cache
 def algorithms() -> tuple[str, ...]:
@@ -103,6 +115,36 @@ def tuned(algo: str) -> TunedAlgorithm:
         found.get("atari") or {},
         {env: _entry(one) for env, one in (found.get("envs") or {}).items()},
     )
+
+
+def tuned_options(algo: str, env: str) -> dict[str, Any]:
+    """Return the options of a program for an algorithm and an environment, as a file has them.
+
+    Games of Atari and MiniGrid are prepared for networks.
+
+    Args:
+        algo: the algorithm.
+        env: the id of the environment.
+
+    Raises:
+        RegistryError: if there is no such algorithm; the message names the nearest ones.
+        ConfigError: if the id is empty.
+    """
+    if not env:
+        raise ConfigError("name an env, such as CartPole-v1")
+    found = tuned(algo)
+    own: dict[str, Any] = {"id": env}
+    evaluated: Mapping[str, Any] = {}
+    for beginning, (maker, to_evaluate) in _PREPARED.items():
+        if env.startswith(beginning):
+            own, evaluated = {"id": maker, "env_kwargs": {"game": env}}, to_evaluate
+    if env in found.entries:
+        options = dict(found.entries[env].options)
+    else:
+        options = dict(found.atari if env.startswith(_ATARI) and found.atari else found.defaults)
+        if evaluated:
+            options["eval_env_kwargs"] = dict(evaluated)
+    return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:

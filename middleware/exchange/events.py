@@ -20,6 +20,7 @@ __all__ = [
     "WAITS",
     "Counters",
     "collected_event",
+    "curriculum_event",
     "merge_counters",
 ]
 
@@ -73,6 +74,11 @@ def collected_event(rank: int, n_ranks: int) -> Event:
     """Return the event by which batches go to one rank of the learner."""
     # A joining collector may be connected to some of several ranks only.
     return Event(f"exchange.collected.{rank}", timeout_s=120.0, required=n_ranks > 1)
+
+
+def curriculum_event(name: str) -> Event:
+    """Return the event by which the learner sends the values of a curriculum to the others."""
+    return Event(f"exchange.curriculum.{name}", delivery="latest")
 
 
 def merge_counters(known: Counters | None, new: Counters) -> Counters:

@@ -71,8 +71,7 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
         extra |= {"burn_in": "policy.burn_in", "start_columns": '("state",)'}
     extra |= {"n_step": "policy.n_step", "seed": 'task.seed_for("buffer")'}
     yield _line(2, "buffer = ", "TensorBuffer", arguments["buffer"], **extra)
-    yield ""
-    yield from _use("ContextExchanger", "ModelExchanger(policy)")
+    yield from _exchange(arguments)
     if not agent.explores:
         yield _line(2, "task.use(", "EpsGreedyHandler", None, "policy")
     yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
@@ -83,9 +82,7 @@ def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
 
 def _on_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
     yield from _start(arguments, agent)
-    yield ""
-    yield _line(2, "task.use(", "ContextExchanger", arguments["exchanger"])
-    yield _line(2, "task.use(", "ModelExchanger", None, "policy")
+    yield from _exchange(arguments)
     yield _line(2, "task.use(", "StepCollector", arguments["collector"], "policy", "envs")
     if not agent.learns_from_trajectories:
         yield _line(2, "task.use(", "GAEEstimator", None, "policy")
@@ -140,9 +137,10 @@ def _experiment(arguments: Mapping[str, Any]) -> Iterable[str]:
     yield _line(1, "experiment = ", "Experiment", arguments["experiment"], _text(name), "policy")
 
 
-def _use(*names: str) -> Iterable[str]:
-    for name in names:
-        yield f"        task.use({name if name.endswith(')') else f'{name}()'})"
+def _exchange(arguments: Mapping[str, Any]) -> Iterable[str]:
+    yield ""
+    yield _line(2, "task.use(", "ContextExchanger", arguments["exchanger"])
+    yield _line(2, "task.use(", "ModelExchanger", arguments["weights"], "policy")
 
 
 def _end(arguments: Mapping[str, Any], limit: str) -> Iterable[str]:
@@ -185,6 +183,7 @@ def _options(settings: Settings | None) -> list[str]:
         (_text(value) if one.name in ("id", "size") else f"{one.name}={_text(value)}")
         for one in describe(type(settings))
         if not _is_default(value := getattr(settings, one.name), one.default) and one.name != "seed"
+        if value is not None or one.name not in settings.exclusive
     ]
 
 

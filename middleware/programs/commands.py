@@ -7,12 +7,13 @@ from typing import Final
 
 import click
 
-from dmiddleware.command_line import arguments_of, called_as
+from dmiddleware.command_line import arguments_of, called_as, exit_after_ctrl_c
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.launch.options import options_and_flags
 from dmiddleware.zoo import algorithms, tuned
 from middleware.programs.code import chain_code
 from middleware.programs.parts import make_policy
-from middleware.programs.train import program_of, tuned_options
+from middleware.programs.train import program_of
 
 __all__ = ["train_command"]
 
@@ -42,12 +43,17 @@ def train_command(
       ditask train sac HalfCheetah-v5 --policy.learning-rate-q 1e-3 --max-env-step 1e6
       ditask train iql Pendulum-v1 --data Pendulum-v1/mixed-v0
       ditask train ppo CartPole-v1 --show-chain > cartpole.py
+
+    \b
+    In several processes, with the options of ditask before the command:
+      ditask --parallel-workers 4 train impala CartPole-v1 --seed 1
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     named = [word for word in words[:2] if not word.startswith("-")]
     try:
         if lists:
             _print_list(named[:1] or algorithms())
         elif len(named) == 2:
+            _refuse_launch_options(words, ctx)
             _train(named[0], named[1], words[2:], show_chain=show_chain)
         elif set(words).intersection(_HELP):
             click.echo(ctx.get_help())
@@ -59,19 +65,27 @@ def train_command(
         raise click.ClickException(str(error)) from error
 
 
+def _refuse_launch_options(words: tuple[str, ...], ctx: click.Context) -> None:
+    known = {"--" + info.name.replace("_", "-") for info, _ in options_and_flags()}
+    for word in words:
+        if (option := word.partition("=")[0]) in known:
+            raise click.UsageError(
+                f"{option} is for several processes, and comes before the command: "
+                f"ditask {option} ... train {words[0]} {words[1]}",
+                ctx,
+            )
+
+
 def _train(algo: str, env: str, line: tuple[str, ...], *, show_chain: bool) -> None:
     program = program_of(algo)
     arguments = arguments_of(
-        program,
-        line,
-        defaults=tuned_options(algo, env),
-        prog=f"ditask train {algo} {env}",
+        program, ("--config", f"zoo:{algo}/{env}", *line), prog=f"ditask train {algo} {env}"
     )
     if show_chain:
         settings = (arguments[name] for name in ("algo", "env", "policy", "seed"))
         click.echo(chain_code(tuned(algo).program, arguments, make_policy(*settings)), nl=False)
         return
-    with called_as(program, arguments):
+    with called_as(program, arguments), exit_after_ctrl_c():
         program(**arguments)
 
 

@@ -13,7 +13,12 @@ from dmiddleware.policy import PolicySettings
 from dmiddleware.settings import Count, Whole
 from middleware.collect import StepCollector, StepCollectorSettings
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
-from middleware.exchange import ContextExchanger, ModelExchanger
+from middleware.exchange import (
+    ContextExchanger,
+    ContextExchangerSettings,
+    ModelExchanger,
+    ModelExchangerSettings,
+)
 from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.explore import EpsGreedyHandler
 from middleware.learn import OffPolicyLearner, OffPolicyLearnerSettings
@@ -51,6 +56,8 @@ def off_policy(
     eval_env_num: Count = 10,
     eval_env_kwargs: Mapping[str, Any] = {},
     policy: Annotated[PolicySettings | None, DefaultsBy("algo", OFF_POLICY)] = None,
+    exchanger: ContextExchangerSettings = ContextExchangerSettings(),
+    weights: ModelExchangerSettings = ModelExchangerSettings(),
     collector: StepCollectorSettings = StepCollectorSettings(n_sample=64),
     buffer: TensorBufferSettings = TensorBufferSettings(100_000),
     sampler: PrioritySamplerSettings = PrioritySamplerSettings(),
@@ -72,6 +79,8 @@ def off_policy(
         eval_env_num: number of envs that evaluate.
         eval_env_kwargs: keyword arguments that envs have only to evaluate in.
         policy: settings of the algorithm; None: its defaults.
+        exchanger: the exchange of data in a run of several processes.
+        weights: that of weights.
         sampler: how rows are drawn by priority, if the policy has priorities.
     """
     agent = make_policy(algo, env, policy or OFF_POLICY[algo], seed)
@@ -84,7 +93,8 @@ def off_policy(
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
         replay = make_replay(agent, buffer, sampler, task.seed_for("buffer"))
 
-        task.use(ContextExchanger()).use(ModelExchanger(agent))
+        task.use(ContextExchanger(**vars(exchanger)))
+        task.use(ModelExchanger(agent, **vars(weights)))
         if not agent.explores:
             task.use(EpsGreedyHandler(agent))
         task.use(StepCollector(agent, envs, **vars(collector)))

@@ -13,7 +13,12 @@ from dmiddleware.settings import Count, Whole
 from middleware.advantage import GAEEstimator
 from middleware.collect import StepCollector, StepCollectorSettings
 from middleware.evaluate import InteractionEvaluator, InteractionEvaluatorSettings
-from middleware.exchange import ContextExchanger, ContextExchangerSettings, ModelExchanger
+from middleware.exchange import (
+    ContextExchanger,
+    ContextExchangerSettings,
+    ModelExchanger,
+    ModelExchangerSettings,
+)
 from middleware.experiment import Experiment, ExperimentResult, ExperimentSettings
 from middleware.learn import OnPolicyLearner
 from middleware.programs.parts import (
@@ -43,6 +48,7 @@ def on_policy(
     eval_env_kwargs: Mapping[str, Any] = {},
     policy: Annotated[PolicySettings | None, DefaultsBy("algo", ON_POLICY)] = None,
     exchanger: ContextExchangerSettings = ContextExchangerSettings(max_ahead=1),
+    weights: ModelExchangerSettings = ModelExchangerSettings(),
     collector: StepCollectorSettings = StepCollectorSettings(n_sample=2048),
     evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
         n_episode=20, every_train_iter=3200
@@ -61,6 +67,8 @@ def on_policy(
         eval_env_num: number of envs that evaluate.
         eval_env_kwargs: keyword arguments that envs have only to evaluate in.
         policy: settings of the algorithm; None: its defaults.
+        exchanger: the exchange of data in a run of several processes.
+        weights: that of weights.
     """
     agent = make_policy(algo, env, policy or ON_POLICY[algo], seed)
     run = make_run(exp_name or name_of_run(algo, env), experiment, resume=resume)
@@ -71,7 +79,8 @@ def on_policy(
         judged = eval_settings(env, eval_env_kwargs, eval_env_num)
         eval_envs = make_env_manager(judged, seed=task.seed_for("evaluator"))
 
-        task.use(ContextExchanger(**vars(exchanger))).use(ModelExchanger(agent))
+        task.use(ContextExchanger(**vars(exchanger)))
+        task.use(ModelExchanger(agent, **vars(weights)))
         task.use(StepCollector(agent, envs, **vars(collector)))
         if not agent.learns_from_trajectories:
             task.use(GAEEstimator(agent))

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 import gymnasium as gym
 
 from dmiddleware.command_line import arguments_with, called_as
-from dmiddleware.env import EnvSettings, prepared_options
+from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
 from dmiddleware.foreign_names import unknown_option
 from dmiddleware.rollout import ActingPolicy
-from dmiddleware.settings import Settings
-from dmiddleware.zoo import tuned
+from dmiddleware.settings import Settings, taken_back
+from dmiddleware.zoo import tuned, tuned_options
 from middleware.experiment import ExperimentResult
 from middleware.programs.code import chain_code
 from middleware.programs.off_policy import off_policy
@@ -31,7 +31,6 @@ __all__ = [
     "result_of",
     "train",
     "tuned_arguments",
-    "tuned_options",
 ]
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
@@ -91,14 +90,16 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
         SpaceError: if the algorithm does not support the environment's spaces.
     """
     program = program_of(algo)
-    values = tuned_options(algo, env.id if isinstance(env, EnvSettings) else env)
+    values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
     given = {"seed": seed, **options}
     known = inspect.signature(program).parameters
     for name, value in given.items():
         if name not in known or name == "algo":
             raise ConfigError(unknown_option("train", name, known))
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
-            value = {**values[name], **value}
+            default = known[name].default
+            back = taken_back(type(default), value) if isinstance(default, Settings) else {}
+            value = {**values[name], **back, **value}
         values[name] = value
     if isinstance(env, EnvSettings):
         values["env"] = env
@@ -118,29 +119,6 @@ def program_of(algo: str) -> Program:
     return _PROGRAMS[tuned(algo).program]
 
 
-def tuned_options(algo: str, env: Env) -> dict[str, Any]:
-    """Return the options of a program for an algorithm and an environment, as a file has them.
-
-    Raises:
-        RegistryError: if there is no such algorithm; the message names the nearest ones.
-    """
-    found = tuned(algo)
-    own: dict[str, Any] = {"id": env}
-    evaluated: dict[str, Any] = {}
-    if isinstance(env, str):
-        own, evaluated = prepared_options(env)
-    entry = found.entries.get(env) if isinstance(env, str) else None
-    if entry is not None:
-        options = dict(entry.options)
-    elif isinstance(env, str) and env.startswith("ALE/") and found.atari:
-        options = dict(found.atari)
-    else:
-        options = dict(found.defaults)
-    if entry is None and evaluated:
-        options["eval_env_kwargs"] = evaluated
-    return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
-
-
 def tuned_arguments(algo: str, env: Env) -> dict[str, Any]:
     """Return the arguments with which :func:`train` calls a program, if nothing else is given.
 
@@ -158,8 +136,14 @@ def tuned_arguments(algo: str, env: Env) -> dict[str, Any]:
         >>> tuned_arguments("dqn", "CartPole-v1")["policy"].n_step
         3
     """
-    values = tuned_options(algo, env)
-    return arguments_with(program_of(algo), values, at=f"the zoo, {algo}")
+    return arguments_with(program_of(algo), _options(algo, env), at=f"the zoo, {algo}")
+
+
+def _options(algo: str, env: Env) -> dict[str, Any]:
+    if isinstance(env, str):
+        return tuned_options(algo, env)
+    defaults = tuned(algo).defaults
+    return {"algo": algo, **defaults, "env": {**defaults.get("env", {}), "id": env}}
 
 
 def result_of(result: ExperimentResult, arguments: Mapping[str, Any]) -> TrainResult:

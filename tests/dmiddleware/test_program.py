@@ -87,3 +87,14 @@ def test_the_state_of_the_code_is_its_commit_and_whether_files_differ(tmp_path: 
         for (_, commit), dirty in zip(found, (False, True), strict=True)
     ]
     assert git_state(tmp_path) is None
+
+
+def test_ctrl_c_ends_a_program_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        """Run until Ctrl-C."""
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stopped:
+        run_program(interrupted, [])
+    assert stopped.value.code == 130 and stopped.value.__suppress_context__
+    assert capsys.readouterr().err == "stopped: received SIGINT (Ctrl-C)\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
 import importlib.util
+import inspect
 import io
 import os
 import re
@@ -16,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from dmiddleware.rl import Schedule
+from examples import cartpole_dqn
 from tests.docs.pages import ROOT, Block, blocks, name, pages
 
 PAGES = pages()
@@ -57,11 +61,18 @@ def is_installed(block: Block) -> bool:
     return needed is None or "CI" in os.environ or importlib.util.find_spec(needed) is not None
 
 
+@pytest.mark.timeout(400)  # the README trains until CartPole is solved
 @pytest.mark.parametrize("path", WITH_CODE, ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # As in a program: definitions in __main__ are sent to other processes by value.
     module = types.ModuleType("__main__")
+    # The pages of a folder may use what its index defines.
+    index = path.with_name("index.md")
+    if index in WITH_CODE and index != path:
+        for block in blocks(index):
+            if block.language == "python":
+                run(block, index, module)
     printed, skips = None, False
     for block in blocks(path):
         if block.language == "python":
@@ -114,7 +125,8 @@ def help_of(module: str, words: list[str]) -> str:
         return (ROOT / f"{module.replace('.', '/')}.py").read_text()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        example.run_program(example.main, [*words, "--help"], make_policy=example.make_policy)
+        make_policy = getattr(example, "make_policy", None)
+        example.run_program(example.main, [*words, "--help"], make_policy=make_policy)
     return printed.getvalue()
 
 
@@ -162,3 +174,28 @@ def test_the_two_commands_are_on_the_first_screen_of_the_readme():
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     assert "make train" in first_screen
     assert "make test" in first_screen
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/first-run.md"])
+def test_the_first_program_has_the_settings_of_the_first_example(page):
+    text = "\n".join(one.text for one in blocks(ROOT / page) if one.language == "python")
+    program = inspect.signature(cartpole_dqn.main).parameters
+    for call, parameter in {
+        "DQNPolicy.for_env": "policy",
+        "StepCollector": "collector",
+        "OffPolicyLearner": "learner",
+        "InteractionEvaluator": "evaluator",
+    }.items():
+        settings = program[parameter].default
+        assert type(settings)(**keywords(text, call)) == settings, call
+
+
+def keywords(text: str, function: str) -> dict[str, object]:
+    """Return the keyword arguments of a program's first call of a function, but for the seed."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    call = next(one for one in calls if ast.unparse(one.func) == function)
+    return {
+        one.arg: eval(ast.unparse(one.value), {"Schedule": Schedule})
+        for one in call.keywords
+        if one.arg != "seed"
+    }

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo
-from click.testing import CliRunner
 
 from dmiddleware.policy import Policy
 from dmiddleware.policy.update import UpdateRunner
+from dmiddleware.program import run_program
 from tests.dmiddleware.env.optional import needed
 
 # The examples are not an installed package; they run from the root of the repository.
@@ -32,10 +32,7 @@ def offline_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(folder))
         patch.setitem(make_offline_data.RECIPES, "Pendulum-v1", recipe)
-        result = CliRunner().invoke(
-            make_offline_data.command, ["Pendulum-v1"], catch_exceptions=False
-        )
-        assert result.exit_code == 0
+        run_program(make_offline_data.main, ["--env-id", "Pendulum-v1"])
     return folder
 
 

@@ -12,23 +12,17 @@ import pytest
 
 from dmiddleware.data import load_checkpoint
 from tests.dmiddleware.launch.ditask_process import DITASK
-from tests.examples.algorithms import of_algorithms
+from tests.examples.algorithms import POSITIONS, SPREAD, TWO_STEPS, of_zoo
 
 ROOT = Path(__file__).parents[2]
 # Enough for each to collect, learn and evaluate.
 PROGRAM = """
-import importlib
 import json
 
-from middleware import ExperimentSettings
-
-example = importlib.import_module("examples." + open("example").read())
-short = ExperimentSettings(n_fresh_episode=8)
+from tests.examples.algorithms import train_shortly
 
 def main():
-    steps = int(open("steps").read())
-    options = json.loads(open("options").read())
-    result = example.main(seed=1, exp_name="short", max_env_step=steps, experiment=short, **options)
+    result = train_shortly(*json.loads(open("given").read()))
     if result.mean_return == result.mean_return:
         print("judged", flush=True)
 """
@@ -37,11 +31,9 @@ def main():
 def run_example(
     folder: Path, example: str, n_steps: int, *options: str, **arguments: object
 ) -> str:
-    """Run a short version of an example with ditask, and return what it prints."""
-    (folder / "options").write_text(json.dumps(arguments))
+    """Train shortly with ditask, and return what it prints."""
+    (folder / "given").write_text(json.dumps([example, n_steps, arguments]))
     (folder / "short.py").write_text(PROGRAM)
-    (folder / "example").write_text(example)
-    (folder / "steps").write_text(str(n_steps))
     done = subprocess.run(
         [*DITASK, "--main", "short.main", *options],
         cwd=folder,
@@ -56,22 +48,27 @@ def run_example(
     return done.stdout
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("example", "n_steps"),
+    ("example", "n_steps", "arguments"),
     [
-        ("cartpole_dqn", 2000),
-        pytest.param("cartpole_dqn_per_nstep", 2000, marks=pytest.mark.slow),
-        pytest.param("cartpole_ppo", 2000, marks=pytest.mark.slow),
-        pytest.param("pendulum_ppo", 4000, marks=pytest.mark.slow),
-        pytest.param("cartpole_a2c", 2000, marks=pytest.mark.slow),
-        pytest.param("cartpole_impala", 8000, marks=pytest.mark.slow),
+        ("cartpole_dqn", 2000, {}),
+        pytest.param("cartpole_dqn_per_nstep", 2000, {}, marks=SLOW),
+        pytest.param("cartpole_ppo", 2000, {}, marks=SLOW),
+        *of_zoo("Pendulum-v1", 4000, "ppo", marks=SLOW),
+        *of_zoo("CartPole-v1", 2000, "a2c", marks=SLOW),
+        *of_zoo("CartPole-v1", 8000, "impala", marks=SLOW),
         # An episode is 500 steps at first, in each of 16 envs.
-        pytest.param("acrobot_dqn", 10_000, marks=pytest.mark.slow),
+        *of_zoo("Acrobot-v1", 10_000, "dqn", marks=SLOW),
     ],
 )
-def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps: int) -> None:
-    text = run_example(tmp_path, example, n_steps, "--parallel-workers", "4")
+def test_it_trains_in_four_processes(
+    tmp_path: Path, example: str, n_steps: int, arguments: dict[str, object]
+) -> None:
+    text = run_example(tmp_path, example, n_steps, "--parallel-workers", "4", **arguments)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["short"]
     folder = tmp_path / "runs" / "short"
     found = {path.name for path in folder.iterdir()}
@@ -90,7 +87,8 @@ def test_example_trains_in_four_processes(tmp_path: Path, example: str, n_steps:
     assert re.findall(r"^\[node (\d)\] judged$", text, re.MULTILINE) == ["0"]
     assert set(re.findall(r"^\[node (\d)\] step ", text, re.MULTILINE)) <= {"0"}
     # Where episodes are long, the run may have ended before the first evaluation had.
-    name = "best" if example.startswith("cartpole") else "final"
+    is_short = example.startswith("cartpole") or arguments["env"] == "CartPole-v1"
+    name = "best" if is_short else "final"
     best = load_checkpoint(folder / "ckpt" / f"{name}.safetensors")
     assert 0 <= best["last_iter"] <= int(last[2].replace(",", ""))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("ditask-")]
@@ -106,18 +104,15 @@ SUMMARY = re.compile(
 @pytest.mark.parametrize(
     ("example", "n_steps", "arguments"),
     [
-        *of_algorithms(
-            "lunarlander", 4000, "dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"
-        ),
-        *of_algorithms("pendulum", 1500, "td3", "ddpg", "tqc"),
-        pytest.param("pendulum_sac", 1500, {}, id="sac"),
-        pytest.param("cartpole_memory_ppo", 4000, {}, id="recurrent PPO"),
-        pytest.param("cartpole_memory_r2d2", 3000, {}, id="r2d2"),
+        *of_zoo("LunarLander-v3", 4000, "dqn", "c51", "qrdqn", "iqn", "rainbow", "discrete_sac"),
+        *of_zoo("Pendulum-v1", 1500, "sac", "td3", "ddpg", "tqc"),
+        *of_zoo(POSITIONS, 4000, "ppo_recurrent"),
+        *of_zoo(POSITIONS, 3000, "r2d2"),
         pytest.param("pendulum_gail", 5000, {}, id="gail"),
-        *of_algorithms("doorkey_rnd", 5000, "rnd", "icm"),
+        *(pytest.param("doorkey_rnd", 5000, {"algo": algo}, id=algo) for algo in ("rnd", "icm")),
         pytest.param("bitflip_her", 3000, {}, id="her"),
-        *of_algorithms("two_step_game", 2000, "vdn", "qmix"),
-        *of_algorithms("simple_spread", 7000, "ippo", "mappo"),
+        *of_zoo(TWO_STEPS, 2000, "vdn", "qmix"),
+        *of_zoo(SPREAD, 7000, "ippo", "mappo"),
         pytest.param("tictactoe_self_play", 3000, {}, id="self-play"),
     ],
 )

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from dmiddleware.program import run_program
 from middleware import Experiment
 
 MODULES = {
@@ -44,8 +44,5 @@ def test_the_environment_of_an_extra_can_be_trained_on(
     monkeypatch.setitem(
         example.FAMILIES, extra, example.Family(family.train, policy=family.policy, n_sample=64)
     )
-    result = CliRunner().invoke(
-        example.command, [extra, "--max-env-step", "128"], catch_exceptions=False
-    )
-    assert result.exit_code == 0
+    run_program(example.main, ["--extra", extra, "--max-env-step", "128"])
     assert list(Path().rglob("*.safetensors"))

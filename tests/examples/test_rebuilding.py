@@ -11,6 +11,8 @@ import yaml
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.program import run_program
+from middleware.programs.train import program_of
+from tests.examples.algorithms import POSITIONS, TWO_STEPS
 
 SHORT = ("--experiment.n-fresh-episode", "2", "--seed", "4", "--exp-name", "first")
 RUNS = {
@@ -19,16 +21,18 @@ RUNS = {
         *("--policy.model", "dueling=true", "--buffer.size", "1000", "--env.env-num", "4"),
     ),
     "cartpole_ppo": ("--max-env-step", "1024", "--policy.clip-ratio", "0.1"),
-    "pendulum": (
-        *("--algo", "tqc", "--max-env-step", "300", "--policy.batch-size", "16"),
+    "zoo:tqc/Pendulum-v1": (
+        *("--max-env-step", "300", "--policy.batch-size", "16"),
         *("--env.env-kwargs", "g=9.0", "--evaluator.every-train-iter", "1000"),
     ),
     "bc_offline": (
         *("--max-env-step", "1500", "--max-train-iter", "20"),
         *("--policy.model", "encoder_hidden_sizes=[16]"),
     ),
-    "cartpole_memory_ppo": ("--max-env-step", "2000", "--policy.model", "hidden_size=16"),
-    "two_step_game": ("--algo", "vdn", "--max-env-step", "600", "--collector.n-sample", "32"),
+    f"zoo:ppo_recurrent/{POSITIONS}": (
+        *("--max-env-step", "2000", "--policy.model", "hidden_size=16"),
+    ),
+    f"zoo:vdn/{TWO_STEPS}": ("--max-env-step", "600", "--collector.n-sample", "32"),
 }
 
 
@@ -47,8 +51,12 @@ def test_a_run_is_rebuilt_from_its_config(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    main = importlib.import_module(f"examples.{name}").main
-    run_program(main, [*SHORT, *RUNS[name]])
+    if name.startswith("zoo:"):
+        algo = name.removeprefix("zoo:").partition("/")[0]
+        main, given = program_of(algo), ("--config", name)
+    else:
+        main, given = importlib.import_module(f"examples.{name}").main, ()
+    run_program(main, [*given, *SHORT, *RUNS[name]])
     first, again = Path("runs/first"), Path("runs/first-2")
     run_program(main, ["--config", str(first / "config.yaml")])
     assert parameters_of(again) == parameters_of(first)

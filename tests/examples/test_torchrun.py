@@ -58,7 +58,7 @@ def train(folder: Path, name: str, what: str, *agents: list[str]) -> dict[str, A
     log = (run / "log.txt").read_text()
     return {
         "resumed": re.findall(r"resumed at step (\d+)", log),
-        "snapshots": sorted(path.name for path in (run / "snapshots").iterdir()),
+        "snapshots": sorted(path.name for path in (run / "snapshots").glob("step_*")),
         "counters": json.loads((run / "final_ctx.json").read_text()),
         "model": load_checkpoint(run / "ckpt" / "final.safetensors")["model"],
     }

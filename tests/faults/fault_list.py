@@ -19,6 +19,7 @@ from tests.faults.hostile_peers import (
     refusals,
     replayed_replies,
 )
+from tests.faults.killed_run import killed_run
 from tests.faults.large_frames import large_frames
 from tests.faults.launcher_faults import full_output, killed_launcher
 from tests.faults.network_faults import cut_connections, partition, slow_network
@@ -185,6 +186,11 @@ FAULTS = (
         "kill-launcher",
         "kill -9 of ditask, 5 times, and output that cannot be written",
         (partial(killed_launcher, kills=5), full_output),
+    ),
+    Fault(
+        "kill-run",
+        "kill -9 of all processes of a training at 20 random moments",
+        (partial(killed_run, "ipc", kills=20),),
     ),
     Fault(
         "soak",

@@ -133,7 +133,7 @@ class Training:
         folder = self.folder / "runs" / "training" / "snapshots"
 
         def is_saving() -> bool:
-            return any(not path.name.startswith("step_") for path in folder.iterdir())
+            return any(folder.rglob("*.tmp"))
 
         wait_until(is_saving, "a snapshot that is being written", deadline_s=_RESTART_S)
 

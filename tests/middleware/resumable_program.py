@@ -31,6 +31,8 @@ def main(
     buffer: TensorBufferSettings = TensorBufferSettings(2_000),
     env: EnvSettings = EnvSettings("CartPole-v1", env_num=4),
     asks: bool = True,
+    exp_name: str = "resumable",
+    every_train_iter: Count | None = None,
 ) -> None:
     """Train DQN for a moment.
 
@@ -38,10 +40,12 @@ def main(
         seed: seed of everything random.
         max_env_step: maximum number of environment steps.
         asks: whether the program resumes snapshots.
+        exp_name: folder of the run in runs/.
+        every_train_iter: updates from one snapshot to the next; None: only at the end.
     """
     agent = DQNPolicy.for_env(make_env_manager(env), policy, seed=seed)
-    run = RunFolder.create("resumable")
-    saver = SnapshotSaver(run)
+    run = RunFolder.create(exp_name)
+    saver = SnapshotSaver(run, every_train_iter=every_train_iter)
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))

@@ -13,7 +13,7 @@ from dmiddleware.data import TensorBuffer
 from dmiddleware.env import AgentSpaces, make_env_manager, team_spaces
 from dmiddleware.policy import IPPOPolicy, MAPPOPolicy, QMIXPolicy, VDNPolicy
 from dmiddleware.rollout import evaluate_episodes
-from examples.two_step_game import TwoStepGame
+from dmiddleware.zoo.envs import TwoStepGame
 from middleware import (
     OffPolicyLearner,
     OnlineRLContext,

@@ -103,10 +103,20 @@ def test_periodic_checkpoints_are_saved_at_an_interval_and_the_newest_are_kept(
     run_steps(learn(dqn), saver, n_steps=9)
     assert saved(run) == [
         "final.safetensors",
-        "iteration_60.safetensors",
         "iteration_80.safetensors",
+        "iteration_90.safetensors",
     ]
-    assert parameter(load(run, "iteration_60")) == 60
+    assert parameter(load(run, "iteration_80")) == 80
+
+
+def test_checkpoints_by_env_steps_are_one_for_each_state_of_the_policy(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy
+) -> None:
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+
+    run_steps(collect, CkptSaver(dqn.learn_mode, run, every_env_step=8, keep=2), n_steps=4)
+    assert saved(run) == ["final.safetensors", "iteration_0.safetensors"]
 
 
 def test_files_of_a_learner_s_hook_in_the_same_run_are_kept(

@@ -44,9 +44,34 @@ def test_policy_is_evaluated_in_the_first_step_and_then_at_an_interval(
 
     evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=25)
     ctx = run_steps(learn, evaluator, note, n_steps=9)
-    assert at == [10, 40, 70]
+    assert at == [10, 30, 50, 80]
     assert ctx.eval_value is None
-    assert ctx.last_eval_iter == 70
+    assert ctx.last_eval_iter == 80
+
+
+def test_the_interval_may_be_in_env_steps(run_steps: Any, dqn: DQNPolicy) -> None:
+    at = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 64
+
+    def note(ctx: OnlineRLContext) -> None:
+        if ctx.eval_value is not None:
+            at.append(ctx.env_step)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_env_step=200)
+    assert evaluator.settings.every_train_iter is None
+    run_steps(collect, evaluator, note, n_steps=13)
+    assert at == [64, 256, 448, 640, 832]
+
+
+def test_evaluations_need_an_interval(dqn: DQNPolicy) -> None:
+    with pytest.raises(ConfigError, match="every_train_iter must be given, unless every_env_step"):
+        interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=None)
+    with pytest.raises(ConfigError, match="every_env_step must be None beside every_train_iter=5"):
+        interaction_evaluator(
+            dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=5, every_env_step=5
+        )
 
 
 def test_an_evaluation_may_draw_actions(run_steps: Any) -> None:
@@ -117,6 +142,35 @@ def test_return_below_the_value_does_not_stop_the_run(dqn: DQNPolicy) -> None:
         task.use(interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, stop_value=501.0))
         task.run(max_step=3)
         assert not task.finish
+
+
+def test_several_evaluations_in_a_row_must_reach_the_value(dqn: DQNPolicy) -> None:
+    evaluator = interaction_evaluator(
+        dqn, cartpole(), n_episode=2, every_train_iter=10, stop_value=1.0, stop_evaluations=3
+    )
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).use(evaluator)
+        task.run(max_step=5)
+        assert task.ctx.train_iter == 30
+        assert "stop_value 1 in 3 evaluations in a row" in str(task.stop_reason)
+
+
+def test_an_evaluation_below_the_value_starts_the_row_again(dqn: DQNPolicy, monkeypatch) -> None:
+    returns = iter([9.0, 9.0, 1.0, 9.0, 9.0, 9.0, 9.0])
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        value = next(returns)
+        info = {"eval_episode_length": value}
+        return SimpleNamespace(get_episode_return=lambda: [value], mean_info=lambda: info)
+
+    monkeypatch.setattr("middleware.evaluate.evaluate_episodes", evaluate)
+    evaluator = interaction_evaluator(
+        dqn, cartpole(), n_episode=2, every_train_iter=10, stop_value=5.0, stop_evaluations=3
+    )
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).use(evaluator)
+        task.run(max_step=7)
+        assert task.ctx.train_iter == 60
 
 
 def test_evaluated_policy_can_be_saved_after_further_updates(
@@ -196,7 +250,9 @@ def test_it_is_active_in_the_role_evaluator(dqn: DQNPolicy) -> None:
     assert evaluator.roles == (Role.EVALUATOR,)
 
 
-@pytest.mark.parametrize("name", ["every_train_iter", "video_every", "max_frames"])
+@pytest.mark.parametrize(
+    "name", ["every_train_iter", "every_env_step", "video_every", "max_frames"]
+)
 def test_options_must_be_positive(dqn: DQNPolicy, name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be an integer ≥ 1"):
         interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, **{name: 0})  # type: ignore[arg-type]

@@ -84,6 +84,12 @@ def test_a_run_that_has_reached_its_stop_value_runs_no_further_step_when_resumed
     assert Run(tmp_path, stop_value=1000.0).resume() == 10
 
 
+def test_a_resumed_run_has_the_evaluations_in_a_row_that_it_was_saved_with(tmp_path: Path) -> None:
+    run_to_the_end(Run(tmp_path, stop_value=1.0, stop_evaluations=4))
+    assert Run(tmp_path, stop_value=1.0, stop_evaluations=4).resume() == 0
+    assert Run(tmp_path, stop_value=1000.0, stop_evaluations=4).resume() == 10
+
+
 def test_a_run_that_custom_middleware_stopped_runs_no_further_step_when_resumed(
     tmp_path: Path,
 ) -> None:

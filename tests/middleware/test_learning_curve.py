@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from dmiddleware.data import pack_checkpoint, unpack_checkpoint
 from dmiddleware.errors import ChainError
 from dmiddleware.pipeline import Task, middleware
-from middleware import OfflineLogger, OfflineRLContext, OnlineLogger, OnlineRLContext
+from middleware import MetricsLogger, OfflineRLContext, OnlineRLContext
 from middleware.learning_curve import LearningCurve
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -36,7 +36,7 @@ ORANGE = (1.0, 0x7F / 255, 0x0E / 255)
 
 
 def test_picture_shows_training_and_evaluation(run: RunFolder, run_steps: Any) -> None:
-    run_steps(LearningCurve(run), OnlineLogger(run), collect, evaluate, n_steps=30)
+    run_steps(LearningCurve(run), MetricsLogger(run), collect, evaluate, n_steps=30)
     picture = imread(run.curve_path)
     assert picture.shape[0] > 300
     assert has_color(picture, *BLUE)
@@ -60,7 +60,7 @@ def test_offline_curve_is_over_updates(run: RunFolder, run_steps: Any) -> None:
         ctx.train_iter += 7
 
     curve: Any = LearningCurve(run)
-    run_steps(curve, OfflineLogger(run), learn, evaluate, n_steps=11, ctx=OfflineRLContext())
+    run_steps(curve, MetricsLogger(run), learn, evaluate, n_steps=11, ctx=OfflineRLContext())
     assert curve.evaluations == [(7, 1.0), (77, 11.0)]
     assert run.curve_path.exists()
 
@@ -102,14 +102,14 @@ def test_a_resumed_curve_equals_one_that_was_never_stopped(
     n_steps = 900
     whole_run, run = (RunFolder.create(name, root=tmp_path) for name in ("whole", "parts"))
     whole, killed, resumed = (LearningCurve(one, title="") for one in (whole_run, run, run))
-    run_steps(whole, OnlineLogger(whole_run), both, n_steps=n_steps)
+    run_steps(whole, MetricsLogger(whole_run), both, n_steps=n_steps)
     with Task() as task:
-        logger = OnlineLogger(run)
+        logger = MetricsLogger(run)
         task.use(killed).use(logger).use(both).run(max_step=stop_at)
         state, ctx = saved(killed, logger), task.ctx.state_dict()
         task.run(max_step=goes_on)
     with Task() as task:
-        logger = OnlineLogger(run)
+        logger = MetricsLogger(run)
         task.ctx.load_state_dict(ctx)
         for one, its_state in zip((resumed, logger), state, strict=True):
             one.load_state_dict(its_state)
@@ -146,7 +146,7 @@ def test_a_curve_with_values_that_are_not_finite_is_drawn(
         ctx.eval_value = left.pop(0)
 
     first, second = LearningCurve(run), LearningCurve(run)
-    run_steps(first, OnlineLogger(run), report, n_steps=len(values))
+    run_steps(first, MetricsLogger(run), report, n_steps=len(values))
     assert run.curve_path.exists()
     second.load_state_dict(*saved(first))
     assert len(first.evaluations) == len(values)
@@ -157,7 +157,7 @@ def test_a_curve_of_evaluations_that_no_logger_writes_is_refused(run: RunFolder)
     def judge(ctx: Any) -> None:
         ctx.eval_value = 1.0
 
-    with Task() as task, pytest.raises(ChainError, match="add OnlineLogger"):
+    with Task() as task, pytest.raises(ChainError, match="add MetricsLogger"):
         task.use(LearningCurve(run)).use(judge).run(max_step=1)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.errors import ChainError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.metrics_file import read_metrics
-from middleware import OfflineRLContext, OnlineRLContext
+from middleware import MetricsLogger, OfflineRLContext, OnlineRLContext
 from middleware.log import offline_logger, online_logger
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -158,13 +159,34 @@ def test_resumed_run_continues_its_interval(run: RunFolder, run_steps: Any) -> N
         n_steps=2,
         ctx=OnlineRLContext(env_step=1000),
     )
-    assert written(run)["collect/return_mean"] == [(1016, 1012.0)]
+    assert written(run)["collect/return_mean"] == [(1008, 1008.0), (1016, 1016.0)]
+
+
+def test_online_metrics_may_be_written_at_an_interval_of_updates(
+    run: RunFolder, run_steps: Any
+) -> None:
+    run_steps(online_logger(run, every_train_iter=4), collect, learn, n_steps=4)
+    assert written(run)["collect/return_mean"] == [(16, 12.0), (32, 28.0)]
+
+
+def test_a_second_logger_of_a_folder_is_refused(run: RunFolder) -> None:
+    with Task() as task:
+        task.use(MetricsLogger(run)).use(MetricsLogger(run, every_env_step=10)).use(collect)
+        with pytest.raises(ChainError, match=r"both use the path .*metrics\.jsonl"):
+            task.run(max_step=1)
+
+
+def test_an_interval_in_env_steps_needs_env_steps(run: RunFolder) -> None:
+    with Task(OfflineRLContext()) as task:
+        task.use(MetricsLogger(run, every_env_step=10)).use(learn)
+        with pytest.raises(ChainError, match="OfflineRLContext does not count"):
+            task.run(max_step=1)
 
 
 def test_intervals_must_be_positive(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="every_env_step must be an integer ≥ 1, got 0"):
+    with pytest.raises(ValueError, match="every_env_step must be an integer ≥ 1 or None, got 0"):
         online_logger(run, every_env_step=0)
-    with pytest.raises(ValueError, match="every_train_iter must be an integer ≥ 1, got -1"):
+    with pytest.raises(ValueError, match="every_train_iter must be an integer ≥ 1 or None, got -1"):
         offline_logger(run, every_train_iter=-1)
 
 

@@ -16,9 +16,9 @@ from dmiddleware.errors import ConfigError, RegistryError, SpaceError
 from dmiddleware.policy import BCPolicy, DQNSettings
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
+from dmiddleware.zoo import tuned_options
 from middleware import OffPolicyLearnerSettings
 from middleware.programs import TrainResult, off_policy, train
-from middleware.programs.train import tuned_options
 from tests.variants import mostly_slow
 
 # Enough for each to collect, learn and evaluate.
@@ -139,6 +139,10 @@ def test_settings_are_replaced_or_changed():
     replaced = train("dqn", "CartPole-v1", **{**OFF, "policy": settings, "learner": learner})
     assert (replaced.policy.policy.cfg.n_step, replaced.policy.policy.cfg.batch_size) == (1, 16)
     assert "update_per_collect=2" in replaced.chain
+    pace = {"exchanger": {"samples_per_insert": 4.0}, "weights": {"max_policy_lag": 64}}
+    paced = train("dqn", "CartPole-v1", **OFF, **pace)
+    assert "ContextExchanger(samples_per_insert=4.0)" in paced.chain
+    assert "ModelExchanger(policy, max_policy_lag=64)" in paced.chain
 
 
 def test_an_env_of_ones_own_has_the_defaults():

@@ -129,7 +129,7 @@ def train_interrupted(rank: int, folder: Path) -> dict[str, Any]:
     except SystemExit as end:
         outcome = {"exit": end.code}
     folder = folder / "runs" / "run" / "snapshots"
-    return {**outcome, "snapshots": sorted(path.name for path in folder.iterdir())}
+    return {**outcome, "snapshots": sorted(path.name for path in folder.glob("step_*"))}
 
 
 def stop_and_resume(rank: int, folder: Path) -> list[dict[str, Any]]:

@@ -57,6 +57,11 @@ def final(folder: Path) -> Any:
     return rest, {name: one.tolist() for name, one in tensors.items()}
 
 
+def final_step(folder: Path) -> int:
+    state = load_checkpoint(folder / "runs/resumable/ckpt/final.safetensors")
+    return int(state["last_step"])
+
+
 @pytest.mark.process
 def test_a_larger_budget_continues_exactly(stopped: Path) -> None:
     resume(stopped, "--", "--max-env-step", "1024")
@@ -84,12 +89,20 @@ def test_a_changed_setting_is_shown_and_must_be_accepted(stopped: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_run_of_one_process_continues_in_many(stopped: Path) -> None:
+def test_a_run_continues_in_as_many_processes_or_in_others_if_accepted(stopped: Path) -> None:
     roles = ("--roles", "learner=1,collector=1")
-    done = resume(stopped, *roles, "--", "--max-env-step", "1024")
+    refused = resume(stopped, *roles, "--", "--max-env-step", "1024", check=False)
+    assert refused.returncode == 1
+    assert "launch.roles: None -> learner=1,collector=1" in refused.stdout
+    done = resume(stopped, "--accept-changes", *roles, "--", "--max-env-step", "1024")
     assert "resumed at step" in (stopped / "runs/resumable/log.txt").read_text(), done.stdout
-    state = load_checkpoint(stopped / "runs/resumable/ckpt/final.safetensors")
-    assert state["last_step"] >= 1024
+    assert final_step(stopped) >= 1024
+    done = resume(stopped, "--", "--max-env-step", "2048")
+    assert final_step(stopped) >= 2048
+    config = yaml.safe_load((stopped / "runs/resumable/config.yaml").read_text())
+    assert config["launch"] == {"roles": "learner=1,collector=1"}
+    snapshot = max((stopped / "runs/resumable/snapshots").glob("step_*"))
+    assert load_checkpoint(snapshot)["roles"] == ["learner"]
 
 
 @pytest.mark.process
@@ -102,7 +115,7 @@ def test_a_program_that_asks_for_no_snapshot_is_refused(stopped: Path) -> None:
 
 @pytest.mark.process
 def test_a_run_whose_snapshots_are_all_damaged_does_not_start_over(stopped: Path) -> None:
-    for path in (stopped / "runs/resumable/snapshots").iterdir():
+    for path in (stopped / "runs/resumable/snapshots").glob("step_*"):
         path.write_bytes(path.read_bytes()[:-9])
     refused = resume(stopped, check=False)
     assert refused.returncode == 1 and "no snapshot that can be read" in refused.stdout
@@ -129,6 +142,30 @@ def test_the_program_gets_its_arguments_and_those_that_differ(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+LAUNCH = {"roles": "learner=1,collector=2", "topology": "mesh", "resources": ["a:cpu=1", "b:cpu=2"]}
+WORDS = ["--topology", "mesh", "--resources", "a:cpu=1", "--resources", "b:cpu=2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), ["--roles", "learner=1,collector=2", *WORDS]),
+        (("--roles", "learner=1"), [*WORDS, "--roles", "learner=1"]),
+        (("--parallel-workers=1",), [*WORDS, "--parallel-workers=1"]),
+        (("--resources", "c:cpu=3"),
+         ["--roles", "learner=1,collector=2", "--topology", "mesh", "--resources", "c:cpu=3"]),
+    ],
+)  # fmt: skip
+def test_a_run_is_started_with_the_options_that_it_had_except_for_those_that_are_given(
+    given: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"program": "a.main", "launch": LAUNCH}))
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "step_000000000008.safetensors").touch()
+    found = resume_words(tmp_path, given, [])
+    assert sorted(found[: found.index("--main")]) == sorted(words)
+
+
 def chain(**limits: Any) -> dict[str, Any]:
     return {"seed": 1, "chain": [{"TerminationChecker": limits}], "versions": {"torch": "1"}}
 
@@ -144,6 +181,8 @@ def chain(**limits: Any) -> dict[str, Any]:
         (chain(), {**chain(), "seed": 2}, ["seed: 1 -> 2"]),
         ({"policy": {"lr": (1, 2)}}, {"policy": {"lr": [1, 2]}}, []),
         ({"policy": {"lr": 1}}, {}, ["policy.lr: 1 -> None"]),
+        ({"launch": {"roles": "a=1", "topology": "star"}}, {"launch": {"roles": "a=2"}},
+         ["launch.roles: a=1 -> a=2"]),
     ],
 )  # fmt: skip
 def test_changes_are_listed_except_for_larger_budgets(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,50 @@ import pytest
 import torch
 
 from dmiddleware import Task
+from dmiddleware.data import (
+    OfflineDataset,
+    PrioritySampler,
+    TensorBuffer,
+    UniformSampler,
+    flatten_lead,
+    save_dataset,
+)
+from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import DecisionTransformerPolicy, DQNPolicy
+from dmiddleware.policy import (
+    BCPolicy,
+    DecisionTransformerPolicy,
+    DQNPolicy,
+    PPOPolicy,
+    QMIXPolicy,
+)
+from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
+from dmiddleware.rollout import RolloutCollector
 from dmiddleware.testing import assert_resume_exact
-from middleware import Experiment, RunFolder, SnapshotSaver, TerminationChecker
-from tests.dmiddleware.policy.every_policy import EVERY, made
+from middleware import (
+    EpisodeCollector,
+    Experiment,
+    IntrinsicAdvantage,
+    OfflineDataSaver,
+    OfflineLearner,
+    OfflineRLContext,
+    OffPolicyLearner,
+    OnlineRLContext,
+    OnPolicyLearner,
+    RewardLearner,
+    RunFolder,
+    SnapshotSaver,
+    StepCollector,
+    TerminationChecker,
+    data_pusher,
+    eps_greedy_handler,
+    gae_estimator,
+    interaction_evaluator,
+)
+from tests.dmiddleware.data.blocks import shrink_blocks
+from tests.dmiddleware.policy.every_policy import EVERY, buffer_of, collected, env_for, made
 from tests.middleware.test_saved_config import usual_chain
+from tests.variants import mostly_slow
 
 
 def chain_of(
@@ -59,6 +98,156 @@ IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy", "RecurrentPPOPolicy")
 )
 def test_the_stock_chain_of_every_policy_resumes_exactly(cls: Any) -> None:
     assert_resume_exact(chain_of(cls), n_step=5)
+
+
+def dqn_of(
+    folder: Path,
+    *,
+    mode: str = "sync",
+    collect: Callable[..., Any] = StepCollector,
+    before: Callable[..., Sequence[Any]] = lambda *_: (),
+    after: Callable[..., Sequence[Any]] = lambda *_: (),
+    **options: Any,
+) -> list[Any]:
+    """Return the chain of DQN on CartPole, with the options of its buffer.
+
+    Args:
+        folder: the run's folder.
+        mode: how envs are stepped.
+        collect: makes the collector.
+        before: makes the middleware between the collector and the buffer.
+        after: makes the middleware at the end.
+        **options: options of the buffer, whose rows are soon overwritten.
+    """
+    envs = make_env_manager("CartPole-v1", env_num=2, mode=mode, seed=0)
+    policy = DQNPolicy.for_env(
+        envs, seed=0, batch_size=8, eps=0.2, model={"encoder_hidden_sizes": [8]}
+    )
+    amount = {"n_episode": 2} if collect is EpisodeCollector else {"n_sample": 32}
+    if "sampler" in options:
+        options["sampler"] = options["sampler"]()
+    if "storage" in options:
+        options["storage"] = folder / options["storage"]
+    buffer = TensorBuffer(**{"size": 90, "seed": 0, **options})
+    return [
+        eps_greedy_handler(policy),
+        collect(policy, envs, **amount),
+        *before(policy, envs, folder),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, update_per_collect=2),
+        *after(policy, envs, folder),
+    ]
+
+
+def evaluated(policy: Any, envs: Any, folder: Path) -> list[Any]:
+    judged = make_env_manager("CartPole-v1", env_num=2, seed=1)
+    return [
+        interaction_evaluator(policy, judged, n_episode=2, every_train_iter=3),
+        Experiment(RunFolder(folder), policy, n_fresh_episode=2),
+    ]
+
+
+def ppo_with(kind: Any, *, own_critic: bool = False) -> Callable[[Path], list[Any]]:
+    """Return a program of PPO with learned rewards."""
+
+    def build(folder: Path) -> list[Any]:
+        envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+        policy = PPOPolicy.for_env(envs, seed=0, batch_size=16)
+        model = kind.for_env(envs, policy, hidden_sizes=(8,))
+        gae, learner = gae_estimator(policy), OnPolicyLearner(policy)
+        collector = StepCollector(policy, envs, n_sample=32)
+        if not own_critic:
+            return [collector, RewardLearner(model, weight=0.1, env_weight=1.0), gae, learner]
+        critic = IntrinsicCritic.for_env(envs, policy, hidden_sizes=(8,))
+        return [collector, gae, IntrinsicAdvantage(model, critic), learner]
+
+    return build
+
+
+def imitated(folder: Path) -> list[Any]:
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    policy = PPOPolicy.for_env(envs, seed=0, batch_size=16)
+    with make_env_manager("CartPole-v1", env_num=2, seed=1) as others:
+        expert = flatten_lead(RolloutCollector(policy, others).collect(64), 2)
+    gail = GAIL.for_env(envs, expert, seed=0, hidden_sizes=(8,), epochs=1)
+    collector = StepCollector(policy, envs, n_sample=32)
+    return [collector, RewardLearner(gail), gae_estimator(policy), OnPolicyLearner(policy)]
+
+
+def team(folder: Path) -> list[Any]:
+    policy = made(QMIXPolicy)
+    envs = make_env_manager(lambda: env_for(QMIXPolicy), env_num=2, mode="async", seed=0)
+    buffer = buffer_of(policy, collected(policy))
+    return [
+        eps_greedy_handler(policy),
+        StepCollector(policy, envs, n_sample=48),
+        data_pusher(buffer),
+        OffPolicyLearner(policy, buffer, update_per_collect=2),
+    ]
+
+
+def offline(folder: Path) -> list[Any]:
+    path = folder.parent / "rows.safetensors"
+    policy = made(BCPolicy, batch_size=8)
+    if not path.exists():
+        save_dataset(path, flatten_lead(collected(policy), 2))
+    return [OfflineLearner(policy, OfflineDataset(path))]
+
+
+def transformer(folder: Path) -> list[Any]:
+    policy = made(DecisionTransformerPolicy)
+    buffer = buffer_of(policy, collected(policy))
+    return [OffPolicyLearner(policy, buffer, update_per_collect=2)]
+
+
+def learned_rows(policy: Any, envs: Any, folder: Path) -> list[Any]:
+    return [RewardLearner(RND.for_env(envs, policy, hidden_sizes=(8,)), weight=0.5, env_weight=1.0)]
+
+
+def saved_rows(policy: Any, envs: Any, folder: Path) -> list[Any]:
+    return [OfflineDataSaver(folder / "rows.safetensors")]
+
+
+PROGRAMS: dict[str, Callable[[Path], list[Any]]] = {
+    "evaluator and experiment": partial(dqn_of, after=evaluated),
+    "successors stored once": partial(dqn_of, store_next_obs=False),
+    "prioritized": partial(dqn_of, sampler=PrioritySampler),
+    "without replacement": partial(dqn_of, sampler=partial(UniformSampler, replace=False)),
+    "mapped": partial(dqn_of, storage="columns"),
+    "envs in processes": partial(dqn_of, mode="async"),
+    "whole episodes": partial(dqn_of, collect=EpisodeCollector),
+    "learned rewards in a buffer": partial(dqn_of, before=learned_rows),
+    "saved rows": partial(dqn_of, before=saved_rows),
+    "RND": ppo_with(RND),
+    "RND with a critic": ppo_with(RND, own_critic=True),
+    "ICM": ppo_with(ICM),
+    "offline": offline,
+    "GAIL": imitated,
+    "a team in processes": team,
+    "a transformer of offline data": transformer,
+}
+OFFLINE = (offline, transformer)
+
+
+@pytest.mark.parametrize("build", mostly_slow(
+    (pytest.param(build, id=name) for name, build in PROGRAMS.items()), keep=(0, 1, 12)
+))  # fmt: skip
+def test_the_other_stock_parts_resume_exactly(
+    build: Callable[[Path], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_blocks(monkeypatch)
+
+    def main(folder: Path) -> tuple[Task[Any], SnapshotSaver]:
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        task = Task(OfflineRLContext() if build in OFFLINE else OnlineRLContext(), seed=0)
+        snapshots = SnapshotSaver(folder)
+        for one in (*build(folder), snapshots):
+            task.use(one)
+        return task, snapshots
+
+    assert_resume_exact(main, n_step=5)
 
 
 class Forgets:

@@ -30,7 +30,7 @@ def test_versions_are_added_at_an_interval_of_updates() -> None:
         task.use(SelfPlay(policy, pool, every_train_iter=10)).use(learn)
         task.run(max_step=7)
     # Updates before each step: 0, 4, 8, 12, 16, 20, 24.
-    assert sizes == [1, 1, 1, 2, 2, 2, 3]
+    assert sizes == [1, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_snapshot_has_the_pool() -> None:

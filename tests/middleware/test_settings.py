@@ -23,7 +23,7 @@ from middleware import RunFolder
 
 NOT_SETTINGS = {
     "policy", "env_manager", "buffer", "run", "parts", "learner", "dataset", "priority_fn",
-    "console", "period", "model", "pool", "critic",
+    "console", "period", "model", "pool", "critic", "rule", "env_managers",
 }  # fmt: skip
 """Arguments that are objects, or where files go; ``period`` is another name."""
 
@@ -46,6 +46,8 @@ def arguments(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield {
             "policy": policy,
             "env_manager": envs,
+            "env_managers": [envs],
+            "rule": lambda ctx, now: None,
             "buffer": TensorBuffer(100, sampler=PrioritySampler(alpha=0.5)),
             "run": run,
             "dataset": dataset,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import random
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import torch
 
 from dmiddleware import Task, kept
 from dmiddleware.data import PrioritySampler, TensorBuffer, load_checkpoint, save_checkpoint
-from dmiddleware.data.serialization import pack
+from dmiddleware.data.state_blocks import blocks_of
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import (
     ChainError,
@@ -51,18 +52,17 @@ from middleware import (
     termination_checker,
 )
 from middleware.classic import LearnerRun
+from tests.dmiddleware.data.blocks import digest, shrink_blocks
 from tests.middleware.nodes import run_nodes
 
 N_STEPS = 24
+ROOT = Path(__file__).parents[2]
 
 
-def digest(state: Any) -> str:
-    """Return a hash of everything in a nested state."""
-    rest, tensors = pack(state)
-    hashed = hashlib.sha256(rest)
-    for name in sorted(tensors):
-        hashed.update(name.encode() + tensors[name].numpy().tobytes())
-    return hashed.hexdigest()
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small buffers have several blocks, as buffers of many rows have."""
+    shrink_blocks(monkeypatch)
 
 
 class DQNRun:
@@ -117,6 +117,7 @@ class DQNRun:
         )
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("stopped_after", [1, 8, 17])
 def test_a_resumed_run_equals_one_that_was_never_stopped(
     tmp_path: Path, stopped_after: int, monkeypatch: pytest.MonkeyPatch
@@ -129,8 +130,9 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(
         expected = whole.outcome()
     stopped = DQNRun(tmp_path / "run")
     with stopped.task:
-        stopped.task.run(max_step=stopped_after)
-        stopped.snapshots.save(stopped.task)
+        for _ in range(stopped_after):  # most blocks are from earlier snapshots
+            stopped.task.run(max_step=1)
+            stopped.snapshots.save(stopped.task)
     resumed = DQNRun(tmp_path / "run")
     with resumed.task:
         assert resumed.snapshots.resume(resumed.task)
@@ -297,6 +299,86 @@ def test_a_damaged_snapshot_is_rejected_and_the_one_before_it_is_used(
         assert again.snapshots.resume(again.task)
         assert again.task.ctx.total_step == int(before.stem.removeprefix("step_"))
     assert newest.name in caplog.text
+
+
+def blocks_in(folder: Path) -> dict[Path, int]:
+    """Return the files of blocks below a folder, with the times when they were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.glob("snapshots/*/*.safetensors")}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("damage", ["bit", "gone"])
+def test_a_damaged_block_leaves_the_snapshot_before_it(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = DQNRun(tmp_path)
+    with run.task:
+        for _ in range(7):
+            run.task.run(max_step=3)
+            run.snapshots.save(run.task)
+    newest, before = run.snapshots.paths
+    used, others = (set(blocks_of(path)) for path in (newest, before))
+    assert used.isdisjoint(others) and len(used) > 8
+    for name in used:  # each of them is enough, so they are tried together
+        path = tmp_path / "snapshots" / name
+        if damage == "gone":
+            path.unlink()
+        else:
+            content = bytearray(path.read_bytes())
+            content[-1] ^= 1
+            path.write_bytes(content)
+    again = DQNRun(tmp_path)
+    with again.task, caplog.at_level(logging.WARNING):
+        assert again.snapshots.resume(again.task)
+        assert again.task.ctx.total_step == int(before.stem.removeprefix("step_"))
+        again.task.run(max_step=3)
+        saved = again.snapshots.save(again.task)
+    assert newest.name in caplog.text
+    assert set(blocks_of(saved)).isdisjoint(others)
+    load_checkpoint(saved)
+    load_checkpoint(before)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_a_snapshot_writes_only_what_has_changed_and_leaves_no_other_files(
+    tmp_path: Path, keep: int
+) -> None:
+    buffer = TensorBuffer(800, n_step=3, discount=0.9, seed=0)
+    rows = {"x": torch.arange(800), "reward": torch.zeros(800), "episode_id": torch.arange(800)}
+    rows["done"] = torch.ones(800, dtype=torch.bool)
+    snapshots = SnapshotSaver(tmp_path, keep=keep, parts={"buffer": buffer})
+    with Task(OnlineRLContext()).use(snapshots) as task:
+        buffer.push(rows)
+        written = []
+        for number in range(6):
+            task.run(max_step=1)
+            before = blocks_in(tmp_path)
+            snapshots.save(task)
+            after = blocks_in(tmp_path)
+            written.append(sum(before.get(path) != at for path, at in after.items()))
+            paths = snapshots.paths
+            assert len(paths) == min(keep, number + 1)
+            used = {tmp_path / "snapshots" / name for path in paths for name in blocks_of(path)}
+            assert after.keys() == used
+            new = {name: column[:50] for name, column in rows.items()}
+            buffer.push({**new, "x": new["x"] + 1000 * number})
+            for path in paths:
+                load_checkpoint(path)
+    # The eight blocks of columns, and one of links, all of which are equal.
+    assert written[0] == 9 and max(written[3:]) <= 6
+    assert written[1] <= 3 if keep == 1 else written[1] >= 9
+
+
+@pytest.mark.process
+def test_of_a_process_that_is_killed_at_any_moment_a_whole_snapshot_is_left(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.middleware.saving_program", str(tmp_path), "8", "5"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = [int(word) for word in done.stdout.split()]
+    assert len(steps) >= 6 and steps[-1] >= 6 and steps == sorted(steps)
 
 
 def test_a_snapshot_of_more_devices_can_be_resumed(

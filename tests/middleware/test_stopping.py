@@ -63,7 +63,7 @@ def test_signal_leaves_a_snapshot_and_the_final_checkpoint(tmp_path: Path, name:
         program.wait(timeout=60)
     run = tmp_path / "runs" / "stopped"
     final = load_checkpoint(run / "ckpt" / "final.safetensors")
-    (path,) = (run / "snapshots").iterdir()
+    (path,) = (run / "snapshots").glob("step_*")
     snapshot = load_checkpoint(path)
     assert final["last_iter"] == snapshot["task"]["context"]["values"]["train_iter"] > 0, output
     assert name in (run / "final_ctx.json").read_text()

@@ -153,7 +153,7 @@ def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
 def test_a_chain_without_a_logger_is_refused(tmp_path: Path) -> None:
     with RunFolder.create("toy", root=tmp_path) as run, Task(OnlineRLContext()) as task:
         task.use(WandbLogger(run))
-        with pytest.raises(ChainError, match="add an Experiment or an OnlineLogger"):
+        with pytest.raises(ChainError, match="add an Experiment or a MetricsLogger"):
             task.run(max_step=1)
 
 

@@ -44,8 +44,8 @@ ENTRIES = [
         at_least=475,
     ),
     Entry(SECTION, "DQN", CARTPOLE, "examples.cartpole_dqn", nodes=4, at_least=475),
-    Entry(SECTION, "DQN", "Acrobot-v1", "examples.acrobot_dqn", seeds=SEEDS, at_least=-100),
-    Entry(SECTION, "PPO", "Pendulum-v1", "examples.pendulum_ppo", seeds=SEEDS, at_least=-250),
+    Entry(SECTION, "DQN", "Acrobot-v1", "dqn", ("Acrobot-v1",), seeds=SEEDS, at_least=-100),
+    Entry(SECTION, "PPO", "Pendulum-v1", "ppo", ("Pendulum-v1",), seeds=SEEDS, at_least=-250),
     Entry(
         "Games and images",
         "DQN by self-play",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from dmiddleware.runs import Difference, compare_runs
+from dmiddleware.runs.statistics import short
+from tests.results import report
 from tests.results.bars import Records
 from tests.results.cases import CASES
 from tests.results.continuous import (
@@ -16,23 +20,39 @@ from tests.results.continuous import (
 )
 from tests.results.entry import Entry
 from tests.results.record import Record
-from tests.results.report import spread
 
-__all__ = ["PAIRS", "Pair", "compared", "is_met", "missed", "table"]
+__all__ = ["PAIRS", "Pair", "compared", "difference", "missed", "table"]
 
 _HEAD = """\
 ## Comparison with other libraries
 
 The same environment, number of steps and seeds, on the same machine, two trainings at a time with
 one core each: `make compare`. Both sides have the settings that the other library's authors publish
-for the task in the RL Baselines3 Zoo; C51, for which nobody publishes any, has those of DQN. A case
-passes if our mean is at most one of their standard deviations below theirs. The time ratio is ours
-divided by their mean, evaluations included; below 1 ours is faster. All of ours but PPO and DDPG
-compile the update, and the compilation counts.
+for the task in the RL Baselines3 Zoo; C51, for which nobody publishes any, has those of DQN.
 
-| algorithm | environment | steps | ours | theirs | library | seeds | time ratio |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+The difference is that of the mean scores, ours less theirs, with its 95% bootstrap interval. *Not
+visible below* is what these seeds cannot show: half the width of Welch's 95% interval, which is
+right for few seeds, where the bootstrap is too narrow. A smaller difference may be luck: the table
+then says neither that ours is as good nor that it is not. A larger one is marked, and
+`make compare` fails if ours is lower. With eight equal pairs, luck marks one or more with
+probability 0.34, and fails `make compare` with probability 0.18.
+
+The time ratio is ours divided by their mean, evaluations included; below 1 ours is faster. All of
+ours but PPO and DDPG compile the update, and the compilation counts.
+
 """
+_COLUMNS = (
+    "algorithm",
+    "environment",
+    "steps",
+    "ours",
+    "theirs",
+    "difference",
+    "not visible below",
+    "library",
+    "seeds",
+    "time ratio",
+)
 
 
 @dataclass(frozen=True)
@@ -103,17 +123,22 @@ def table(records: Records) -> str:
     Args:
         records: the records by the entries' names.
     """
-    return _HEAD + "".join(f"{_row(pair, *_sides(pair, records))}\n" for pair in PAIRS)
+    rows: list[Sequence[str]] = [_COLUMNS, ["---"] * len(_COLUMNS)]
+    rows += [_cells(pair, *_sides(pair, records)) for pair in PAIRS]
+    return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def is_met(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
-    """Return whether ours is not worse by more than their standard deviation."""
-    spread = statistics.stdev([record.figure for record in theirs]) if len(theirs) > 1 else 0.0
-    return _mean(ours) >= _mean(theirs) - spread
+def difference(env: str, ours: Sequence[Record], theirs: Sequence[Record]) -> Difference | None:
+    """Return how much higher our mean score is; None: a side has no evaluations on record."""
+    sides = {"ours": report.runs_of(env, ours), "theirs": report.runs_of(env, theirs)}
+    if not all(sides.values()):
+        return None
+    (found,) = compare_runs(sides).differences
+    return found
 
 
 def missed(names: Collection[str], records: Records) -> list[str]:
-    """Return the pairs whose bar is missed.
+    """Return the pairs in which ours is lower by more than luck would make it.
 
     Args:
         names: the trainings to judge; a pair counts if either of its sides is among them.
@@ -123,10 +148,9 @@ def missed(names: Collection[str], records: Records) -> list[str]:
     for pair in PAIRS:
         if pair.ours.name not in names and pair.rival.name not in names:
             continue
-        ours, theirs = _sides(pair, records)
-        if _misses(ours, theirs):
-            told = f"mean return {_told(ours)}, {pair.library} {_told(theirs)}"
-            lines.append(f"{pair.ours.name}: {told}")
+        found = difference(pair.ours.env, *_sides(pair, records))
+        if found is not None and found.is_visible and found.value.value < 0:
+            lines.append(f"{pair.ours.name}: {found.value} of the score of {pair.library}")
     return lines
 
 
@@ -134,32 +158,31 @@ def _sides(pair: Pair, records: Records) -> tuple[Sequence[Record], Sequence[Rec
     return records.get(pair.ours.name, ()), records.get(pair.rival.name, ())
 
 
-def _misses(ours: Sequence[Record], theirs: Sequence[Record]) -> bool:
-    return bool(ours and theirs) and not is_met(ours, theirs)
-
-
-def _row(pair: Pair, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
+def _cells(pair: Pair, ours: Sequence[Record], theirs: Sequence[Record]) -> list[str]:
     ratio = ""
     if ours and theirs:
         their_s = statistics.mean(record.train_s for record in theirs)
-        ratio = spread([record.train_s / their_s for record in ours], n_decimals=2)
-    mark = " **missed**" if _misses(ours, theirs) else ""
-    cells = [
+        ratio = report.spread([record.train_s / their_s for record in ours], n_decimals=2)
+    found = difference(pair.ours.env, ours, theirs)
+    return [
         pair.ours.algorithm,
         pair.ours.env,
         f"{CASES[pair.case].env_step:,}",
-        _told(ours) + mark,
-        _told(theirs),
+        *(
+            report.score_text(pair.ours.env, one) if one else "not run yet"
+            for one in (ours, theirs)
+        ),
+        *(("", "") if found is None else (_told(found), _least(found))),
         pair.library,
         ", ".join(str(len(side)) for side in (ours, theirs)),
         ratio,
     ]
-    return f"| {' | '.join(cells)} |"
 
 
-def _mean(records: Sequence[Record]) -> float:
-    return statistics.mean(record.figure for record in records)
+def _told(found: Difference) -> str:
+    mark = "higher" if found.value.value > 0 else "**lower**"
+    return f"{found.value} {mark if found.is_visible else ''}".rstrip()
 
 
-def _told(records: Sequence[Record]) -> str:
-    return spread([record.figure for record in records]) or "not run yet"
+def _least(found: Difference) -> str:
+    return short(found.least_visible) if math.isfinite(found.least_visible) else "any"

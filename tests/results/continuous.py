@@ -18,13 +18,13 @@ SEEDS = (0, 1, 2)
 SEVEN_SEEDS = tuple(range(7))
 
 
-def _pendulum(algorithm: str, program: str, *options: str, minutes: float, zoo: str = "") -> Entry:
+def _pendulum(algorithm: str, minutes: float, zoo: str = "") -> Entry:
     return Entry(
         section="Pendulum-v1, 10,000 steps",
         algorithm=algorithm,
         env="Pendulum-v1",
-        program=f"examples.{program}",
-        options=options,
+        program=algorithm.lower(),
+        options=("Pendulum-v1",),
         seeds=SEEDS,
         at_least=-200,
         literature=f"{zoo} (one run, 20,000 steps)" if zoo else "",
@@ -35,7 +35,6 @@ def _pendulum(algorithm: str, program: str, *options: str, minutes: float, zoo: 
 
 def _mujoco(
     algorithm: str,
-    algo: str,
     env: str,
     *,
     tianshou: str,
@@ -47,8 +46,8 @@ def _mujoco(
         section="MuJoCo, off-policy, 200,000 steps",
         algorithm=algorithm,
         env=env,
-        program="examples.mujoco",
-        options=("--algo", algo, "--env.id", env, "--policy.compile"),
+        program=algorithm.lower(),
+        options=(env, "--policy.compile"),
         seeds=seeds,
         literature=f"{tianshou} (10 runs, {old_env}, best of 1,000,000 steps)",
         source=TIANSHOU,
@@ -56,18 +55,16 @@ def _mujoco(
     )
 
 
-SAC_HALFCHEETAH = _mujoco("SAC", "sac", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=30)
-TD3_HALFCHEETAH = _mujoco("TD3", "td3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=25)
+SAC_HALFCHEETAH = _mujoco("SAC", "HalfCheetah-v5", tianshou="12138.8 ± 1049.3", minutes=30)
+TD3_HALFCHEETAH = _mujoco("TD3", "HalfCheetah-v5", tianshou="10201.2 ± 772.8", minutes=25)
 # Seven, because a policy either hops far or falls early: three seeds say little.
-SAC_HOPPER = _mujoco(
-    "SAC", "sac", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=30, seeds=SEVEN_SEEDS
-)
+SAC_HOPPER = _mujoco("SAC", "Hopper-v5", tianshou="3542.2 ± 51.5", minutes=30, seeds=SEVEN_SEEDS)
 PPO_HALFCHEETAH = Entry(
     section="MuJoCo, on-policy, 1,000,000 steps",
     algorithm="PPO",
     env="HalfCheetah-v5",
-    program="examples.mujoco_ppo",
-    options=("--env.id", "HalfCheetah-v5"),
+    program="ppo",
+    options=("HalfCheetah-v5",),
     seeds=SEEDS,
     literature="5819.1 ± 663.5 (one run, HalfCheetah-v3, 1,000,000 steps)",
     source=ZOO,
@@ -75,10 +72,10 @@ PPO_HALFCHEETAH = Entry(
 )
 
 ENTRIES = [
-    _pendulum("SAC", "pendulum_sac", minutes=3, zoo="-157.0 ± 88.7"),
-    _pendulum("TD3", "pendulum", "--algo", "td3", minutes=2, zoo="-151.9 ± 90.2"),
-    _pendulum("DDPG", "pendulum", "--algo", "ddpg", minutes=2, zoo="-152.1 ± 94.3"),
-    _pendulum("TQC", "pendulum", "--algo", "tqc", minutes=5),
+    _pendulum("SAC", 3, "-157.0 ± 88.7"),
+    _pendulum("TD3", 2, "-151.9 ± 90.2"),
+    _pendulum("DDPG", 2, "-152.1 ± 94.3"),
+    _pendulum("TQC", 5),
     SAC_HALFCHEETAH,
     TD3_HALFCHEETAH,
     SAC_HOPPER,

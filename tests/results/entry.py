@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from dmiddleware.zoo import algorithms
 
 __all__ = ["Entry"]
 
@@ -13,16 +16,19 @@ __all__ = ["Entry"]
 class Entry:
     """A training whose result docs/results.md reports.
 
-    The command is ``python -m PROGRAM OPTIONS --seed SEED --exp-name NAME``, or ``ditask`` with the
-    ``main`` of the same program. Its run folder ``runs/NAME`` has the file ``result.json``, which
-    ``Experiment`` writes. A program without an experiment prints its figure.
+    The command is ``ditask train ALGORITHM ENV OPTIONS --seed SEED --exp-name NAME`` with the tuned
+    settings of the zoo, or ``python -m PROGRAM OPTIONS …``. Its run folder ``runs/NAME`` has the
+    file ``result.json``, which ``Experiment`` writes. A program without an experiment prints its
+    figure.
 
     Attributes:
         section: the heading that the row stands under.
         algorithm: the name as its paper writes it.
         env: the environment's id.
-        program: the module of the program, for example ``examples.pendulum_sac``.
-        options: further words of the command line: flags, and options with their values.
+        program: the module of the program, for example ``examples.cartpole_dqn``, or the algorithm
+            that ``ditask train`` trains, for example ``sac``.
+        options: further words of the command line: the environment's id, if ``program`` is an
+            algorithm, flags, and options with their values.
         nodes: the number of processes that ``ditask`` starts; 1 runs the program alone.
         seeds: one training for each.
         at_least: the least figure that each seed must reach, or None.
@@ -72,12 +78,32 @@ class Entry:
         words = [self.program.rpartition(".")[2], *self.options]
         if self.nodes > 1:
             words.append(f"{self.nodes}_nodes")
-        return "_".join(re.sub(r"[-/.]", "_", word.strip("-")) for word in words)
+        return "_".join(re.sub(r"[-/.:]", "_", word.strip("-")) for word in words)
+
+    @property
+    def is_in_zoo(self) -> bool:
+        """Whether ``ditask train`` trains it."""
+        return self.program in algorithms()
 
     @property
     def command(self) -> str:
         """The command as a reader types it, without a seed, which is 0 by default."""
+        return shlex.join(self.words(("python", "-m"), ("ditask",), self.options))
+
+    def words(
+        self, python: Sequence[str], ditask: Sequence[str], options: Sequence[str]
+    ) -> list[str]:
+        """Return the words of the command.
+
+        Args:
+            python: how Python runs a module.
+            ditask: how ditask is called.
+            options: in place of the entry's own.
+        """
+        nodes = ("--parallel-workers", str(self.nodes)) if self.nodes > 1 else ()
+        if self.is_in_zoo:
+            return [*ditask, *nodes, "train", self.program, *options]
         if self.nodes == 1:
-            return shlex.join(["python", "-m", self.program, *self.options])
-        words = ["ditask", "--main", f"{self.program}.main", "--parallel-workers", str(self.nodes)]
-        return shlex.join(words)
+            return [*python, self.program, *options]
+        after = ("--", *options) if options else ()
+        return [*ditask, "--main", f"{self.program}.main", *nodes, *after]

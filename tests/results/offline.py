@@ -31,7 +31,7 @@ def _entries(
             seeds=seeds,
             beats=cloning,
             minutes=minutes,
-            prepare=("examples.make_offline_data", env),
+            prepare=("examples.make_offline_data", "--env-id", env),
             prepare_minutes=data_minutes,
         )
         cloning = cloning or entry

@@ -5,13 +5,15 @@ from tests.results.entry import Entry
 SECTION = "Memory"
 POSITIONS = "CartPolePositions-v1"
 RECALL = "Recall-v0"
+_ENVS = "dmiddleware.zoo.envs"
 
 ENTRIES = [
     Entry(
         SECTION,
         "recurrent PPO",
         POSITIONS,
-        "examples.cartpole_memory_ppo",
+        "ppo_recurrent",
+        (f"{_ENVS}:{POSITIONS}",),
         seeds=(0, 1, 2),
         at_least=475.0,
         literature="475, the bar at which CartPole-v1 with velocities counts as solved",
@@ -22,7 +24,8 @@ ENTRIES = [
         SECTION,
         "R2D2",
         POSITIONS,
-        "examples.cartpole_memory_r2d2",
+        "r2d2",
+        (f"{_ENVS}:{POSITIONS}",),
         seeds=(0, 1, 2),
         at_least=475.0,
         literature="475, the bar at which CartPole-v1 with velocities counts as solved",
@@ -33,7 +36,8 @@ ENTRIES = [
         SECTION,
         "recurrent PPO",
         RECALL,
-        "examples.recall_ppo",
+        "ppo_recurrent",
+        (f"{_ENVS}:{RECALL}",),
         seeds=(0, 1, 2),
         at_least=0.95,
         literature="1, the best possible return with a memory",
@@ -44,8 +48,8 @@ ENTRIES = [
         SECTION,
         "PPO (no memory)",
         RECALL,
-        "examples.recall_ppo",
-        options=("--memory", "none"),
+        "ppo",
+        (f"{_ENVS}:{RECALL}",),
         seeds=(0, 1, 2),
         literature="0.25, the best possible return without a memory",
         source="the environment's definition",

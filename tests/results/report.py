@@ -10,32 +10,48 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dmiddleware.runs import RunRecord, compare_runs
+from dmiddleware.runs.statistics import short
 from tests.results import bars
 from tests.results.bars import Records
 from tests.results.entry import Entry
-from tests.results.record import Record
+from tests.results.record import Record, path_of
 
-__all__ = ["draw_curves", "render", "sections_of", "spread"]
+__all__ = ["draw_curves", "render", "runs_of", "score_text", "sections_of", "spread"]
 
 _INTRO = """\
 # Results
 
-What the examples reach, and how much the results vary. `make results` trains whatever has no record
-yet and writes this page; it can be interrupted at any time. `python -m tests.results NAME --again`
-repeats a training.
+What the examples reach, and how sure that is. `make results` trains whatever has no record yet and
+writes this page; it can be interrupted at any time. `python -m tests.results NAME --again` repeats
+a training.
 
-A figure is the mean over fresh episodes (100, for Atari 30) with seeds that training never uses, of
-the policy with the best evaluation and of the last policy. With several seeds it is followed by the
-standard deviation over the seeds. Times are training times with evaluations, on two cores, with two
-trainings at a time. The same seed gives other figures on other processor models, because their
-floating-point sums round differently. No setting was tuned on the seeds that are reported. A bar is
-what every seed must reach. *Resumed* trainings were interrupted: MuJoCo and Pong cannot save their
-environments, so they started new episodes then.
+The score of a training is the mean of the last tenth of its evaluations, as in
+[`ditask compare`](howto/compare-runs.md), which makes these tables. The table has the mean over the
+seeds, its 95% interval by a bootstrap over them, and in brackets the mean return of the best
+policies: those with the best evaluation, in fresh episodes (100, for Atari 30) with seeds that
+training never uses.
+
+Read the figures with these limits:
+
+- Three seeds are few. If scores are normal, the interval of three covers the true mean in 75% of
+  the cases, not in 95%; with seven seeds it is 87%, with ten 90%. A single seed shows no spread.
+- A short training has few evaluations. Of ten, the last tenth is a single one; of eleven, it is
+  two, and the first of them may come from a policy that has not learned the task yet.
+- A training that stops at its goal ends with an evaluation that has reached it, which flatters it.
+  The best policies in fresh episodes have no such bias.
+- The same seed gives other figures on other processor models, because their floating-point sums
+  round differently.
+
+Times are training times with evaluations, on two cores, with two trainings at a time. No setting
+was tuned on the seeds that are reported. A bar is what the best policy of every seed must reach.
+*Resumed* trainings were interrupted: MuJoCo and Pong cannot save their environments, so they
+started new episodes then.
 """
 
 _HEAD = """\
-| algorithm | environment | best policy | last policy | bar | seeds | env steps | time | published |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| algorithm | environment | score (best policies) | bar | seeds | env steps | time | published |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -64,6 +80,7 @@ def render(
         parts.append(f"## {title}\n\n{table}")
         if title in curves:
             parts.append(f"![Learning curves: {title}]({curves[title]})\n")
+        parts += [told for entry in rows if (told := _without_curve(entry, records))]
         parts += [told for entry in rows if (told := _logged(entry, records))]
         parts.append("Commands, for seed 0:\n\n" + _commands(rows))
     parts += [comparison] if comparison else []
@@ -74,12 +91,10 @@ def _row(entry: Entry, records: Records) -> str:
     told, bar = [entry.label, entry.env], bars.text(entry)
     own = records.get(entry.name, ())
     if not own:
-        return f"| {' | '.join(told)} | not run yet | | {bar} | | | | {_source(entry)} |"
-    last = [record.last for record in own if record.last is not None]
+        return f"| {' | '.join(told)} | not run yet | {bar} | | | | {_source(entry)} |"
     cells = [
         *told,
-        spread([record.figure for record in own]),
-        spread(last),
+        score_text(entry.env, own),
         f"{bar} **missed**" if bars.missed(entry, records) else bar,
         str(len(own)),
         f"{statistics.mean(record.env_step for record in own):,.0f}",
@@ -90,12 +105,32 @@ def _row(entry: Entry, records: Records) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def runs_of(env: str, records: Iterable[Record]) -> list[RunRecord]:
+    """Return the records that have evaluations, as ``ditask compare`` takes them."""
+    found = []
+    for record in records:
+        if record.evaluations:
+            at, values = zip(*record.evaluations, strict=True)
+            settings = {"env": {"id": env}}
+            path = path_of(record.command, record.seed)
+            points = np.array(at, np.int64), np.array(values, np.float64)
+            found.append(RunRecord(path, settings, (), "env_step", *points))
+    return found
+
+
+def score_text(env: str, records: Sequence[Record]) -> str:
+    """Return the mean score with its interval, and in brackets the mean of the best policies."""
+    runs = runs_of(env, records)
+    best = f"({short(statistics.mean(record.figure for record in records))})"
+    if not runs:
+        return f"not recorded {best}"
+    (row,) = compare_runs({"": runs}).rows
+    return f"{row.mean} {best}"
+
+
 def spread(figures: Sequence[float], *, n_decimals: int = 1) -> str:
-    """Return mean and standard deviation as text; empty without figures."""
-    if not figures:
-        return ""
-    mean = f"{statistics.mean(figures):,.2f}"
-    mean = mean.removesuffix("0") if n_decimals < 2 else mean
+    """Return mean and standard deviation as text."""
+    mean = f"{statistics.mean(figures):,.{n_decimals}f}"
     return mean if len(figures) == 1 else f"{mean} ± {statistics.stdev(figures):,.{n_decimals}f}"
 
 
@@ -115,6 +150,17 @@ def _logged(entry: Entry, records: Records) -> str:
     if not told:
         return ""
     return f"{entry.label}, {entry.env}: `{entry.logged}` was {spread(told)} on average.\n"
+
+
+def _without_curve(entry: Entry, records: Records) -> str:
+    """Return a paragraph that says that an entry has no score, or nothing."""
+    own = records.get(entry.name, ())
+    if not own or runs_of(entry.env, own):
+        return ""
+    return (
+        f"{entry.label}, {entry.env}: the records have no evaluations during the training, so the "
+        f"table has only the figure at the end, {entry.figure}.\n"
+    )
 
 
 def _commands(entries: Iterable[Entry]) -> str:

@@ -160,11 +160,8 @@ def commit() -> str:
 
 
 def _command(entry: Entry, seed: int, exp_name: str, *, resumes: bool) -> list[str]:
-    options = [*entry.options, *(["--resume"] if resumes else [])]
-    if entry.nodes == 1:
-        name = ("--exp-name", str(RUNS / exp_name) if entry.printed else exp_name)
-        words = [sys.executable, "-m", entry.program, *options]
-        return [*words, "--seed", str(seed), *name]
-    ditask = [sys.executable, "-m", "dmiddleware.launch", "--main", f"{entry.program}.main"]
-    nodes = ["--parallel-workers", str(entry.nodes)]
-    return [*ditask, *nodes, "--", *options, "--seed", str(seed), "--exp-name", exp_name]
+    name = str(RUNS / exp_name) if entry.printed else exp_name
+    resume = ("--resume",) if resumes else ()
+    options = [*entry.options, *resume, "--seed", str(seed), "--exp-name", name]
+    python = (sys.executable, "-m")
+    return entry.words(python, (*python, "dmiddleware.launch"), options)

@@ -105,14 +105,17 @@ class EpisodeLinks:
         self._tail_id = self._tail_id[:0]
         self._tail = self._tail[:0]
 
-    def state_dict(self, index: Ints) -> dict[str, Any]:
-        """Return the links of the rows of ``index``, and the open tails."""
-        return {"successor": self.of(index), "tail_id": self._tail_id, "tail": self._tail}
+    def tails(self) -> dict[str, Any]:
+        """Return the open tails, for :meth:`load_tails`."""
+        return {"id": self._tail_id, "index": self._tail}
 
-    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
-        """Restore what :meth:`state_dict` returned for the rows of ``index``."""
-        self._write(index, np.asarray(state["successor"]))
-        self._tail_id, self._tail = np.asarray(state["tail_id"]), np.asarray(state["tail"])
+    def load_tails(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`tails` returned."""
+        self._tail_id, self._tail = np.asarray(state["id"]), np.asarray(state["index"])
+
+    def load(self, index: Ints, successor: Ints) -> None:
+        """Restore the links of the rows of ``index``."""
+        self._write(index, successor)
 
     def _is_simple(self, episode_id: Ints, is_linked: Bools) -> bool:
         """Return whether every env stays in the episode that it was in, all through the push."""
@@ -270,9 +273,8 @@ class SideTable:
         rows = {path: self.get(path, slots[position]) for path in self.paths}
         return {"position": position, "rows": rows}
 
-    def load_state_dict(self, state: Mapping[str, Any], slots: Ints) -> None:
-        """Replace all rows with those that :meth:`state_dict` returned for these slots."""
-        self.clear()
+    def load(self, state: Mapping[str, Any], slots: Ints) -> None:
+        """Add the rows that :meth:`state_dict` returned for these slots, which have none yet."""
         rows = {path: np.asarray(array) for path, array in state["rows"].items()}
         self.put(slots[np.asarray(state["position"])], rows)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from dmiddleware.data.ring.episode_index import NONE, FreeNumbers, Pushed
@@ -82,9 +79,7 @@ class EpisodeTable:
         tail, head = entered.tail % self._size, entered.head - first
         number[head], step[head] = self._number[tail], self._step[tail] + 1
         if len(head) < n:  # otherwise every row continues one of an earlier push
-            before = np.full(n, NONE)
-            linked = np.flatnonzero(successor != NONE)
-            before[successor[linked] - first] = linked
+            before = _predecessors(successor, first)
             new = np.flatnonzero((before == NONE) & (number == NONE))
             number[new] = self._take_numbers(len(new))
             root, distance = _roots(before)
@@ -102,24 +97,23 @@ class EpisodeTable:
             self._release(self._capacity[emptied], self._place[emptied])
             self._free_numbers.put(emptied)
 
-    def state_dict(self, index: Ints) -> dict[str, Any]:
-        """Return the episode and the step of the rows of ``index``."""
-        slots = index % self._size
-        _, oldest, number = np.unique(
-            self._number.take(slots), return_index=True, return_inverse=True
-        )
-        # Count the episodes from the oldest one, so that equal buffers have equal states.
-        return {"number": oldest.argsort().argsort()[number], "step": self._step.take(slots)}
+    def load(self, index: Ints, step: Ints, successor: Ints) -> None:
+        """Replace all rows.
 
-    def load_state_dict(self, state: Mapping[str, Any], index: Ints) -> None:
-        """Restore what :meth:`state_dict` returned for the rows of ``index``, all that are held."""
+        Args:
+            index: all rows that are held, int64 ``[n]``, ascending.
+            step: the step of each in its episode.
+            successor: the successor of each, -1 where there is none.
+        """
         self.clear()
-        number, step = np.asarray(state["number"]), np.asarray(state["step"])
-        self._take_numbers(int(number.max(initial=NONE)) + 1)
+        if not len(index):
+            return
+        root, _ = _roots(_predecessors(successor, int(index[0])))
         # The rows are in ascending order, so the first of each episode has its lowest step.
-        present, oldest = np.unique(number, return_index=True)
-        self._begin[present] = self._end[present] = step[oldest]
-        self._write(index, number, step)
+        _, oldest, number = np.unique(root, return_index=True, return_inverse=True)
+        numbers = self._take_numbers(len(oldest))
+        self._begin[numbers] = self._end[numbers] = step[oldest]
+        self._write(index, numbers[number], step)
 
     def _write(self, index: Ints, number: Ints, step: Ints) -> None:
         slots = index % self._size
@@ -218,6 +212,19 @@ class SequenceStarts:
     def clear(self) -> None:
         """Remove all rows."""
         self._begin = self._end = 0
+
+
+def _predecessors(successor: Ints, first: int) -> Ints:
+    """Return the position of the predecessor of each row, -1 where there is none, int64 ``[n]``.
+
+    Args:
+        successor: index of the successor of each row, -1 where there is none, int64 ``[n]``.
+        first: index of the first row.
+    """
+    before = np.full(len(successor), NONE)
+    linked = np.flatnonzero(successor != NONE)
+    before[successor[linked] - first] = linked
+    return before
 
 
 def _roots(before: Ints) -> tuple[Ints, Ints]:

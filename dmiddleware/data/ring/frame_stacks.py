@@ -126,17 +126,17 @@ class FrameStacks:
         """Return the older frames of those rows of ``slots`` that keep them."""
         return self._older.state_dict(slots)
 
-    def load_state_dict(self, state: Mapping[str, Any], index: Ints, successor: Ints) -> None:
-        """Restore what :meth:`state_dict` returned; the columns are restored already.
+    def link(self, index: Ints, successor: Ints) -> None:
+        """Let rows continue those before them, before :meth:`load`; the columns are restored.
 
         Args:
-            state: from :meth:`state_dict`.
-            index: all rows that are held.
+            index: all rows that are held, int64 ``[n]``.
             successor: the successor of each, -1 where there is none.
         """
-        self.clear()
-        slots = index % self._size
         linked = successor != NONE
-        self._previous[successor[linked] % self._size] = slots[linked]
-        self._older.load_state_dict(state, slots)
+        self._previous[successor[linked] % self._size] = index[linked] % self._size
+
+    def load(self, state: Mapping[str, Any], slots: Ints) -> None:
+        """Restore what :meth:`state_dict` returned for these slots."""
+        self._older.load(state, slots)
         self._previous[slots[np.asarray(state["position"])]] = NONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from dmiddleware.data.ring.frame_stacks import FrameStacks
 from dmiddleware.data.ring.storage import Allocate
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Leaf, Rows, Schema, as_batch, lead_of, same_rows
+from dmiddleware.data.serialization import StateBlock
 from dmiddleware.errors import CheckpointMismatch, StructureError
 from dmiddleware.tree import Batch
 
@@ -27,6 +28,11 @@ _Structure: TypeAlias = EpisodeLinks | EpisodeTable | SequenceStarts | SideTable
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _NEXT = "next_obs"
+
+# A snapshot writes a whole block again if one of its rows is new: the number of blocks in a ring,
+# and the fewest bytes that are worth a file.
+_BLOCKS = 128
+_SMALLEST_BLOCK = 2**18
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +98,10 @@ class RowRing:
         self._side: SideTable | None = None
         self._stacks: FrameStacks | None = None
         self._at_starts: SideTable | None = None
+        # Of as many rows, from slot 0 on, the states are saved together.
+        self._block_size = size
+        # Renewed when other rows take the indices of those that were held.
+        self._history = object()
         self._has_warned = False
         # Leaves of next_obs that can be compared with obs of the following row.
         self._compared: list[str] = []
@@ -229,26 +239,20 @@ class RowRing:
         self._side = self._at_starts = self._stacks = None
 
     def state_dict(self, *, live: bool = False) -> dict[str, Any]:
-        """Return all rows that are held, oldest first, and their links.
+        """Return all rows that are held, in blocks, and their links.
 
         Args:
-            live: whether each column is a list of one or two parts that share memory with this
-                ring, and change with it, instead of a copy.
+            live: whether the blocks share memory with this ring, and change with it, instead of
+                copies; they are :class:`StateBlock` then.
         """
-        index = np.arange(self.first, self.total)
-        slots = index % self.size
         return {
             **self._options(),
             "first": self.first,
             "total": self.total,
             "leaves": {path: str(leaf.dtype.str) for path, leaf in self._leaves().items()},
             "shapes": {path: list(leaf.shape) for path, leaf in self._leaves().items()},
-            "columns": self._column_state(slots, live=live),
-            "links": None if self._links is None else self._links.state_dict(index),
-            "episodes": None if self._episodes is None else self._episodes.state_dict(index),
-            "side": None if self._side is None else self._side.state_dict(slots),
-            "stacks": None if self._stacks is None else self._stacks.state_dict(slots),
-            "at_starts": None if self._at_starts is None else self._at_starts.state_dict(slots),
+            "tails": None if self._links is None else self._links.tails(),
+            "blocks": [self._block_state(rows, live=live) for rows in self._blocks()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,6 +261,11 @@ class RowRing:
         Raises:
             CheckpointMismatch: if the buffer has different options or a different structure.
         """
+        if "blocks" not in state:
+            raise CheckpointMismatch(
+                "the rows of this buffer were saved by an earlier version of dmiddleware, in "
+                "another form; begin with an empty buffer, and load the policy's checkpoint instead"
+            )
         for option, own in self._options().items():
             if state.get(option) != own:
                 raise CheckpointMismatch(
@@ -266,41 +275,75 @@ class RowRing:
         if state["leaves"]:
             self._load_structure(state)
         self.clear()
+        self._history = object()
         self.first, self.total = state["first"], state["total"]
         if not state["leaves"]:
             return  # the state of a buffer before its first push
-        index = np.arange(self.first, self.total)
-        for path, column in state["columns"].items():
-            start = self.first
-            for part in column if isinstance(column, list) else [column]:
-                self._write({path: np.asarray(part)}, start, len(part))
-                start += len(part)
-        self._load_structures(state, index)
-
-    def _column_state(self, slots: Ints, *, live: bool) -> dict[str, Any]:
-        if not live:
-            return {path: column.take(slots, axis=0) for path, column in self._columns.items()}
-        start = self.first % self.size
-        wrapped = max(start + len(slots) - self.size, 0)
-        return {
-            path: [column[start : start + len(slots)], *([column[:wrapped]] if wrapped else [])]
-            for path, column in self._columns.items()
-        }
-
-    def _load_structures(self, state: Mapping[str, Any], index: Ints) -> None:
-        slots = index % self.size
+        for block in state["blocks"]:
+            columns = {path: np.asarray(column) for path, column in block["columns"].items()}
+            self._write(columns, block["start"], block["stop"] - block["start"])
         if self._links is not None:
-            self._links.load_state_dict(state["links"], index)
+            self._load_links(self._links, state)
+
+    def _blocks(self) -> Iterator[range]:
+        """Yield the rows that are held, in blocks, oldest first.
+
+        The slots of a block are one stretch. They are always the same, apart from those of the
+        oldest and the newest block, so that a push changes few blocks.
+        """
+        start = self.first
+        while start < self.total:
+            slot = start % self.size
+            end = min(slot - slot % self._block_size + self._block_size, self.size)
+            stop = min(start + end - slot, self.total)
+            yield range(start, stop)
+            start = stop
+
+    def _block_state(self, rows: range, *, live: bool) -> dict[str, Any]:
+        columns = partial(self._columns_of, rows, copy=not live)
+        links = None if self._links is None else partial(self._links_of, self._links, rows)
+        state: dict[str, Any] = {"start": rows.start, "stop": rows.stop}
+        if live:  # columns never change; links do, when the next step arrives
+            state["columns"] = StateBlock(columns, key=(self._history, rows))
+            state["links"] = links and StateBlock(links)
+        else:
+            state["columns"], state["links"] = columns(), links and links()
+        return state
+
+    def _columns_of(self, rows: range, *, copy: bool) -> dict[str, Array]:
+        start = rows.start % self.size
+        views = {path: array[start : start + len(rows)] for path, array in self._columns.items()}
+        return {path: view.copy() for path, view in views.items()} if copy else views
+
+    def _links_of(self, links: EpisodeLinks, rows: range) -> dict[str, Any]:
+        """Return what is known of rows, apart from the columns."""
+        index = np.arange(rows.start, rows.stop)
+        slots = index % self.size
+        state: dict[str, Any] = {"successor": links.of(index)}
         if self._episodes is not None:
-            self._episodes.load_state_dict(state["episodes"], index)
+            state["step"] = self._episodes.step(index)
+        return {**state, **{name: kept.state_dict(slots) for name, kept in self._kept().items()}}
+
+    def _kept(self) -> dict[str, SideTable | FrameStacks]:
+        """Return the tables of what only some rows have, by name."""
+        own = {"side": self._side, "at_starts": self._at_starts, "stacks": self._stacks}
+        return {name: table for name, table in own.items() if table is not None}
+
+    def _load_links(self, links: EpisodeLinks, state: Mapping[str, Any]) -> None:
+        links.load_tails(state["tails"])
+        index = np.arange(self.first, self.total)
+        loaded = [block["links"] for block in state["blocks"]]
+        links.load(index, _joined(block["successor"] for block in loaded))
+        if self._episodes is not None:
+            self._episodes.load(index, _joined(block["step"] for block in loaded), links.of(index))
         if self._starts is not None:
             self._starts.push(index[self.is_start(index)])
-        if self._side is not None:
-            self._side.load_state_dict(state["side"], slots)
-        if self._at_starts is not None:
-            self._at_starts.load_state_dict(state["at_starts"], slots)
-        if self._stacks is not None and self._links is not None:
-            self._stacks.load_state_dict(state["stacks"], index, self._links.of(index))
+        if self._stacks is not None:
+            self._stacks.link(index, links.of(index))
+        for block in state["blocks"]:
+            slots = np.arange(block["start"], block["stop"]) % self.size
+            for name, table in self._kept().items():
+                table.load(block["links"][name], slots)
 
     def _structures(self) -> list[_Structure]:
         """Return everything except the columns."""
@@ -388,6 +431,8 @@ class RowRing:
             for leaf in (*stored.leaves.values(), *frames)
         }
         self._schema = schema
+        width = max(1, sum(column.nbytes for column in self._columns.values()) // self.size)
+        self._block_size = max(-(-self.size // _BLOCKS), _SMALLEST_BLOCK // width, 1)
         sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in schema.leaves.values()]
         self.row_nbytes = sum(sizes)
         if self._linked:
@@ -558,6 +603,10 @@ def _check_next_obs(schema: Schema) -> None:
             "store_next_obs=False reads next_obs from obs, so both must have the same leaves, but "
             f"obs has {here} and next_obs has {there}"
         )
+
+
+def _joined(parts: Iterable[Any]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def _obs_path(path: str) -> str:

@@ -199,6 +199,9 @@ class EnvPool:
     If some processes fail to answer a request, it returns the answers of the others and the
     failures; the caller decides what to do about them (:meth:`restart`, :meth:`close`).
 
+    Attributes:
+        is_busy: whether a thread waits for answers of the processes.
+
     Args:
         env_fns: one factory per env.
         envs_per_process: how many envs share a process.
@@ -225,6 +228,7 @@ class EnvPool:
         groups = [list(ids[at : at + envs_per_process]) for at in ids[::envs_per_process]]
         self._setups = [_pickled_setup(group, env_fns) for group in groups]
         self._processes: dict[int, EnvProcess] = {}
+        self.is_busy = False
         self._spaces: SpacePair | None = None
         self._shared: SharedArrays | None = None
 
@@ -245,11 +249,15 @@ class EnvPool:
         assert self._shared is not None
         return self._shared
 
-    def start(self, seeds: Mapping[int, int]) -> tuple[dict[int, Any], list[ProcessFailure]]:
+    def start(
+        self, seeds: Mapping[int, int], given: Mapping[int, bytes]
+    ) -> tuple[dict[int, Any], list[ProcessFailure]]:
         """Start all processes, make the envs and reset them.
 
         Args:
             seeds: the seeds of the resets, by env id; envs that are not in it are not seeded.
+            given: what a program has set on the envs, by env id, see
+                :data:`~dmiddleware.env.subprocess.worker.Given`.
 
         Returns:
             The infos of the resets, by env id, and the failures. The observations are in
@@ -258,16 +266,19 @@ class EnvPool:
         Raises:
             EnvProtocolError: if the envs differ in their spaces.
         """
-        return self._start(range(len(self._setups)), seeds)
+        return self._start(range(len(self._setups)), seeds, given)
 
     def restart(
-        self, failures: Iterable[ProcessFailure], seeds: Mapping[int, int]
+        self,
+        failures: Iterable[ProcessFailure],
+        seeds: Mapping[int, int],
+        given: Mapping[int, bytes],
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
         """Restart the processes that failed; otherwise like :meth:`start`."""
         indices = [self._index_of(failure.env_ids[0]) for failure in failures]
         for index in indices:
             self._processes.pop(index).kill()
-        return self._start(indices, seeds)
+        return self._start(indices, seeds, given)
 
     def step(self, env_ids: list[int] | None) -> tuple[StepInfos, list[ProcessFailure]]:
         """Step envs with the actions in ``memory.action``, and reset those whose episode ends.
@@ -326,7 +337,7 @@ class EnvPool:
             self._shared = None
 
     def _start(
-        self, indices: Iterable[int], seeds: Mapping[int, int]
+        self, indices: Iterable[int], seeds: Mapping[int, int], given: Mapping[int, bytes]
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
         for index in indices:
             first = index * self._envs_per_process
@@ -341,7 +352,9 @@ class EnvPool:
             self._processes[index].send_fd(self.memory.fileno(), timeout_s=timeout_s)
         mapped, more = self._answers(found, "start", timeout_s)
         ready = {
-            index: pickle.dumps({key: seeds.get(key) for key in self._processes[index].env_ids})
+            index: pickle.dumps(
+                {key: (seeds.get(key), given.get(key)) for key in self._processes[index].env_ids}
+            )
             for index in mapped
         }
         infos, still_more = self._exchange(b"r", ready, "reset", timeout_s)
@@ -359,10 +372,14 @@ class EnvPool:
     def _exchange(
         self, kind: bytes, contents: Mapping[int, bytes], doing: str, timeout_s: float
     ) -> tuple[dict[int, Any], list[ProcessFailure]]:
-        for index, content in contents.items():
-            process = self._processes[index]
-            process.request(kind, content, timeout_s=timeout_s * len(process.env_ids))
-        return self._answers(contents, doing, timeout_s)
+        self.is_busy = True
+        try:
+            for index, content in contents.items():
+                process = self._processes[index]
+                process.request(kind, content, timeout_s=timeout_s * len(process.env_ids))
+            return self._answers(contents, doing, timeout_s)
+        finally:
+            self.is_busy = False
 
     def _answers(
         self, indices: Iterable[int], doing: str, timeout_s: float

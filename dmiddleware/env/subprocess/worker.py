@@ -10,17 +10,21 @@ request   content                                       answers
 ========  ============================================  ======================================
 ``i``     :class:`Setup`                                ``k`` the spaces of each env
 ``m``     nothing; the memory's file follows            ``k``
-``r``     {env id: seed or None}                        ``k`` the infos of the resets
+``r``     {env id: (seed or None, pickled               ``k`` the infos of the resets
+          :class:`Given` or None)}
 ``s``     the env ids, or nothing for all               ``r`` when resets begin; ``k``
                                                         :class:`StepInfos`, or nothing
 ``p``     {env id: None}                                ``k`` the images and render modes
 ``g``     {env id: None}                                ``k`` the states
 ``l``     {env id: state}                               ``k`` the mismatches, or None
 ``d``     {env id: (seed or None, seed of all resets)}  ``k``
+``a``     {env id: pickled :class:`Access`}             ``k`` the pickled results, or errors
+``o``     {env id: pickled options of resets}           ``k``
 ``c``     nothing                                       none; the process exits
 ========  ============================================  ======================================
 
-Any request except ``c`` may be answered by ``e`` and a :class:`Failure`.
+Any request except ``c`` may be answered by ``e`` and a :class:`Failure`. What a program gives
+to its envs is pickled by itself, with cloudpickle.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import gymnasium as gym
@@ -50,17 +54,21 @@ from dmiddleware.env.contract import (
     close_quietly,
     contract_break,
 )
+from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
-from dmiddleware.errors import CheckpointMismatch, EnvProtocolError
+from dmiddleware.errors import CheckpointMismatch, EnvCallError, EnvProtocolError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.terminal import needs_terminal
 
-__all__ = ["main", "Setup", "Failure", "StepInfos"]
+__all__ = ["main", "Given", "Setup", "Failure", "StepInfos"]
+
+Given: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any] | None]
+"""What a program has set on one env: its attributes, and the options of its resets."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ class _Worker:
         self._claims = EnvClaims()
         self._seeds: dict[int, int] = {}
         self._fixed_seeds: dict[int, int | None] = {}
+        self._options: dict[int, Mapping[str, Any] | None] = {}
         self._env_num = 0
         self._env_id = 0
         self._doing = "start"
@@ -127,6 +136,8 @@ class _Worker:
             b"g": self._get_states,
             b"l": self._set_states,
             b"d": self._seed,
+            b"a": self._access,
+            b"o": self._take_options,
         }
 
     def serve(self) -> None:
@@ -181,14 +192,29 @@ class _Worker:
         )
         self._shared.close()
 
-    def _reset_envs(self, seeds: Mapping[int, int | None]) -> dict[int, Any]:
-        self._seeds.update({key: seed for key, seed in seeds.items() if seed is not None})
-        return {env_id: self._reset(env_id) for env_id in seeds}
+    def _reset_envs(self, begun: Mapping[int, tuple[int | None, bytes | None]]) -> dict[int, Any]:
+        for env_id, (seed, given) in begun.items():
+            if seed is not None:
+                self._seeds[env_id] = seed
+            if given is not None:
+                self._take(env_id, given)
+        return {env_id: self._reset(env_id) for env_id in begun}
+
+    def _take(self, env_id: int, given: bytes) -> None:
+        """Set on a new env what the program has set on the one before."""
+        self._doing, self._env_id = "set_attr", env_id
+        attributes, self._options[env_id] = pickle.loads(given)
+        for name, value in attributes.items():
+            Access("set_attr", name, (value,)).of(self._envs[env_id], env_id)
 
     def _reset(self, env_id: int) -> Any:
         self._doing, self._env_id = "reset", env_id
         env, seed = self._envs[env_id], self._seeds.pop(env_id, self._fixed_seeds.get(env_id))
-        result = env.reset() if seed is None else env.reset(seed=seed)
+        options = self._options.get(env_id)
+        if options is not None:
+            result = env.reset(seed=seed, options={**options})
+        else:
+            result = env.reset() if seed is None else env.reset(seed=seed)
         check_first(result, env_id)
         obs, info = result
         if seed is not None:
@@ -227,6 +253,20 @@ class _Worker:
         self._doing = "render"
         return {key: (self._envs[key].render(), self._envs[key].render_mode) for key in env_ids}
 
+    def _access(self, accesses: Mapping[int, bytes]) -> dict[int, bytes | EnvCallError]:
+        return {env_id: self._accessed(env_id, access) for env_id, access in accesses.items()}
+
+    def _accessed(self, env_id: int, access: bytes) -> bytes | EnvCallError:
+        """Return the pickled result; an error is a result too, since the env can still be used."""
+        try:
+            return _pickled(pickle.loads(access), self._envs[env_id], env_id)
+        except Exception as error:  # noqa: BLE001 - an env may raise anything
+            return EnvCallError(f"{error}\n{traceback.format_exc()}")
+
+    def _take_options(self, options: Mapping[int, bytes]) -> None:
+        self._doing = "set_reset_options"
+        self._options |= {env_id: pickle.loads(one) for env_id, one in options.items()}
+
     def _get_states(self, env_ids: Mapping[int, None]) -> dict[int, Any]:
         self._doing = "get_state"
         return {env_id: get_state(self._envs[env_id]) for env_id in env_ids}
@@ -247,6 +287,17 @@ class _Worker:
     def _seed(self, seeds: Mapping[int, tuple[int | None, int | None]]) -> None:
         self._seeds = {env_id: once for env_id, (once, _) in seeds.items() if once is not None}
         self._fixed_seeds = {env_id: always for env_id, (_, always) in seeds.items()}
+
+
+def _pickled(access: Access, env: gym.Env[Any, Any], env_id: int) -> bytes:
+    result = access.of(env, env_id)
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise EnvCallError(
+            f"env {env_id} returned {result!r:.100} in {access}, which cannot be sent from its "
+            f"process ({type(error).__name__}: {error}); ask for plain data, or use mode='sync'"
+        ) from error
 
 
 def _summarize(error: Exception) -> str:

@@ -6,8 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from dmiddleware.policy import HasModes, is_update, priorities_of_rows, update_o
 from dmiddleware.registry import Registry
 from dmiddleware.schedule import Counters
 from dmiddleware.signals import HeldSignals
+from dmiddleware.torch_threads import limited_threads
 from dmiddleware.tree import lead_shape
 from dmiddleware.worker.learner.hooks import (
     POSITIONS,
@@ -132,6 +134,7 @@ class BaseLearner(Closing, Configurable):
         self._collector_envstep = -1
         self._done = False
         self._closing = threading.Event()
+        self._threads = ExitStack()
         self._running: threading.Thread | None = None
         self._ckpt_name: str | None = None
         self._policy_id = ""
@@ -153,6 +156,11 @@ class BaseLearner(Closing, Configurable):
             self._cfg.hook["log_reduce_after_iter"] = True
         self._setup_hook()
         self._setup_wrapper()
+
+    def __enter__(self) -> Self:
+        """Let torch use one thread, or those that were asked for, until the learner is closed."""
+        self._threads.enter_context(limited_threads(says=self._rank == 0))
+        return self
 
     def _setup_hook(self) -> None:
         """Build the hooks; called once by the constructor."""
@@ -456,6 +464,7 @@ class BaseLearner(Closing, Configurable):
         self._close_loader()
         if self._running is None or self._running is threading.current_thread():
             self._writer.close()
+        self._threads.close()
 
     def _close_loader(self) -> None:
         if self._loader is not None:

@@ -8,6 +8,7 @@ from dmiddleware.env import BattleEnv
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
+    EnvCallError,
     EnvCrashed,
     EnvProtocolError,
     EnvStateError,
@@ -420,3 +421,41 @@ def test_a_game_restarted_after_a_resume_gets_its_own_seed(remembering):
             state = games.state_dict()
     assert games.restarts == 2
     assert len(set(seeds)) == 2
+
+
+class Optional(Together):
+    """A game that notes its options."""
+
+    def reset(self, seed=None, options=None):
+        self.options = options
+        return super().reset(seed)
+
+
+def test_games_are_called_and_changed_and_keep_it_after_a_crash_and_a_resume():
+    def make():
+        return Optional(lengths=(2,), crashes={(1, 1)})
+
+    with BattleEnvManager([make, make]) as games:
+        games.set_attr("rewards", [(5.0, -5.0), (1.0, -1.0)])
+        games.set_reset_options({"board": 9})
+        assert games.get_attr("options") == [None, None]
+        for _ in range(2):
+            games.step({0: [0, 0]})
+        assert games.get_attr("options") == [{"board": 9}, None]
+        assert len(games.call("_obs")[0]) == 2
+        with pytest.raises(EnvCallError, match=r"'reward'.*rewards"):
+            games.set_attr("reward", 1)
+        with pytest.raises(ConfigError, match="own reset"):
+            games.call("reset")
+        for _ in range(2):
+            last = games.step({0: [0, 0]})[0]
+        assert last.abnormal
+        assert games.get_attr("rewards") == [(5.0, -5.0), (1.0, -1.0)]
+        assert games.get_attr("options") == [{"board": 9}, None]
+        state = games.state_dict()
+    with BattleEnvManager([make, make]) as games:
+        games.load_state_dict(state)
+        assert games.get_attr("rewards")[0] == (5.0, -5.0)
+        assert games.reset_options == [{"board": 9}, {"board": 9}]
+        games.reset()
+        assert games.get_attr("options") == [{"board": 9}, {"board": 9}]

@@ -6,7 +6,8 @@ Batch Nested as_tree from_numpy to_numpy to_dict to_device leaves nest map_leave
 lead_shape flatten_lead index_rows cat stack
 ReplayBuffer TensorBuffer SampleTransform
 Sampler Eligible UniformSampler PrioritySampler
-check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint unpack_checkpoint
+BlockFolder check_saveable convert_checkpoint load_checkpoint save_checkpoint pack_checkpoint
+unpack_checkpoint
 OfflineDataset Minibatches load_rows save_dataset load_minari save_minari
 MinibatchUnit minibatches n_minibatches select_columns
 HindsightReplay GoalFunction

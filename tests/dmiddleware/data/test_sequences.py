@@ -245,9 +245,12 @@ def test_a_restored_buffer_draws_the_same_sequences_and_later_rows(sampler, tmp_
         assert torch.equal(ours.state.h, theirs.state.h)
         assert torch.equal(ours.obs.both, theirs.obs.both)
         assert torch.equal(buffer.sample_future(buffer.index), other.sample_future(other.index))
-    states = [one.state_dict()["rows"]["episodes"] for one in (buffer, other)]
-    for name in ("number", "step"):
-        assert np.array_equal(states[0][name], states[1][name])
+    rows, loaded = (
+        [block["links"] for block in one.state_dict()["rows"]["blocks"]] for one in (buffer, other)
+    )
+    for name in ("successor", "step"):
+        for block, same in zip(rows, loaded, strict=True):
+            assert np.array_equal(block[name], same[name])
     with pytest.raises(CheckpointMismatch, match="stride=2"):
         TensorBuffer(60, sampler=sampler(), **{**options, "stride": 1}).load_state_dict(
             buffer.state_dict()

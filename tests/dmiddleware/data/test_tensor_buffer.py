@@ -316,7 +316,8 @@ def test_the_buffer_is_locked_while_its_rows_are_shared():
     with buffer.live_state() as state:
         pusher.start()
         pusher.join(0.05)
-        assert len(state["rows"]["columns"]["x"][0]) == len(buffer) == 3
+        (block,) = state["rows"]["blocks"]
+        assert len(block["columns"].content()["x"]) == len(buffer) == 3
     pusher.join(10)
     assert len(buffer) == 4
 

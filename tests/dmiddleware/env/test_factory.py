@@ -28,7 +28,6 @@ def test_the_public_names_are_these():
         "atari_preprocessing",
         "make_atari_env",
         "make_grid_env",
-        "prepared_options",
         "BatchedTimestep",
         "EnvTimestep",
         "StepInfo",

@@ -61,6 +61,9 @@ def test_columns_of_some_rows_are_like_the_others(is_read_first):
     assert info.values_at("b", [0, 2]) == [5, 6]
     assert info.values_at("b", [2]) == [6]
     assert info.values_at("a", [0]) == [1]
+    assert info.values_of(("b", "c"), 0) == {"b": 5}
+    assert info.values_of(("b", "c"), 1) == {}
+    assert StepInfo([{"a": 1}, {}]).values_of(("a",), 0) == {"a": 1}
     assert info.rows() == [{"a": 1, "b": 5}, {"a": 2}, {"b": 6}]
     for key, values, mask in (("a", [1, 2, 0], _a), ("b", [5, 0, 6], [True, False, True])):
         column, given = info.column(key)

@@ -112,6 +112,14 @@ def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             _kill(run)
 
 
+def _await_notes(run: subprocess.Popen[str], start: str, names: set[str]) -> set[str]:
+    """Return the names that the launcher's notes have, until all are there."""
+    found: set[str] = set()
+    while found < names:
+        found |= set(_await_line(run, start).strip().rpartition(": ")[2].split(", "))
+    return found
+
+
 def _first_ephemeral_port() -> int:
     """Return the lowest port for outgoing connections, or the usual one on Linux."""
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -148,13 +156,17 @@ def test_nodes_that_joined_can_leave_without_ending_the_run(folder: Path) -> Non
     with running(folder, "--key-file", "key") as (run, address):
         with joining(folder, address, "--key-file", "key") as joined:
             entries = _await_firsts(folder, 3)
+            ids = {node for _, node in entries} - {1}
+            names = {f"node {node} (collector)" for node in ids}
+            assert _await_notes(run, "joined the run: ", names) == names
             joined.send_signal(signal.SIGTERM)
             text, _ = joined.communicate(timeout=80)
             assert joined.returncode == 143, text
-        ids = {node for _, node in entries} - {1}
         left = _await(folder, {("left", node) for node in ids})
         assert {left["left", node].rest[0] for node in ids} == {"said_goodbye"}
         assert min(ids) >= 1_000_000, "nodes that join choose ids from a range of their own"
+        assert text.count("connected to node 0 (learner)") == 1
+        assert _await_notes(run, "left the run: ", names) == names
         (folder / "end").touch()
         text, _ = run.communicate(timeout=80)
     assert run.returncode == 0, text

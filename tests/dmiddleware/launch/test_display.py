@@ -66,7 +66,12 @@ def test_plain_lines_name_their_node_and_are_not_cut(time: Time) -> None:
 def test_the_status_of_all_nodes_is_printed_every_ten_seconds(time: Time) -> None:
     display, out = plain(time)
     learner = child(
-        0, "learner", step=3, counters={"env steps": 100, "updates": 50}, peers=2, blocked_s=1.5
+        0,
+        "learner",
+        step=3,
+        counters={"env steps": 100, "updates": 50},
+        peers={1: (), 2: ()},
+        blocked_s=1.5,
     )
     display.update([learner])
     assert out.getvalue() == ""

@@ -77,19 +77,50 @@ def test_functions_that_would_run_nothing_are_refused_unseen(
             check_main(f"{module}.{name}", folder)
 
 
-@pytest.mark.parametrize("name", ["plain", "decorated", "replaced", "hidden", "missing"])
+@pytest.mark.parametrize("name", ["plain", "decorated", "replaced", "hidden"])
 def test_what_the_source_does_not_show_is_left_to_the_nodes(folder: Path, name: str) -> None:
     check_main(f"program.{name}", folder)
-    check_main(f"nowhere.{name}", folder)
     (folder / "program.py").write_text("def plain(:")
     check_main(f"program.{name}", folder)
 
 
-def test_a_refused_function_starts_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "source", ["from os import *", "globals()['made'] = print", "def __getattr__(name): ..."]
+)
+def test_a_module_may_make_names_as_it_runs(tmp_path: Path, source: str) -> None:
+    (tmp_path / "maker.py").write_text(source)
+    check_main("maker.made", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [
+        ("program.plan", "module program has no function 'plan'; did you mean program.plain?"),
+        ("program.unlike", "module program has no function 'unlike'"),
+        ("progrm.plain", "found no module progrm in --package .*; did you mean program?"),
+        ("package.progrm.plain", "no module package.progrm .*; did you mean package.program?"),
+        ("program.plain.inner", "found no module program.plain in"),
+        ("nowhere_at_all.main", "found no module nowhere_at_all in .* the import path$"),
+    ],
+)
+def test_a_function_that_does_not_exist_is_refused_with_the_nearest(
+    folder: Path, main: str, message: str
+) -> None:
+    with pytest.raises(LaunchError, match=message):
+        check_main(main, folder)
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [("asynchronous", "async function"), ("plainn", "did you mean program.plain?")],
+)
+def test_a_refused_function_starts_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, main: str, message: str
+) -> None:
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(ditask, ["--main", "program.asynchronous"])
+    result = CliRunner().invoke(ditask, ["--main", f"program.{main}"])
     assert result.exit_code == 1
-    assert "async function" in result.output and "[node" not in result.output
+    assert result.output.count(message) == 1 and "[node" not in result.output
     assert not (folder / "logs").exists()
 
 

@@ -51,6 +51,40 @@ def test_both_ways_give_the_same_options() -> None:
     assert LaunchOptions.from_texts(texts) == LaunchOptions(main=MAIN, **python)
 
 
+def test_what_a_run_records_of_the_options_gives_the_same_options() -> None:
+    options = LaunchOptions(
+        main=MAIN,
+        arguments=("--seed", "3"),
+        env=("WANDB_API_KEY=secret",),
+        package=Path(".."),
+        roles=(("learner", 1), ("collector", 2)),
+        ports=[5000, 5001],
+        labels=["a", "b"],
+        protocol="tcp",
+        resources={"learner": {"gpu": 1.0, "cpu": 4.0}, "collector": {"cpu": 0.5}},
+        hang_timeout=600.0,
+        max_restarts=9,
+        platform="slurm",
+        platform_spec=PlatformSpec(roles=("learner=1", "collector=2")),
+    )
+    texts = options.recorded()
+    assert texts["roles"] == "learner=1,collector=2"
+    assert "secret" not in str(texts) and MAIN not in str(texts)
+    words = [
+        word
+        for name, one in texts.items()
+        for text in (one if isinstance(one, list) else [one])
+        for word in (f"--{name.replace('_', '-')}", text)
+    ]
+    given = ditask.make_context("ditask", ["--main", MAIN, "--env", *options.env, *words]).params
+    del given["arguments"]
+    again = LaunchOptions.from_texts(
+        {name: value for name, value in given.items() if value is not None}, options.arguments
+    )
+    assert again == options
+    assert not LaunchOptions.from_texts({"main": MAIN, "resources": ()}).recorded()
+
+
 def test_the_options_that_are_not_given_are_the_defaults() -> None:
     default = LaunchOptions(main=MAIN)
     assert LaunchOptions.from_texts({"main": MAIN}) == default
@@ -89,15 +123,14 @@ def test_processes_of_a_host_get_gpus_of_their_own_and_threads(tmp_path: Path) -
     shares = local_shares(
         resources, plans("collector", "learner", "evaluator"), {}, gpus=gpus(tmp_path, 3)
     )
-    assert [share.n_threads for share in shares] == [0, 4, 0]
-    assert [share.variables for share in shares] == [
-        {"CUDA_VISIBLE_DEVICES": ""},
-        {"CUDA_VISIBLE_DEVICES": "0,1"},
-        {},
+    assert shares == [
+        {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        {"CUDA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "4"},
+        {"OMP_NUM_THREADS": "1"},
     ]
-    visible = {"CUDA_VISIBLE_DEVICES": "5,GPU-a,7"}
+    visible = {"CUDA_VISIBLE_DEVICES": "5,GPU-a,7", "OMP_NUM_THREADS": "2"}
     learner = local_shares(resources, plans("learner", "collector"), visible)[0]
-    assert learner.variables == {"CUDA_VISIBLE_DEVICES": "5,GPU-a"}
+    assert learner == {"CUDA_VISIBLE_DEVICES": "5,GPU-a", "OMP_NUM_THREADS": "4"}
 
 
 @pytest.mark.parametrize(

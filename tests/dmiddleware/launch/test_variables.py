@@ -112,6 +112,7 @@ def test_all_hosts_of_a_platform_know_the_nodes(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text("def main(): pass")
     spec = '{"roles": ["learner=1,collector=1", "collector=2"]}'
     options = ["--platform", platform, "--platform-spec", spec, "--protocol", "tcp", "--env", text]
     options += ["--bind", "127.0.0.1"]

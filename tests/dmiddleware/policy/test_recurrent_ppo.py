@@ -13,7 +13,7 @@ from dmiddleware.model import ActorCritic
 from dmiddleware.policy import RecurrentPPOPolicy
 from dmiddleware.rl import gae, with_advantages
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from examples.memory_envs import Recall
+from dmiddleware.zoo.envs import Recall
 from tests.dmiddleware.recurrent_policy import masked_cartpole
 
 SMALL = {"hidden_size": 16, "encoder_hidden_sizes": [8], "head_hidden_sizes": [8]}

@@ -84,6 +84,9 @@ def test_each_side_has_its_scores_with_intervals() -> None:
     assert low.mean.low < low.mean.value < low.mean.high < high.mean.low
     assert low.best == pytest.approx(11.5)
     assert found.improvement["runs/a", "better"].value == 0
+    (difference,) = found.differences
+    assert (difference.side, difference.than) == ("runs/a", "better")
+    assert difference.value.value == pytest.approx(-9.75) and difference.is_visible
     text = str(found)
     assert "11.25 [" in text and "(11.5)" in text and "Toy-v0" in text
 

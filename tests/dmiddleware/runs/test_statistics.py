@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu
+from scipy.stats import mannwhitneyu, ttest_ind
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.runs.statistics import (
+    difference_of_means,
     interquartile_mean,
     interval_of,
+    last_tenth,
+    least_visible_difference,
     mean_score,
     performance_profile,
     probability_of_improvement,
@@ -99,3 +102,37 @@ def test_scores_that_cannot_be_used_are_refused(scores: Any, problem: str) -> No
 def test_sides_with_different_tasks_are_refused() -> None:
     with pytest.raises(ConfigError, match="the same tasks: one side has 1, the other 2"):
         probability_of_improvement([[1.0]], [[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(("n", "n_last"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_the_last_tenth_is_rounded_up(n: int, n_last: int) -> None:
+    values = np.arange(n, dtype=np.float64) ** 2
+    assert last_tenth(values) == values[-n_last:].mean()
+
+
+def test_the_difference_of_means_is_that_of_all_runs_with_its_interval() -> None:
+    found = difference_of_means([4.0, 5.0, 6.0], [1.0, 3.0])
+    assert found.value == 3.0
+    assert 1.0 <= found.low < 2.0 and 4.0 < found.high <= 5.0
+    one = difference_of_means([4.0], [1.0])
+    assert one.value == 3.0 and np.isnan(one.low)
+
+
+def test_the_least_visible_difference_is_half_the_width_of_welchs_interval() -> None:
+    rng = np.random.default_rng(0)
+    scores, others = rng.normal(5.0, 2.0, 4), rng.normal(5.0, 1.0, 7)
+    interval = ttest_ind(scores, others, equal_var=False).confidence_interval()
+    found = least_visible_difference(scores, others)
+    assert found == pytest.approx((interval.high - interval.low) / 2)
+    assert least_visible_difference([1.0], others) == np.inf
+    assert least_visible_difference([500.0, 500.0], [500.0, 500.0]) == 0.0
+
+
+def test_equal_learners_with_three_runs_are_told_apart_in_a_twentieth_of_the_cases() -> None:
+    rng = np.random.default_rng(0)
+    pairs = rng.normal(size=(1000, 2, 3))
+    n_seen = sum(
+        abs(ours.mean() - theirs.mean()) > least_visible_difference(ours, theirs)
+        for ours, theirs in pairs
+    )
+    assert 0.02 <= n_seen / 1000 <= 0.06

@@ -1,0 +1,112 @@
+"""Small environments of published experiments: two that need a memory, and one for two agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from dmiddleware.env import AgentSpaces, team_spaces
+
+__all__ = ["Recall", "TwoStepGame", "cartpole_positions"]
+
+Obs: TypeAlias = npt.NDArray[np.float32]
+
+
+def cartpole_positions(**options: Any) -> gym.Env[Obs, int]:
+    """Make a CartPole-v1 whose observations are the position of the cart and the angle alone."""
+    env = gym.make("CartPole-v1", **options)
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[[0, 2]], space)
+
+
+class Recall(gym.Env[Obs, Any]):
+    """A cue is shown once, and has to be named after a delay.
+
+    The observation is the cue, one-hot, in the first step, zeros in the next ones, and a flag in
+    the last step, in which the action that equals the cue gives a reward of 1. All other rewards
+    are 0. What a network without a memory sees in the last step does not depend on the cue, so its
+    best possible return is ``1 / n_cues`` on average; with a memory it is 1.
+
+    Args:
+        n_cues: number of cues and of actions.
+        delay: number of steps between the cue and the last step.
+    """
+
+    def __init__(self, n_cues: int = 4, delay: int = 4) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (n_cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(n_cues)
+        self.n_cues, self._delay = n_cues, delay
+        self._cue = self._t = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Show another cue."""
+        super().reset(seed=seed)
+        self._cue, self._t = int(self.np_random.integers(self.n_cues)), 0
+        return self._seen(self._cue), {}
+
+    def step(self, action: Any) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Move on by one step; in the last one, check the action."""
+        self._t += 1
+        is_over = self._t == self._delay + 2
+        reward = float(is_over and int(action) == self._cue)
+        is_question = self._t >= self._delay + 1
+        return self._seen(self.n_cues if is_question else None), reward, is_over, False, {}
+
+    def _seen(self, place: int | None) -> Obs:
+        obs = np.zeros(self.n_cues + 1, np.float32)
+        if place is not None:
+            obs[place] = 1.0
+        return obs
+
+
+# By the second state, and the actions of both agents (table 1 of Rashid et al., 2018).
+_PAYOFF: Final = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
+
+
+class TwoStepGame(gym.Env[dict[str, Any], Any]):
+    """The two-step game of Rashid et al. (2018): two agents, two actions each, two steps.
+
+    Both agents see the state. The best return is 8; agents whose values add up get 7.
+    """
+
+    def __init__(self) -> None:
+        state = gym.spaces.Box(0.0, 1.0, (3,))
+        spaces = AgentSpaces(2, observation=state, action=gym.spaces.Discrete(2), state=state)
+        self.observation_space, self.action_space = team_spaces(spaces)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Start a game in the first state."""
+        super().reset(seed=seed)
+        self._state = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        """Take both agents' actions; the second step pays both the same."""
+        if self._state == 0:
+            self._state = 1 + int(action[0])
+            return self._obs(), np.zeros(2), False, False, {}
+        reward = _PAYOFF[self._state - 1, action[0], action[1]]
+        return self._obs(), np.full(2, reward), True, False, {}
+
+    def _obs(self) -> dict[str, Any]:
+        state = np.eye(3, dtype=np.float32)[self._state]
+        return {
+            "agents": np.stack([state, state]),
+            "agent_mask": np.ones(2, np.int8),
+            "state": state,
+        }
+
+
+_MAKERS: Final[Mapping[str, Any]] = {
+    "CartPolePositions-v1": cartpole_positions,
+    "Recall-v0": Recall,
+}
+for _name, _make in _MAKERS.items():
+    gym.register(_name, entry_point=_make, order_enforce=False, disable_env_checker=True)

@@ -1,0 +1,235 @@
+"""Curricula: envs that change with the progress of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dmiddleware.distributed import gather_from_ranks
+from dmiddleware.env import BaseEnvManager, check_env_manager
+from dmiddleware.errors import ConfigError
+from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.settings import Positive, Settings, takes_settings
+from middleware.context import OnlineRLContext
+from middleware.exchange.events import curriculum_event
+from middleware.exchange.waiting import Exchange
+from middleware.roles import Role
+
+__all__ = ["Curriculum", "CurriculumRule", "CurriculumSettings"]
+
+CurriculumRule: TypeAlias = Callable[[OnlineRLContext, dict[str, Any]], Mapping[str, Any] | None]
+"""Returns the values that change, from the context and the present values; None: none."""
+
+
+class CurriculumSettings(Settings):
+    """The options of :class:`Curriculum`."""
+
+    start: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The values before the first change."""
+    sets: Literal["attributes", "reset_options"] = "attributes"
+    """Whether the values are attributes of the envs, which change at once, or the options of their
+    resets, which change with the next episode of each env."""
+    name: str = "curriculum"
+    """The group of its metrics. Each curriculum of a chain needs another one."""
+    timeout_s: Positive = 120.0
+    """How long a node waits for the first values while no learner can send them."""
+
+
+class Curriculum(Exchange[OnlineRLContext]):
+    """Change attributes of the envs, or the options of their resets, with the progress of the run.
+
+    At the end of each step, a rule gets the context and a copy of the present values, and returns
+    those that change::
+
+        def harder(ctx, now):
+            if ctx.eval_value is not None and ctx.eval_value > 400:
+                return {"length": now["length"] * 1.2}
+
+        task.use(Curriculum(harder, envs, start={"length": 0.25}))
+
+    All envs get the same values. They hold until the rule changes them: also in envs that are
+    restarted, and in a run that is resumed. Numbers are logged. The position in the chain does not
+    matter.
+
+    In a run of several processes, the learner decides. Its rule sees the counters of the whole run
+    and the evaluations that arrive. The other processes set the newest values before each of their
+    steps, and wait for the first ones before their first step. Values must be of kinds that can be
+    sent and saved: numbers, strings, arrays, and lists and dictionaries of these.
+
+    Args:
+        rule: decides. If it has a state of its own, the state is not saved; keep it in the values.
+        env_managers: the envs that collect, or a list of several managers: evaluations are made in
+            envs that change only if theirs is one of them.
+
+    Reads:
+        ctx.env_step, ctx.train_iter, and whatever else the rule reads.
+
+    Writes:
+        nothing.
+
+    Raises:
+        ConfigError: if an argument has the wrong type, an option is not valid, or the envs cannot
+            be changed; in a step, if the rule returns something else than a dictionary or None.
+        EnvCallError: if the envs do not have an attribute.
+        WaitTimeout: if the first values do not arrive in time.
+    """
+
+    roles = (Role.LEARNER, Role.COLLECTOR, Role.EVALUATOR)
+    reads = ("env_step", "train_iter")
+
+    settings: CurriculumSettings
+
+    @takes_settings(CurriculumSettings)
+    def __init__(
+        self,
+        rule: CurriculumRule,
+        env_managers: BaseEnvManager | Sequence[BaseEnvManager],
+        settings: CurriculumSettings,
+    ) -> None:
+        super().__init__(timeout_s=settings.timeout_s)
+        if not callable(rule):
+            raise ConfigError(
+                "Curriculum takes a function of the context and the present values, got "
+                f"{rule!r:.100}"
+            )
+        several = [*env_managers] if isinstance(env_managers, Sequence) else [env_managers]
+        for one in several:
+            check_env_manager(one, user="Curriculum")
+        self.settings = settings
+        self.components = {"rule": getattr(rule, "__qualname__", type(rule).__qualname__)}
+        self._rule = rule
+        self._env_managers = several
+        self._values = CurriculumValues(self._env_managers, settings)
+        # A snapshot is restored before the set-up, in which a learner sends the values.
+        self.snapshot_parts = {"values": self._values}
+        self._event = curriculum_event(settings.name)
+        self._decides = True
+        self._newest: dict[str, Any] | None = None
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Reject envs that nothing steps, and two curricula of one name."""
+        name = self.settings.name
+        others = [one for one in chain.middleware if isinstance(one, Curriculum)]
+        if sum(one.settings.name == name for one in others) > 1:
+            yield f"the chain has another curriculum with the name {name!r}; give it name=..."
+        stepped = [owned for one in chain.declarations for owned in one.owns]
+        if any(isinstance(owned, BaseEnvManager) for owned in stepped):
+            for manager in self._env_managers:
+                if not any(manager is owned for owned in stepped):
+                    yield (
+                        f"it changes the envs of a {type(manager).__name__} that nothing in the "
+                        "chain steps; give it the env manager of the collector"
+                    )
+
+    def setup(self, task: Task[Any]) -> None:
+        """Send the values, or subscribe to them."""
+        self._decides = task.router is None or task.has_role(Role.LEARNER)
+        super().setup(task)
+
+    def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
+        """Take the newest values on the way forward, or decide on the way back."""
+        if not self._decides:
+            self._take()
+            return
+        yield
+        if self._values.change(self._decided(ctx)):
+            self._send()
+        for name, value in self._values.now.items():
+            if isinstance(value, int | float | np.number):
+                ctx.log(f"{self.settings.name}/{name}", float(value))
+
+    def _subscribe(self, task: Task[Any]) -> None:
+        # One of several ranks decides.
+        self._decides = self._decides and self._ranks.leads
+        if self._decides:
+            self._send()
+        else:
+            task.on(self._event, self._handler(self._on_values))
+
+    def _on_values(self, values: dict[str, Any]) -> None:
+        self._newest = values
+
+    def _send(self) -> None:
+        if self._has_peers:
+            # Nodes that connect later get the newest of these at once.
+            self._task.emit(self._event, dict(self._values.now), only_remote=True)
+
+    def _take(self) -> None:
+        with self._changed:
+            self._wait(
+                lambda: self._newest is not None,
+                lambda: f"the first values of the curriculum {self.settings.name!r}",
+                lambda: self._task.participants(Role.LEARNER),
+            )
+            assert self._newest is not None
+            newest = self._newest
+        self._values.change(newest)
+
+    def _decided(self, ctx: OnlineRLContext) -> Mapping[str, Any]:
+        """Return the values that the rule changes."""
+        decided = self._rule(ctx, dict(self._values.now)) if self._ranks.leads else None
+        if not isinstance(decided, Mapping | None):
+            raise ConfigError(
+                "the rule of a Curriculum returns a dictionary of the values that change, or None; "
+                f"it returned {decided!r:.100}"
+            )
+        if self._ranks.size > 1 and not self._has_peers:
+            # Only rank 0 has the evaluations.
+            decided = gather_from_ranks(decided)[0]
+        return decided or {}
+
+
+class CurriculumValues:
+    """The present values of a curriculum, which its envs have and snapshots save.
+
+    Args:
+        env_managers: the envs, which get the first values at once.
+        settings: the first values, and what they are.
+
+    Attributes:
+        now: the present values.
+    """
+
+    def __init__(
+        self, env_managers: Sequence[BaseEnvManager], settings: CurriculumSettings
+    ) -> None:
+        self._env_managers = env_managers
+        self._sets = settings.sets
+        self.now: dict[str, Any] = {}
+        self.change(settings.start)
+
+    def change(self, values: Mapping[str, Any]) -> bool:
+        """Set values in the envs, as far as they differ from the present ones.
+
+        Returns:
+            Whether any of them differs.
+        """
+        changed = {
+            name: value
+            for name, value in values.items()
+            if name not in self.now or not _is_same(self.now[name], value)
+        }
+        self.now.update(changed)
+        for manager in self._env_managers if changed else ():
+            if self._sets == "reset_options":
+                manager.set_reset_options(self.now)
+                continue
+            for name, value in changed.items():
+                # A list is one value here, not one per env.
+                manager.set_attr(name, [value] * manager.env_num)
+        return bool(changed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values."""
+        return {"now": dict(self.now)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.change(state["now"])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(np.array_equal(one, other))

@@ -1,0 +1,92 @@
+"""A program for sweeps that starts quickly: it only counts, and writes metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from dmiddleware import Context, Task, middleware
+from dmiddleware.command_line import DefaultsBy
+from dmiddleware.runs.metrics_file import MetricsFile
+from dmiddleware.runs.resuming import given_folder
+from dmiddleware.settings import Count, Positive, Settings, Whole
+
+
+class CountingSettings(Settings):
+    """Settings of what counts."""
+
+    learning_rate: Positive = 1e-3
+    "How fast the score grows."
+    big: bool = False
+    "Whether the score has another sign."
+
+
+class OtherSettings(Settings):
+    """Settings in which a name has a second home."""
+
+    learning_rate: Positive = 1e-3
+    "Another rate."
+    kind: Literal["a", "b"] = "a"
+    "Nothing depends on it."
+
+
+def main(
+    seed: Whole = 0,
+    n_evaluation: Count = 10,
+    every_s: Positive = 0.01,
+    fails: Whole = 0,
+    policy: CountingSettings = CountingSettings(),
+) -> None:
+    """Count.
+
+    Args:
+        seed: the seed.
+        n_evaluation: number of evaluations.
+        every_s: seconds between them.
+        fails: the seed with which the program fails.
+    """
+    folder = given_folder()
+    assert folder is not None
+    with Path("starts.txt").open("a") as starts:
+        starts.write(f"{folder.name}\n")
+    file = MetricsFile(folder / "metrics.jsonl")
+    sign = -1 if policy.big else 1
+    with Task(Context()) as task:
+
+        @middleware()
+        def evaluate(ctx: Context) -> None:
+            time.sleep(every_s)
+            value = sign * policy.learning_rate * (ctx.total_step + 1) + seed
+            file.append({"env_step": 100 * ctx.total_step, "eval/return_mean": value})
+            if ctx.total_step + 1 >= n_evaluation:
+                ctx.task.stop("counted")
+
+        task.use(evaluate).run()
+    if fails and seed == fails:
+        raise ValueError("bad reward")
+
+
+def ambiguous(
+    policy: CountingSettings = CountingSettings(), other: OtherSettings = OtherSettings()
+) -> None:
+    """Take settings of which two have one name."""
+
+
+def named(name: str = "") -> None:
+    """Take a text."""
+
+
+CHOICES: Mapping[str, Settings] = {"a": CountingSettings(), "b": OtherSettings()}
+
+
+def chosen(
+    algo: Literal["a", "b"] = "a",
+    policy: Annotated[Settings | None, DefaultsBy("algo", CHOICES)] = None,
+) -> None:
+    """Take settings that depend on another option."""
+
+
+def untyped(seed=0):  # type: ignore[no-untyped-def]
+    """Take what no command line can read."""

@@ -1,0 +1,73 @@
+"""The environments that need a memory."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from dmiddleware.env import make_env_manager
+from dmiddleware.zoo.envs import Recall
+
+POSITIONS = "dmiddleware.zoo.envs:CartPolePositions-v1"
+
+
+def episode(env, actions, seed):
+    """Return the observations and the return of an episode."""
+    seen, total, is_over = [env.reset(seed=seed)[0]], 0.0, False
+    actions = iter(actions)
+    while not is_over:
+        obs, reward, is_over, *_ = env.step(next(actions))
+        seen.append(obs)
+        total += reward
+    return np.array(seen), total
+
+
+def test_the_velocities_are_left_out():
+    env, whole = gym.make(POSITIONS), gym.make("CartPole-v1")
+    np.testing.assert_array_equal(env.reset(seed=3)[0], whole.reset(seed=3)[0][[0, 2]])
+    for action in (0, 1, 1, 0):
+        np.testing.assert_array_equal(env.step(action)[0], whole.step(action)[0][[0, 2]])
+
+
+def test_cartpole_ends_after_500_steps_and_can_be_saved():
+    with make_env_manager(POSITIONS, env_num=1, seed=0) as envs:
+        saved = envs.state_dict()
+        assert saved is not None
+        assert envs.load_state_dict(saved)
+    env = gym.make(POSITIONS)
+    env.reset(seed=0)
+    for t in range(1, 501):
+        env.unwrapped.state = (0.0, 0.0, 0.0, 0.0)
+        truncated = env.step(0)[3]
+        assert truncated == (t == 500)
+
+
+@pytest.mark.parametrize(("n_cues", "delay"), [(4, 4), (2, 0), (3, 7)])
+def test_no_policy_without_a_memory_recalls_more_than_one_cue(n_cues, delay):
+    """Its action in the last step is the same for all cues, because it sees the same."""
+    env = Recall(n_cues, delay)
+    check_env(env, skip_render_check=True)
+    cues, last_seen, by_action = set(), set(), []
+    for action in range(n_cues):
+        returns = {}
+        for seed in range(40):
+            seen, total = episode(env, [action] * (delay + 2), seed)
+            assert len(seen) == delay + 3
+            cue = int(seen[0].argmax())
+            assert seen[0].tolist() == np.eye(n_cues + 1)[cue].tolist()
+            assert (seen[1:-2] == 0).all()
+            last_seen.add(tuple(seen[-2]))
+            returns[cue] = total
+        cues |= set(returns)
+        by_action.append(sum(returns.values()) / n_cues)
+    assert cues == set(range(n_cues))
+    assert last_seen == {(0.0,) * n_cues + (1.0,)}
+    # The best possible return without a memory, over all that it can do in the last step.
+    assert max(by_action) == min(by_action) == 1 / n_cues
+
+
+def test_a_memory_recalls_every_cue():
+    env = Recall(4, 4)
+    for seed in range(20):
+        cue = int(env.reset(seed=seed)[0].argmax())
+        assert episode(env, [cue] * 6, seed)[1] == 1.0
