@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,9 +27,8 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.stream import Transport
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 from dmiddleware.terminal import needs_terminal
 
@@ -472,21 +470,5 @@ def _router_options(plan: RunPlan) -> NodeOptions:
 
 
 def _transport(plan: RunPlan) -> Transport:
-    """Return the transport for the node's addresses.
-
-    Each is imported only if it is used: redis-py is optional, and nng takes time to load.
-    """
-    if plan.mq_type == "redis":
-        from dmiddleware.router.transport.redis import RedisTransport
-
-        return RedisTransport(username=plan.redis_username, password=plan.redis_password)
-    sockets: Transport
-    if plan.mq_type == "nng":
-        from dmiddleware.router.transport.nng import NngTransport
-
-        sockets = NngTransport(tls=plan.tls)
-    else:
-        sockets = SocketTransport(tls=plan.tls)
-    if not plan.shared_memory:
-        return sockets
-    return SharedMemoryTransport(sockets, directory=Path(plan.shared_memory))
+    """Return the transport for the node's addresses."""
+    return NngStreamTransport(tls=plan.tls)

@@ -33,6 +33,9 @@ CAPACITY_BYTES: Final = 1 << 18
 Delay = Callable[[str, str], float]
 """Returns how many seconds a packet takes from one host to another."""
 
+Observe = Callable[["MemoryStream", bytes], None]
+"""Takes the side of a connection at which bytes have arrived, and the bytes."""
+
 
 def _at_once(source: str, target: str) -> float:
     return 0.0
@@ -49,6 +52,7 @@ class StreamNetwork:
         clock: times the delays, and starts a thread for each host.
         delay_s: called with the two hosts for each packet; returns how long it takes. None: packets
             take no time.
+        observe: called with all bytes that arrive; None: nothing is.
 
     Example:
         >>> network = StreamNetwork()
@@ -59,11 +63,18 @@ class StreamNetwork:
         (None, None)
     """
 
-    def __init__(self, *, clock: Clock | None = None, delay_s: Delay | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        delay_s: Delay | None = None,
+        observe: Observe | None = None,
+    ) -> None:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.lock = threading.RLock()
         self.listeners: dict[str, MemoryListener] = {}
         self.delay_s = delay_s if delay_s is not None else _at_once
+        self.observe = observe
         self._hosts: dict[str, HostTransport] = {}
         self._cut: set[frozenset[str]] = set()
         self._waiting: dict[frozenset[str], list[_Pipe]] = {}
@@ -292,6 +303,11 @@ class MemoryStream:
         self._in_flight = 0
 
     @property
+    def host(self) -> str:
+        """The host of this side."""
+        return self._transport.host
+
+    @property
     def peer_host(self) -> str | None:
         """The host of the other side; None while there is no connection."""
         return None if self._pipe is None else self._pipe.target.host
@@ -362,6 +378,8 @@ class MemoryStream:
         """Take bytes that have arrived."""
         with self._lock:
             self._arrived += content
+            if (observe := self._transport.network.observe) is not None:
+                observe(self, content)
         self._pass_on()
 
     def on_ended(self) -> None:

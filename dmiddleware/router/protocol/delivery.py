@@ -9,6 +9,10 @@ neither side needs timers.
 
 The sender never has more on its way than the receiver takes. A frame that is larger than an inbox
 is sent when the inbox is empty.
+
+Small messages are joined as follows. A message is sent at once, in a frame of its own. After a few
+of these without news from the peer, a frame also asks for the state, and what comes meanwhile is
+held back. So under load there is one frame for each answer, and otherwise no answer at all.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from dmiddleware.errors import FrameError
 
 __all__ = ["Inbox", "InboxState", "Message", "Outbox", "OutgoingFrame"]
+
+_ASK_AFTER: Final = 8
+"""After this many frames without news from the peer, one asks for its state."""
 
 
 class Message(Protocol):
@@ -57,11 +64,13 @@ class OutgoingFrame(Generic[T]):
         sequence: the frame's number, from 1.
         messages: its messages, in order.
         size: their bytes.
+        asks: whether the peer should answer it with its state.
     """
 
     sequence: int
     messages: tuple[T, ...]
     size: int
+    asks: bool = False
 
 
 class Outbox(Generic[T]):
@@ -71,16 +80,25 @@ class Outbox(Generic[T]):
         max_bytes: how many bytes may wait here until they are acknowledged; beyond that
             :meth:`offer` refuses. An empty outbox accepts one message of any size.
         batch_bytes: small messages are joined to frames of up to this size.
+        hold_bytes: under load, up to this many bytes are held back while an answer is on its way.
+
+    Attributes:
+        n_resent: how many frames were sent again.
+        is_draining: whether the peer should acknowledge soon, because nothing may follow.
     """
 
-    def __init__(self, *, max_bytes: int, batch_bytes: int) -> None:
+    def __init__(self, *, max_bytes: int, batch_bytes: int, hold_bytes: int = 0) -> None:
         if max_bytes < 1 or batch_bytes < 1:
             raise ValueError(
                 f"max_bytes and batch_bytes must be at least 1, got {max_bytes} and {batch_bytes}"
             )
         self._max_bytes = max_bytes
+        self.n_resent = 0
+        self.is_draining = False
         self._batch_bytes = batch_bytes
+        self._hold_bytes = hold_bytes
         self._waiting: deque[T] = deque()
+        self._waiting_bytes = 0
         self._frames: deque[OutgoingFrame[T]] = deque()
         self._n_bytes = 0
         self._acknowledged = 0
@@ -91,6 +109,10 @@ class Outbox(Generic[T]):
         self._capacity = 0
         self._is_refusing = False
         self._asked_after: int | None = None
+        self._newest = 0
+        # How many frames were sent since the peer's last state, and whether one asked for it.
+        self._n_since_state = 0
+        self._has_asked = False
 
     @property
     def n_bytes(self) -> int:
@@ -122,6 +144,7 @@ class Outbox(Generic[T]):
     def push(self, message: T) -> None:
         """Accept a message even if the outbox is full; for control messages that cannot wait."""
         self._waiting.append(message)
+        self._waiting_bytes += message.size
         self._n_bytes += message.size
 
     def next_frame(self) -> OutgoingFrame[T] | None:
@@ -129,29 +152,42 @@ class Outbox(Generic[T]):
         if not self._has_unsent or not self._fits(self._next_size()):
             return None
         if self._last_sequence == self._sent:
+            if self._has_asked and self._waiting_bytes < self._hold_bytes:
+                return None
             self._pack()
         # Frames have consecutive numbers.
         frame = self._frames[self._sent - self._last_sequence]
         assert self._credit is not None
         self._sent = frame.sequence
         self._credit -= frame.size
+        self.n_resent += frame.sequence <= self._newest
+        self._newest = max(self._newest, frame.sequence)
+        self._n_since_state += 1
+        is_loaded = len(frame.messages) > 1 or self._n_since_state >= _ASK_AFTER
+        frame.asks = bool(self._hold_bytes) and is_loaded and not self._has_asked
+        self._has_asked = self._has_asked or frame.asks
         return frame
 
     def take_ask(self) -> bool:
         """Return whether to ask the peer for its state now, behind the frames that were sent.
 
-        It is asked if a message was refused or a frame has to wait, and once after each frame,
-        because it also answers when it has taken everything.
+        It is asked if a message was refused or a frame has to wait, or nothing may follow, and once
+        after each frame, because it also answers when it has taken everything.
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
-        if not self._is_refusing and not self.is_blocked:
+        is_last = self.is_draining and bool(self._frames) and not self._has_unsent
+        if not self._is_refusing and not self.is_blocked and not is_last:
             return False
         self._asked_after = self._sent
         return True
 
-    def on_state(self, state: InboxState) -> None:
+    def on_state(self, state: InboxState, *, resend: bool = False) -> None:
         """Process the peer's state.
+
+        Args:
+            state: the state.
+            resend: whether the peer has dropped the frames after those that it has.
 
         Raises:
             FrameError: if no peer that follows the protocol can have sent it.
@@ -167,8 +203,9 @@ class Outbox(Generic[T]):
         while self._frames and self._frames[0].sequence <= state.acknowledged:
             self._n_bytes -= self._frames.popleft().size
         self._acknowledged = state.acknowledged
-        if self._credit is None:
-            self._sent = state.accepted
+        if self._credit is None or resend:
+            self._sent, self._asked_after = state.accepted, None
+        self._n_since_state, self._has_asked = 0, False
         on_the_way = (f.size for f in self._frames if state.accepted < f.sequence <= self._sent)
         self._credit = state.credit - sum(on_the_way)
 
@@ -180,6 +217,7 @@ class Outbox(Generic[T]):
         """
         self._credit, self._capacity = None, capacity
         self._asked_after = None
+        self._n_since_state, self._has_asked = 0, False
 
     def on_new_peer(self) -> None:
         """Start over with another process under the same node id.
@@ -188,8 +226,9 @@ class Outbox(Generic[T]):
         had acknowledged are lost with it.
         """
         self._waiting.extendleft(m for f in reversed(self._frames) for m in reversed(f.messages))
+        self._waiting_bytes = self._n_bytes
         self._frames.clear()
-        self._acknowledged = self._sent = 0
+        self._acknowledged = self._sent = self._newest = 0
         self._credit = None
 
     def give_up(self) -> None:
@@ -199,6 +238,7 @@ class Outbox(Generic[T]):
         gap.
         """
         self._waiting.clear()
+        self._waiting_bytes = 0
         self._is_refusing = False
         for frame in self._frames:
             frame.messages, frame.size = (), 0
@@ -235,6 +275,7 @@ class Outbox(Generic[T]):
         while self._waiting and size + self._waiting[0].size <= limit:
             messages.append(self._waiting.popleft())
             size += messages[-1].size
+        self._waiting_bytes -= size
         self._frames.append(OutgoingFrame(self._sent + 1, tuple(messages), size))
 
 
@@ -271,6 +312,7 @@ class Inbox(Generic[T]):
         self._n_moved = 0
         self._is_due = False
         self._is_asked = False
+        self._has_dropped = False
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -292,6 +334,10 @@ class Inbox(Generic[T]):
         limit = self._max_unhandled
         return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
 
+    def drop_frame(self) -> None:
+        """Drop a frame that has arrived, and those after it until it is sent again."""
+        self._has_dropped = True
+
     def on_frame(self, sequence: int, messages: Sequence[T]) -> None:
         """Accept a frame.
 
@@ -300,6 +346,8 @@ class Inbox(Generic[T]):
         """
         size = sum(message.size for message in messages)
         if sequence != self.accepted + 1:
+            if self._has_dropped:
+                return
             raise FrameError(
                 f"got frame {sequence} after frame {self.accepted}; the peer does not follow the "
                 "protocol, check that all hosts have the same version of dmiddleware"
@@ -309,6 +357,7 @@ class Inbox(Generic[T]):
                 f"got a frame with {size} bytes, but this node takes at most "
                 f"{self._max_bytes - self._n_bytes} more; the peer does not follow the protocol"
             )
+        self._has_dropped = False
         self.accepted = sequence
         self._ready.extend(messages)
         self._n_bytes += size
@@ -372,9 +421,14 @@ class Inbox(Generic[T]):
         # Its sender may wait for nothing else.
         self._is_due = self._is_due or self.acknowledged != before
 
-    def on_ask(self) -> None:
-        """Note that the sender wants to know the state now, and when the inbox is empty."""
-        self._is_due = self._is_asked = True
+    def on_ask(self, *, until_empty: bool = True) -> None:
+        """Note that the sender wants to know the state now.
+
+        Args:
+            until_empty: whether it also wants to know it when the inbox is empty.
+        """
+        self._is_due = True
+        self._is_asked = self._is_asked or until_empty
 
     @property
     def is_due(self) -> bool:

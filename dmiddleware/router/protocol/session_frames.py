@@ -41,10 +41,17 @@ class States(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         inboxes: ``(stream, acknowledged, accepted, credit in bytes)`` of the reliable streams.
         latest: the newest frame of ``latest`` events that has arrived; 0: none.
+        lossy: the same for ``lossy`` events.
+        resend: whether later frames were dropped, and have to be sent again.
+        grants: ``(stream, sequence, offset)`` of frames that are sent in fragments from now on, and
+            from where on.
     """
 
     inboxes: tuple[tuple[_Count, _Count, _Count, _Count], ...] = ()
     latest: _Count = 0
+    lossy: _Count = 0
+    resend: bool = False
+    grants: tuple[tuple[_Count, _Count, _Count], ...] = ()
 
     def of(self, stream: int) -> InboxState | None:
         """Return the state of a stream, if it is among them."""
@@ -117,6 +124,7 @@ class SessionFrames:
         incarnation: int,
         stream: int = 0,
         data_sequence: int = 0,
+        asks: bool = False,
     ) -> OutgoingFrame:
         """Return the next frame of its lane; the frames of a lane are sent in this order.
 
@@ -134,6 +142,7 @@ class SessionFrames:
             stream=stream,
             sequence=self._n_sent[lane] + 1,
             data_sequence=data_sequence,
+            asks=asks,
         )
         self._n_sent[lane] += 1
         return frame

@@ -11,10 +11,11 @@ from dmiddleware.router.protocol.strangers import Strangers
 from dmiddleware.router.transport.framed_connection import FramedConnection
 from dmiddleware.router.transport.stream import Stream, Transport
 
-__all__ = ["FramedListener", "OnEndOf", "OnFrameOf"]
+__all__ = ["FramedListener", "OnEndOf", "OnFrameOf", "OnRoomOf"]
 
 OnFrameOf: TypeAlias = Callable[[FramedConnection, memoryview], None]
 OnEndOf: TypeAlias = Callable[[FramedConnection, RouterError], None]
+OnRoomOf: TypeAlias = Callable[[FramedConnection], None]
 
 _MAX_FRAMES: Final = 2
 """A stranger says hello and proves that it has the key."""
@@ -32,6 +33,7 @@ class FramedListener:
         on_frame: takes the connections' frames; see
             :class:`~dmiddleware.router.transport.framed_connection.FramedConnection`.
         on_end: called once for each connection that has ended.
+        on_room: called when a connection has room again.
         now: returns monotonic seconds.
         max_stranger_bytes: the longest frame of a stranger.
         max_frame_bytes: the longest frame of others.
@@ -48,6 +50,7 @@ class FramedListener:
         *,
         on_frame: OnFrameOf,
         on_end: OnEndOf,
+        on_room: OnRoomOf,
         now: Callable[[], float],
         max_stranger_bytes: int,
         max_frame_bytes: int,
@@ -55,6 +58,7 @@ class FramedListener:
     ) -> None:
         self._on_frame = on_frame
         self._on_end = on_end
+        self._on_room = on_room
         self._now = now
         self._max_stranger_bytes = max_stranger_bytes
         self._max_frame_bytes = max_frame_bytes
@@ -68,6 +72,11 @@ class FramedListener:
     def address(self) -> str:
         """Where others can dial; port 0 is replaced by the real one."""
         return self._listener.address
+
+    @property
+    def n_strangers(self) -> int:
+        """How many connections have no authenticated peer."""
+        return len(self._strangers)
 
     def note_hello(self, connection: FramedConnection) -> None:
         """Note that a connection has sent a valid hello."""
@@ -114,7 +123,11 @@ class FramedListener:
             self._on_end(connection, error)
 
         connection = FramedConnection(
-            stream, on_frame=on_frame, on_end=on_end, max_frame_bytes=self._max_stranger_bytes
+            stream,
+            on_frame=on_frame,
+            on_end=on_end,
+            on_room=lambda: self._on_room(connection),
+            max_frame_bytes=self._max_stranger_bytes,
         )
         with self._lock:
             is_closed = self._is_closed

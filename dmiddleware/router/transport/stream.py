@@ -24,7 +24,16 @@ from typing import Protocol, TypeAlias
 
 from dmiddleware.errors import RouterError
 
-__all__ = ["Listener", "OnBytes", "OnConnection", "OnSent", "Piece", "Stream", "Transport"]
+__all__ = [
+    "Listener",
+    "exposes_bytes",
+    "OnBytes",
+    "OnConnection",
+    "OnSent",
+    "Piece",
+    "Stream",
+    "Transport",
+]
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -118,3 +127,8 @@ class Transport(Protocol):
             RouterStateError: if the process was forked.
         """
         ...
+
+
+def exposes_bytes(address: str) -> bool:
+    """Return whether others on the network can change what is sent over an address."""
+    return address.startswith("tcp://")

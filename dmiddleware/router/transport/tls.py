@@ -1,25 +1,20 @@
-"""Certificates for ``tls+tcp``, connections that are secured by them, and why one was refused."""
+"""Certificates for ``tls+tcp``, and why a connection with them was refused."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from dmiddleware.errors import AuthError, TransportError
-from dmiddleware.router.transport.framing import HEAD_BYTES, FrameWriter, Piece
-from dmiddleware.router.transport.io_loop import READ, WRITE
 
 if TYPE_CHECKING:
     import pynng
 
-__all__ = ["TlsFiles", "TlsSocket"]
+__all__ = ["TlsFiles"]
 
 _GREETING_BYTES: Final = 8
 
@@ -63,7 +58,6 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
         Raises:
             TransportError: if a file is missing or not a certificate.
         """
-        # Loading nng takes time, and plain sockets do not need it.
         import pynng
 
         self._check_files()
@@ -156,123 +150,3 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             return True
         except OSError:
             return False
-
-
-class TlsSocket:
-    """A connected socket with encryption.
-
-    Args:
-        secured: the socket.
-        is_ready: whether its handshake is done.
-    """
-
-    reports_rest = False
-
-    def __init__(self, secured: ssl.SSLSocket, *, is_ready: bool) -> None:
-        secured.setblocking(False)
-        self.is_ready = is_ready
-        self.descriptor = secured.fileno()
-        self._secured = secured
-        # OpenSSL allows one call at a time.
-        self._lock = threading.Lock()
-
-    @classmethod
-    def accepting(cls, files: TlsFiles) -> Callable[[socket.socket], TlsSocket]:
-        """Return a function that secures the connections of a listener.
-
-        Raises:
-            TransportError: if a file is missing or not a certificate.
-        """
-        context = files.context(listens=True)
-
-        def secure(accepted: socket.socket) -> TlsSocket:
-            accepted.setblocking(False)
-            secured = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-            return cls(secured, is_ready=False)
-
-        return secure
-
-    @classmethod
-    def dialed(
-        cls, connected: socket.socket, files: TlsFiles, address: str, *, timeout_s: float
-    ) -> TlsSocket:
-        """Secure the connection to a listener, and wait until it has accepted the certificate.
-
-        Raises:
-            AuthError: if either side refuses the other's certificate.
-            TransportError: if the listener does not speak TLS.
-            OSError: if the connection broke, or did not answer in time.
-        """
-        context = files.context(listens=False)
-        connected.settimeout(max(0.01, timeout_s))
-        try:
-            secured = context.wrap_socket(connected, server_hostname=files.server_name)
-        except OSError as error:
-            raise files.refusal(address, error) or error from None
-        try:
-            # In TLS 1.3 this side's handshake ends before the listener has checked the certificate.
-            cls._await_greeting(secured, files, address)
-            return cls(secured, is_ready=True)
-        except BaseException:
-            secured.close()
-            raise
-
-    @staticmethod
-    def _await_greeting(secured: ssl.SSLSocket, files: TlsFiles, address: str) -> None:
-        greeting = b""
-        while len(greeting) < HEAD_BYTES:
-            try:
-                part = secured.recv(HEAD_BYTES - len(greeting))
-            except (ssl.SSLError, ConnectionError) as error:
-                raise files.refusal(address, error) or files.refused(address) from error
-            if not part:
-                raise files.refused(address)
-            greeting += part
-
-    def prepare(self) -> int:
-        """Continue the handshake; return the event that it waits for, or 0 once it is done."""
-        try:
-            self._secured.do_handshake()
-        except ssl.SSLWantReadError:
-            return READ
-        except ssl.SSLWantWriteError:
-            return WRITE
-        return 0
-
-    def receive(self, targets: list[memoryview], *, fill: bool) -> int | None:
-        """Receive bytes; return how many, 0 at the end, or None if there are none yet."""
-        with self._lock:
-            try:
-                return self._secured.recv_into(targets[0])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return None
-
-    def send(self, writer: FrameWriter) -> bool:
-        """Send what is waiting; return False when the socket accepts no more."""
-        while pieces := writer.pieces():
-            sent = self.send_patiently(pieces)
-            if sent is None:
-                return False
-            writer.sent(sent)
-        return True
-
-    def send_patiently(self, pieces: list[Piece]) -> int | None:
-        """Send some bytes without waiting; return how many, or None if the socket is full."""
-        if len(pieces) > 1:
-            # OpenSSL takes one piece at a time, and the same one again if the socket was full.
-            pieces[:] = [b"".join(pieces)]
-        with self._lock:
-            try:
-                return self._secured.send(pieces[0])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return None
-
-    def shut(self) -> None:
-        """Close the connection for both sides; bytes that are already sent still arrive."""
-        with contextlib.suppress(OSError):
-            # The method of SSLSocket would continue without encryption.
-            socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        self._secured.close()

@@ -160,15 +160,21 @@ class _Frame:
 class FrameWriter:
     """Puts frames in order and cuts large ones into fragments.
 
-    Attributes:
-        unsent_bytes: how much memory the frames take that :meth:`next` has not returned yet.
+    One thread may call :meth:`put` while another calls :meth:`next`.
     """
 
     def __init__(self) -> None:
-        self.unsent_bytes = 0
+        # Each is changed by one of the two threads.
+        self._put_bytes = 0
+        self._taken_bytes = 0
         self._urgent: deque[WireBytes] = deque()
         self._bulk: deque[WireBytes] = deque()
         self._large: _Frame | None = None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much memory the frames take that :meth:`next` has not returned yet."""
+        return self._put_bytes - self._taken_bytes
 
     def put(self, frame: WireBytes, *, urgent: bool = False) -> None:
         """Add a frame; an urgent one overtakes the others if it is small.
@@ -178,8 +184,8 @@ class FrameWriter:
             urgent: whether it may overtake.
         """
         is_urgent = urgent and len(frame) <= SMALL_BYTES
+        self._put_bytes += len(frame) + _FRAME_BYTES
         (self._urgent if is_urgent else self._bulk).append(frame)
-        self.unsent_bytes += len(frame) + _FRAME_BYTES
 
     def next(self) -> list[Piece]:
         """Remove and return what to send next; an empty list if there is nothing.
@@ -207,13 +213,13 @@ class FrameWriter:
         self._urgent.clear()
         self._bulk.clear()
         self._large = None
-        self.unsent_bytes = 0
+        self._taken_bytes = self._put_bytes
 
     def _add_small(self, pieces: list[Piece], frame: WireBytes) -> int:
         size = len(frame)
         pieces.append(_HEAD.pack(_MAGIC, size, size))
         pieces += _pieces_of(frame)
-        self.unsent_bytes -= size + _FRAME_BYTES
+        self._taken_bytes += size + _FRAME_BYTES
         return size + HEAD_BYTES
 
     def _add_fragment(self, pieces: list[Piece], frame: _Frame) -> None:
@@ -230,10 +236,10 @@ class FrameWriter:
                 frame.pieces[0] = view[need:]
                 need = 0
         frame.left -= size
-        self.unsent_bytes -= size
+        self._taken_bytes += size
         if not frame.left:
             self._large = None
-            self.unsent_bytes -= _FRAME_BYTES
+            self._taken_bytes += _FRAME_BYTES
 
 
 def _pieces_of(frame: WireBytes) -> list[Piece]:
