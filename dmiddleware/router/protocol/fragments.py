@@ -1,7 +1,7 @@
 """Large events, which travel in fragments into memory that the receiver has granted.
 
-The sender asks for the memory once. When there is enough, the receiver answers from which byte on it
-wants the event, and the fragments follow in order, in turns with other frames. After a new
+The sender asks for the memory once. When there is enough, the receiver answers from which byte on
+it wants the event, and the fragments follow in order, in turns with other frames. After a new
 connection the sender asks again, and continues where the receiver is.
 
 :class:`Transfer` is the sender's side and :class:`Assembly` the receiver's. An event that has

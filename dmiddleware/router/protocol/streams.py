@@ -6,8 +6,8 @@ means *accepted into the inbox*; in the other, that all events of the frame have
 ``latest`` events only the newest of each name is sent, and ``lossy`` events are dropped, and
 counted, when too many are waiting or a connection ends.
 
-One pair of :class:`OutgoingStreams` and :class:`IncomingStreams` serves two nodes. It outlives their
-connections, and ends with the incarnation of either node.
+One pair of :class:`OutgoingStreams` and :class:`IncomingStreams` serves two nodes. It outlives
+their connections, and ends with the incarnation of either node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The connections of a node: those that it accepts, and those that it dials and keeps up.
 
 One thread of the router ticks: it dials, and closes what is late. The transport's thread processes
-what arrives. Neither waits for a peer, so the number of peers does not change the number of threads.
+what arrives. Neither waits for a peer, so there is no thread for each of them.
 """
 
 from __future__ import annotations
