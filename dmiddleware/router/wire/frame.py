@@ -93,6 +93,7 @@ class FrameType(enum.IntEnum):
     FRAGMENT = 20
     STATE = 21
     ASK = 22
+    SHARE = 23
     HEARTBEAT = 32
     BYE = 35
 
