@@ -302,6 +302,7 @@ class NodeProtocol:
         for peer in self.peers.values():
             if peer.link is not None:
                 peer.link.owes_heartbeat = True
+                peer.link.owes_states |= peer.incoming.has_news
                 self.unsent[peer.link] = None
 
     def drain(self) -> None:
@@ -387,11 +388,12 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        if link.owes_heartbeat or link.owes_states or peer.incoming.is_due:
-            kind = FrameType.HEARTBEAT if link.owes_heartbeat else FrameType.STATE
-            link.owes_heartbeat = link.owes_states = False
+        if link.owes_states or peer.incoming.is_due:
             states = peer.incoming.take_states(accepting=self._accepts)
-            self._put(link, kind, states.contents())
+            self._put(link, FrameType.STATE, states.contents())
+        elif link.owes_heartbeat:
+            self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
+        link.owes_states = link.owes_heartbeat = False
         if link.owes_proof:
             link.owes_proof = False
             if link.sharing is not None and (proof := link.sharing.proof()):
@@ -413,7 +415,7 @@ class NodeProtocol:
     def _on_session_frame(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
         if frame.type in _WITH_EVENTS:
             self._on_data(peer, frame)
-        elif frame.type in (FrameType.STATE, FrameType.HEARTBEAT):
+        elif frame.type is FrameType.STATE:
             peer.outgoing.on_states(States.read(frame))
             self.unsent[link] = None
         elif frame.type is FrameType.ASK:
@@ -423,7 +425,7 @@ class NodeProtocol:
                 link.sharing.agree(bytes(frame.metadata))
         elif frame.type is FrameType.BYE:
             self._on_goodbye(link, peer, now)
-        else:
+        elif frame.type is not FrameType.HEARTBEAT:
             raise FrameError(
                 f"got a {frame.type.name} frame in a session; install the same version of "
                 "dmiddleware on all hosts"

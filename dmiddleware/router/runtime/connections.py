@@ -313,6 +313,8 @@ class Connections:
             elif kind is FrameType.BYE:
                 self._left.append((now + GOODBYE_S, link))
                 engine.tick_by(now + GOODBYE_S)
+            if kind is FrameType.HEARTBEAT and not engine.node.unsent:
+                return
             links = engine.update()
         engine.deliver_and_send(links)
 
