@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -28,7 +29,7 @@ from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from dmiddleware.router.transport.stream import Transport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 from dmiddleware.terminal import needs_terminal
 
@@ -141,7 +142,8 @@ class JoinedNode:
             advertise=part.advertise,
             dial=part.dial,
             key=bytes.fromhex(plan.key_hex) or None,
-            transport=_transport(plan),
+            transport=NngStreamTransport(tls=plan.tls),
+            shared_memory=_shared_memory(plan),
             options=_router_options(plan),
             clock=self._clock,
             expected_peers=part.n_peers,
@@ -469,6 +471,6 @@ def _router_options(plan: RunPlan) -> NodeOptions:
     return NodeOptions(max_event_bytes=plan.max_event_bytes)
 
 
-def _transport(plan: RunPlan) -> Transport:
-    """Return the transport for the node's addresses."""
-    return NngStreamTransport(tls=plan.tls)
+def _shared_memory(plan: RunPlan) -> SharedMemory | None:
+    """Return the memory that processes of this host share."""
+    return SharedMemory(Path(plan.shared_memory)) if plan.shared_memory else None

@@ -33,6 +33,7 @@ from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.receiver import Deliver, Offer
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.codec import Adapter, Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
@@ -69,6 +70,8 @@ class Router:
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
         transport: moves the bytes; None: nng without certificates, for ipc and tcp.
+        shared_memory: carries large arrays to and from peers of this host that have the same
+            folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.
         clock: times deadlines and starts the threads.
         random_bytes: returns the given number of unpredictable bytes; replaced in tests only.
@@ -95,6 +98,7 @@ class Router:
         dial: Sequence[str] = (),
         key: bytes | None = None,
         transport: Transport | None = None,
+        shared_memory: SharedMemory | None = None,
         options: NodeOptions | None = None,
         clock: Clock | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
@@ -138,10 +142,13 @@ class Router:
             self._node,
             codec=Codec(adapters, pickle=pickle),
             clock=clock,
+            memory=shared_memory,
         )
+        self._memory = shared_memory
         self._connections = Connections(
             self._engine,
             transport if transport is not None else NngStreamTransport(),
+            memory=shared_memory,
             start_timeout_s=start_timeout_s,
         )
         self._listen_address = listen
@@ -278,6 +285,8 @@ class Router:
             self._closed = True
             engine.end()
         self._connections.close()
+        if self._memory is not None:
+            self._memory.close()
         for thread in self._threads:
             if not thread.is_current():
                 thread.join(5.0)

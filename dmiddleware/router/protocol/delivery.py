@@ -313,6 +313,7 @@ class Inbox(Generic[T]):
         self._is_due = False
         self._is_asked = False
         self._has_dropped = False
+        self._told: InboxState | None = None
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -436,10 +437,23 @@ class Inbox(Generic[T]):
         is_empty = self._is_asked and not self._n_bytes
         return self._is_due or is_empty or self._n_moved >= self._due_bytes
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the state has changed since :meth:`take_state` or :meth:`on_disconnect`."""
+        return self._told is None or self._told != self._state()
+
     def take_state(self) -> InboxState:
         """Return the state, which is sent now."""
         self._is_due, self._n_moved = False, 0
         self._is_asked = self._is_asked and bool(self._n_bytes)
+        self._told = self._state()
+        return self._told
+
+    def on_disconnect(self) -> None:
+        """Note that the sender may not have received the last state."""
+        self._told = None
+
+    def _state(self) -> InboxState:
         return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self._n_bytes))
 
     def _free(self, size: int) -> None:

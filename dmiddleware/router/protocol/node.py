@@ -302,6 +302,7 @@ class NodeProtocol:
         for peer in self.peers.values():
             if peer.link is not None:
                 peer.link.owes_heartbeat = True
+                peer.link.owes_states |= peer.incoming.has_news
                 self.unsent[peer.link] = None
 
     def drain(self) -> None:
@@ -376,20 +377,7 @@ class NodeProtocol:
             return self._on_listener(link, link.handshake, raw, now)
         frame = session.read(raw, body_digest=body_digest)
         self._heard(peer, frame, len(raw), now)
-        if frame.type in _WITH_EVENTS:
-            self._on_data(peer, frame)
-        elif frame.type in (FrameType.STATE, FrameType.HEARTBEAT):
-            peer.outgoing.on_states(States.read(frame))
-            self.unsent[link] = None
-        elif frame.type is FrameType.ASK:
-            peer.incoming.on_ask(frame.stream)
-        elif frame.type is FrameType.BYE:
-            self._on_goodbye(link, peer, now)
-        else:
-            raise FrameError(
-                f"got a {frame.type.name} frame in a session; install the same version of "
-                "dmiddleware on all hosts"
-            )
+        self._on_session_frame(link, peer, frame, now)
         if peer.incoming.is_due:
             self.unsent[link] = None
         return frame.type
@@ -400,11 +388,16 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        if link.owes_heartbeat or link.owes_states or peer.incoming.is_due:
-            kind = FrameType.HEARTBEAT if link.owes_heartbeat else FrameType.STATE
-            link.owes_heartbeat = link.owes_states = False
+        if link.owes_states or peer.incoming.is_due:
             states = peer.incoming.take_states(accepting=self._accepts)
-            self._put(link, kind, states.contents())
+            self._put(link, FrameType.STATE, states.contents())
+        elif link.owes_heartbeat:
+            self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
+        link.owes_states = link.owes_heartbeat = False
+        if link.owes_proof:
+            link.owes_proof = False
+            if link.sharing is not None and (proof := link.sharing.proof()):
+                self._put(link, FrameType.SHARE, FrameContents(proof))
         while route.has_room:
             batch = peer.outgoing.next_batch()
             if batch is None:
@@ -418,6 +411,25 @@ class NodeProtocol:
         if link.owes_goodbye:
             link.owes_goodbye, link.said_goodbye = False, True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
+
+    def _on_session_frame(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
+        if frame.type in _WITH_EVENTS:
+            self._on_data(peer, frame)
+        elif frame.type is FrameType.STATE:
+            peer.outgoing.on_states(States.read(frame))
+            self.unsent[link] = None
+        elif frame.type is FrameType.ASK:
+            peer.incoming.on_ask(frame.stream)
+        elif frame.type is FrameType.SHARE:
+            if link.sharing is not None:
+                link.sharing.agree(bytes(frame.metadata))
+        elif frame.type is FrameType.BYE:
+            self._on_goodbye(link, peer, now)
+        elif frame.type is not FrameType.HEARTBEAT:
+            raise FrameError(
+                f"got a {frame.type.name} frame in a session; install the same version of "
+                "dmiddleware on all hosts"
+            )
 
     def _on_dialer(self, link: Link, raw: memoryview, now: float) -> FrameType:
         """Process a frame of a dialer before its session."""
@@ -527,7 +539,9 @@ class NodeProtocol:
             self._close(old, "a newer connection has replaced this one")
         peer.session, peer.link, link.peer = session, link, peer
         link.session = SessionFrames(session, dialed=link.dialed, cover_body=link.covers_body)
-        link.owes_states = True
+        if peer.avoids_sharing:
+            link.sharing, peer.avoids_sharing = None, False
+        link.owes_states = link.owes_proof = True
         peer.outgoing.on_connect(session.limits.inbox_bytes)
         self.peers[node_id] = peer
         self.unsent[link] = None

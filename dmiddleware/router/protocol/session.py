@@ -15,7 +15,7 @@ from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
 
-__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "is_glob"]
+__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing", "is_glob"]
 
 READY_EVENT: Final = "task.ready"
 """Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
@@ -63,6 +63,31 @@ class Route(Protocol):
         ...
 
 
+class Sharing(Protocol):
+    """Memory that the two nodes of a link may share."""
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether both nodes share memory."""
+        ...
+
+    def proof(self) -> bytes:
+        """Return what to show the authenticated peer; empty: nothing."""
+        ...
+
+    def agree(self, proof: bytes) -> None:
+        """Share memory from now on, if the proof of the peer is right."""
+        ...
+
+    def take(self, raw: memoryview) -> memoryview:
+        """Return a frame that has arrived, from memory if necessary."""
+        ...
+
+    def close(self) -> None:
+        """Stop sharing."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Link:
     """One connection of a node, from the handshake on.
@@ -71,6 +96,7 @@ class Link:
         route: carries its frames.
         dialed: whether this node dialed.
         covers_body: whether the arrays of frames are signed too.
+        sharing: memory that may be shared with the peer; None: none.
         handshake: the dialer's side of the handshake; None at a listener.
         session: its frames, after the handshake.
         peer: the peer, after the handshake.
@@ -78,6 +104,7 @@ class Link:
         is_over: whether everything that still arrives is ignored.
         owes_heartbeat: whether a heartbeat is due.
         owes_states: whether the states of the inboxes are due.
+        owes_proof: whether to show the peer which memory may be shared.
         owes_goodbye: whether to say goodbye when nothing else is left to send.
         said_goodbye: whether this node has said it.
     """
@@ -85,6 +112,7 @@ class Link:
     route: Route
     dialed: bool
     covers_body: bool
+    sharing: Sharing | None = None
     handshake: DialerHandshake | None = None
     session: SessionFrames | None = None
     peer: PeerSession | None = None
@@ -92,6 +120,7 @@ class Link:
     is_over: bool = False
     owes_heartbeat: bool = False
     owes_states: bool = False
+    owes_proof: bool = False
     owes_goodbye: bool = False
     said_goodbye: bool = False
 
@@ -117,6 +146,7 @@ class PeerSession:
         has_announced: whether the peer has announced its subscriptions in this incarnation.
         gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
+        avoids_sharing: whether the next connection shares no memory, because the last one failed.
         counters: frames and bytes.
     """
 
@@ -133,6 +163,7 @@ class PeerSession:
     has_announced: bool = False
     gone_since: float | None = None
     forgotten: bool = False
+    avoids_sharing: bool = False
     counters: PeerCounters = field(default_factory=PeerCounters)
     _announced: Patterns | None = None
     _inherited: Patterns | None = None

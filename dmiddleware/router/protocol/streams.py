@@ -392,6 +392,7 @@ class IncomingStreams:
         self._lossy: deque[EncodedEvent] = deque()
         self._max_lossy = max_lossy
         self._seen = {LATEST: 0, LOSSY: 0}
+        self._told: dict[int, int] = {}
         self._is_latest_due = False
         self._has_dropped = False
         self._assemblies: dict[int, Assembly] = {}
@@ -421,6 +422,17 @@ class IncomingStreams:
             or bool(self._grants)
         )
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the states have changed since they were sent over this connection."""
+        return (
+            self.is_due
+            or self._has_dropped
+            or self._told != self._seen
+            or self.inbox.has_news
+            or self.inbox_handled.has_news
+        )
+
     def take_states(self, *, accepting: bool) -> States:
         """Return the states, which are sent now.
 
@@ -441,6 +453,7 @@ class IncomingStreams:
             grants=grants,
         )
         self._grants.clear()
+        self._told = self._seen.copy()
         self._is_latest_due = False
         self._has_dropped &= not accepting
         return states
@@ -448,6 +461,9 @@ class IncomingStreams:
     def on_disconnect(self) -> None:
         """Note that the connection has ended; the sender asks again for what it needs."""
         self._grants.clear()
+        self._told = {}
+        for inbox in self._inboxes.values():
+            inbox.on_disconnect()
 
     def on_ask(self, stream: int, *, until_empty: bool = True) -> None:
         """Note that the peer asks for the state of a reliable stream.

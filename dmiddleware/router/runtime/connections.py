@@ -24,6 +24,7 @@ from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.stream import Transport, exposes_bytes
 from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, FrameType, digest_if_large
 
@@ -39,6 +40,9 @@ HANDSHAKE_S: Final = 3.0
 
 GOODBYE_S: Final = 2.0
 """How long a connection stays after the peer has said goodbye, unless the peer closes it."""
+
+SWEEP_S: Final = 1.0
+"""When the files of a peer are removed after a connection with it has ended, if it is dead."""
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
@@ -83,12 +87,22 @@ class Connections:
     Args:
         engine: drives the node.
         transport: moves the bytes.
+        memory: shared with peers of the same host; None: none is.
         start_timeout_s: how long a peer may refuse this node before the node fails.
     """
 
-    def __init__(self, engine: Engine, transport: Transport, *, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        transport: Transport,
+        *,
+        memory: SharedMemory | None = None,
+        start_timeout_s: float,
+    ) -> None:
         self._engine = engine
         self._transport = transport
+        self._memory = memory
+        self._sweep_at = math.inf
         self._start_timeout_s = start_timeout_s
         self._listener: FramedListener | None = None
         self._accepted: dict[FramedConnection, Link] = {}
@@ -147,6 +161,7 @@ class Connections:
         engine = self._engine
         if self._listener is not None:
             self._listener.close_late()
+        self._sweep()
         with engine.lock:
             now = engine.clock.now()
             self._note_progress(now)
@@ -161,6 +176,7 @@ class Connections:
                         TransportError(f"{target.address} did not answer within {HANDSHAKE_S:g} s")
                     )
             due = [self._due(target) for target in self._targets.values()]
+            due.append(self._sweep_at)
             if self._listener is not None or self._moved or self._left:
                 due.append(now + TICK_S)
             return min(due, default=math.inf)
@@ -175,6 +191,15 @@ class Connections:
                 link.route.close()
         if self._listener is not None:
             self._listener.close()
+
+    def _sweep(self) -> None:
+        """Remove the files of peers that have died a moment ago."""
+        with self._engine.lock:
+            is_due = self._engine.clock.now() >= self._sweep_at
+            if is_due:
+                self._sweep_at = math.inf
+        if is_due and self._memory is not None:
+            self._memory.sweep()
 
     @staticmethod
     def _due(target: _Target) -> float:
@@ -217,7 +242,7 @@ class Connections:
             on_room=on_room,
             max_frame_bytes=MAX_STRANGER_BYTES,
         )
-        link = Link(connection, dialed=True, covers_body=exposes_bytes(target.address))
+        link = self._new_link(connection, dialed=True, covers_body=exposes_bytes(target.address))
         target.link, target.started_at = link, now
         self._engine.node.dial(link)
         connection.start()
@@ -227,9 +252,16 @@ class Connections:
         """Return the link of an accepted connection; called with the lock held."""
         link = self._accepted.get(connection)
         if link is None:
-            link = Link(connection, dialed=False, covers_body=self._covers_accepted)
+            link = self._new_link(connection, dialed=False, covers_body=self._covers_accepted)
             self._accepted[connection] = link
         return link
+
+    def _new_link(self, connection: FramedConnection, *, dialed: bool, covers_body: bool) -> Link:
+        if self._memory is None:
+            return Link(connection, dialed=dialed, covers_body=covers_body)
+        sharing = self._memory.link()
+        connection.replace(sharing.put)
+        return Link(connection, dialed=dialed, covers_body=covers_body, sharing=sharing)
 
     def _on_accepted_frame(self, connection: FramedConnection, frame: memoryview) -> None:
         with self._engine.lock:
@@ -257,6 +289,12 @@ class Connections:
     ) -> None:
         """Pass a frame to the node, and do what it asks for."""
         engine = self._engine
+        if link.sharing is not None:
+            try:
+                raw = link.sharing.take(raw)
+            except RouterError as error:
+                self._on_unreadable(link, error)
+                return
         digest = digest_if_large(raw)
         with engine.lock:
             if engine.closing:
@@ -275,8 +313,19 @@ class Connections:
             elif kind is FrameType.BYE:
                 self._left.append((now + GOODBYE_S, link))
                 engine.tick_by(now + GOODBYE_S)
+            if kind is FrameType.HEARTBEAT and not engine.node.unsent:
+                return
             links = engine.update()
         engine.deliver_and_send(links)
+
+    def _on_unreadable(self, link: Link, error: RouterError) -> None:
+        """End a connection because of a ticket whose frame cannot be read."""
+        with self._engine.lock:
+            if isinstance(error, FrameError):
+                self._engine.node.n_refused += 1
+            elif link.peer is not None:
+                link.peer.avoids_sharing = True
+        link.route.close(error)
 
     def _on_session(
         self, link: Link, target: _Target | None, accepted: FramedConnection | None
@@ -290,10 +339,16 @@ class Connections:
 
     def _on_end(self, link: Link, error: RouterError, *, target: _Target | None = None) -> None:
         engine = self._engine
+        was_sharing = link.sharing is not None and link.sharing.is_agreed
+        if link.sharing is not None:
+            link.sharing.close()
         with engine.lock:
             if engine.closing:
                 return
             now = engine.clock.now()
+            if was_sharing:
+                self._sweep_at = now + SWEEP_S
+                engine.tick_by(self._sweep_at)
             was_rejected = isinstance(error, FrameError | AuthError)
             if was_rejected and (target is None or link.session is not None):
                 self._warn(error, now)

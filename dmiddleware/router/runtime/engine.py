@@ -21,8 +21,9 @@ from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.session import Link, PeerSession
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.wire.codec import Codec
-from dmiddleware.router.wire.envelope import EncodedEvent, StageArrays, encode_event
+from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
 
 __all__ = ["Engine"]
 
@@ -46,7 +47,7 @@ class Engine:
         node: used with :attr:`lock` held.
         codec: encodes and decodes events.
         clock: times deadlines.
-        stage_arrays: copies the arrays of events to memory that peers can read; None: nothing does.
+        memory: shared with peers of the same host; None: none is.
 
     Attributes:
         lock: guards the node and all attributes of the engine.
@@ -65,7 +66,7 @@ class Engine:
         *,
         codec: Codec,
         clock: Clock,
-        stage_arrays: StageArrays | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         self.node = node
         self.clock = clock
@@ -87,7 +88,7 @@ class Engine:
         self.refusals: dict[str, RouterError] = {}
         self.closing = False
         self._codec = codec
-        self._stage = stage_arrays
+        self._memory = memory
         self._ticking = threading.Condition(self.lock)
         self._n_sessions = 0
         self._next_tick = 0.0
@@ -111,7 +112,8 @@ class Engine:
                 self._note_unsubscribed(event)
         if not targets and (event.delivery != "latest" or to is not None):
             return
-        encoded = encode_event(event.name, [list(args), kwargs], self._codec, self._stage_arrays)
+        stage = None if self._memory is None else partial(self._stage_arrays, event, targets)
+        encoded = encode_event(event.name, [list(args), kwargs], self._codec, stage)
         waiting: list[str] = []
         with self.lock:
             self.node.subscriptions.check_name(event.name, targets)
@@ -131,11 +133,26 @@ class Engine:
         if waiting:
             self._wait_for_room(event, encoded, waiting, targets)
 
-    def _stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
-        # Events that are sent in fragments would fill the staging memory, and are copied anyway.
-        if self._stage is None or sum(map(len, arrays)) > self.node.options.largest_whole_bytes:
+    def _stage_arrays(
+        self, event: Event, targets: Sequence[str], arrays: Sequence[memoryview]
+    ) -> list[memoryview] | None:
+        """Copy the arrays of an event to memory that its only reader shares."""
+        memory, n_bytes = self._memory, sum(map(len, arrays))
+        # Events that are sent in fragments are copied anyway. Another reader would see what the
+        # first one changes in place.
+        if (
+            memory is None
+            or not memory.min_bytes <= n_bytes <= self.node.options.largest_whole_bytes
+            or len(targets) != 1
+            or event.delivery == "latest"
+        ):
             return None
-        return self._stage(arrays)
+        with self.lock:
+            peer = self.node.peers.get(targets[0])
+            sharing = None if peer is None or peer.link is None else peer.link.sharing
+            if sharing is None or not sharing.is_agreed:
+                return None
+        return memory.stage_arrays(arrays)
 
     def _named(
         self, event: Event, subscribers: tuple[str, ...], to: Collection[int]

@@ -90,6 +90,13 @@ class FramedConnection:
         """A number that grows while bytes move, which is a sign that the peer is alive."""
         return self.n_received + self.n_sent
 
+    def replace(self, function: Callable[[WireBytes], WireBytes]) -> None:
+        """Send what a function returns for each large frame: the frame, or a small one instead.
+
+        The function is called by the thread that sends, in the frames' order.
+        """
+        self._writer.replace = function
+
     def put(self, frame: WireBytes, *, urgent: bool = False) -> None:
         """Add a frame; one thread at a time may do so. Then call :meth:`flush`.
 

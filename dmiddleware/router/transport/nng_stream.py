@@ -57,6 +57,12 @@ _TLS: Final = "tls+tcp://"
 _CANCELABLE: Final = (_IPC, _TCP)
 """Where an operation can be canceled without an effect on the connection."""
 
+_NO_DELAY: Final = b"tcp-nodelay"
+"""Otherwise the second of two short frames may wait until the first one is acknowledged."""
+
+_MUCH: Final = 16 * 1024
+"""After so many bytes at once, more of them are likely to have arrived."""
+
 _JOINED: Final = 16 * 1024
 """Neighboring pieces that are shorter are sent as one."""
 
@@ -88,6 +94,9 @@ class NngStreamTransport:
         _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, address.encode()))
         dialer = made[0]
         try:
+            if not address.startswith(_IPC):
+                code = lib.nng_stream_dialer_set_bool(dialer, _NO_DELAY, True)
+                _check_code(f"dial {address}", code)
             if address.startswith(_TLS):
                 config = self._config(address, listens=False)
                 code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config._tls_config)
@@ -147,6 +156,10 @@ class NngStream:
         self._sending = Operation(partial(thread.call, self._on_sendable))
         self._trying = Operation(None)
         self._may_try = self._is_cancelable
+        self._trying_to_receive = Operation(None)
+        # The operation that has received last, and whether more is likely to have arrived.
+        self._received_by = self._receiving
+        self._has_much = False
         # How many operations have not called back yet.
         self._n_pending = 0
         self._targets: Sequence[memoryview] = ()
@@ -243,14 +256,26 @@ class NngStream:
 
     def _receive(self) -> None:
         self._n_pending += 1
+        if self._has_much and self._is_cancelable:
+            # Without a callback, which takes two changes of threads.
+            trying = self._received_by = self._trying_to_receive
+            lib.nng_stream_recv(self._connection, trying.use(self._targets))
+            if trying.is_pending:
+                trying.cancel()
+            if trying.result != lib.NNG_ECANCELED:
+                self._thread.call(self._on_received)
+                return
+            trying.forget()
+        self._received_by = self._receiving
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
 
     def _on_received(self) -> None:
-        receiving = self._receiving
+        receiving = self._received_by
         with self._lock:
             code, on_bytes = receiving.result, self._on_bytes
             outcome: int | RouterError | None = receiving.count
             receiving.forget()
+            self._has_much = outcome >= _MUCH
             self._targets, self._on_bytes = (), None
             if code:
                 self._end(self._error_of(code))
@@ -352,7 +377,10 @@ class NngStream:
             self._thread.call(self._release)
 
     def _release(self) -> None:
-        for operation in (self._dialing, self._receiving, self._sending, self._trying):
+        for operation in (
+            *(self._dialing, self._receiving, self._trying_to_receive),
+            *(self._sending, self._trying),
+        ):
             if operation is not None:
                 operation.free()
         if self._connection is not None:
@@ -487,6 +515,8 @@ def _listening(address: str, tls_config: Any) -> Any:
         if address.startswith(_IPC):
             code = lib.nng_stream_listener_set_int(listener, b"ipc:permissions", 0o600)
             _check_code(doing, code)
+        else:
+            _check_code(doing, lib.nng_stream_listener_set_bool(listener, _NO_DELAY, True))
         if tls_config is not None:
             code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config._tls_config)
             _check_code(doing, code)

@@ -93,6 +93,7 @@ class FrameType(enum.IntEnum):
     FRAGMENT = 20
     STATE = 21
     ASK = 22
+    SHARE = 23
     HEARTBEAT = 32
     BYE = 35
 
@@ -183,13 +184,16 @@ class FrameContents:
         flags: how to read the frame.
 
     Attributes:
-        flags: how to read the frame.
+        flag_bits: the flags, as a number.
         metadata_size: the metadata's length.
         n_buffers: how many buffers there are.
         size: the frame's length.
     """
 
-    __slots__ = ("_body", "_body_digest", "_head", "flags", "metadata_size", "n_buffers", "size")
+    __slots__ = (
+        *("_body", "_body_digest", "_head"),
+        *("flag_bits", "metadata_size", "n_buffers", "size"),
+    )
 
     def __init__(
         self,
@@ -197,7 +201,7 @@ class FrameContents:
         buffers: Sequence[bytes | memoryview] = (),
         flags: FrameFlag = FrameFlag.NONE,
     ) -> None:
-        self.flags = flags
+        self.flag_bits = int(flags)
         self.metadata_size, self.n_buffers = len(metadata), len(buffers)
         self._head: bytes | memoryview = metadata
         self._body: list[bytes | memoryview] = []
@@ -282,7 +286,7 @@ class OutgoingFrame(BytePieces):
             _MAGIC,
             VERSION,
             kind,
-            contents.flags
+            contents.flag_bits
             | (_MAC_BODY if mac is not None and mac.cover_body else 0)
             | (_ASKS if asks else 0),
             session,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -161,6 +161,10 @@ class FrameWriter:
     """Puts frames in order and cuts large ones into fragments.
 
     One thread may call :meth:`put` while another calls :meth:`next`.
+
+    Attributes:
+        replace: called with each large frame when it is about to be sent; returns it, or a small
+            one to send instead.
     """
 
     def __init__(self) -> None:
@@ -170,6 +174,7 @@ class FrameWriter:
         self._urgent: deque[WireBytes] = deque()
         self._bulk: deque[WireBytes] = deque()
         self._large: _Frame | None = None
+        self.replace: Callable[[WireBytes], WireBytes] | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -200,7 +205,12 @@ class FrameWriter:
         while self._large is None and self._bulk and n_bytes < FRAGMENT_BYTES:
             frame = self._bulk.popleft()
             size = len(frame)
-            if size <= SMALL_BYTES:
+            if size > SMALL_BYTES and self.replace is not None:
+                frame = self.replace(frame)
+                # What is sent instead of a large frame takes as long to make.
+                n_bytes += size - len(frame)
+                self._taken_bytes += size - len(frame)
+            if len(frame) <= SMALL_BYTES:
                 n_bytes += self._add_small(pieces, frame)
             else:
                 self._large = _Frame(size, deque(_pieces_of(frame)), size)

@@ -253,6 +253,35 @@ def test_peers_have_no_threads(ipc: StreamEndpoints) -> None:
         assert len(list(Path("/proc/self/task").iterdir())) <= n_threads + 1
 
 
+def test_short_frames_do_not_wait_until_earlier_ones_are_acknowledged(tcp: StreamEndpoints) -> None:
+    with tcp.connected():
+        options = [
+            opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for opened in connected_tcp_sockets()
+        ]
+        assert len(options) == 2 and all(options)
+
+
+def connected_tcp_sockets() -> Iterator[socket.socket]:
+    """Yield the connected TCP sockets of this process."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as opened:
+            if opened.family == socket.AF_INET and opened.getpeername():
+                yield opened
+
+
+def test_much_that_arrives_while_it_is_received_keeps_its_order(ipc: StreamEndpoints) -> None:
+    """Receiving then goes on without a callback, until nothing is left."""
+    n_bytes = 8 << 20
+    content = bytes(range(251)) * (n_bytes // 251)
+    with ipc.connected(buffer_bytes=1 << 18) as (dialer, accepted):
+        for start in range(0, len(content), 1 << 20):
+            dialer.send(content[start : start + (1 << 20)])
+        assert accepted.received(len(content)) == content
+        dialer.send(b"one more")
+        assert accepted.received(len(content) + 8)[-8:] == b"one more"
+
+
 def test_a_dial_that_nobody_answers_fails_at_its_deadline(tcp: StreamEndpoints) -> None:
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
