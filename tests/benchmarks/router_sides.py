@@ -16,6 +16,7 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
 """A linear layer with this many inputs and outputs has 10 MB of weights."""
@@ -78,9 +79,7 @@ class Stream:
         with contextlib.ExitStack() as stack:
             mode = "sink" if shared is None else "shared-sink"
             stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
-            self._router = stack.enter_context(
-                Router(node_id=0, dial=[address], options=options)
-            )
+            self._router = stack.enter_context(Router(node_id=0, dial=[address], options=options))
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
