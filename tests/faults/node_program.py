@@ -24,11 +24,9 @@ import numpy as np
 from dmiddleware.errors import DeliveryTimeout, RouterError
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.envelope import EncodedEvent
-from tests.faults.bus_stub import BusTransport
 from tests.faults.ledger import Writer
 
 __all__ = ["NodeSpec", "Sends"]
@@ -136,6 +134,7 @@ class _Node:
             roles=spec.roles,
             key=bytes.fromhex(spec.key) or None,
             transport=_transport(spec),
+            shared_memory=_shared_memory(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,
             start_timeout_s=spec.start_timeout_s,
@@ -266,14 +265,18 @@ def _number_in(payload: np.ndarray[Any, Any]) -> int:
     return int.from_bytes(payload[:8].tobytes(), "little")
 
 
-def _transport(spec: NodeSpec) -> Transport:
+def _transport(spec: NodeSpec) -> Transport | None:
     if spec.transport == "bus":
+        from tests.faults.bus_stub import BusTransport
+
         return BusTransport()
-    if spec.shared:
-        return SharedMemoryTransport(
-            SocketTransport(), directory=Path(spec.shared), max_bytes=spec.shared_bytes
-        )
-    return SocketTransport()
+    return None
+
+
+def _shared_memory(spec: NodeSpec) -> SharedMemory | None:
+    if not spec.shared:
+        return None
+    return SharedMemory(Path(spec.shared), max_bytes=spec.shared_bytes)
 
 
 def main() -> None:
