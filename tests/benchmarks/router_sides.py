@@ -16,6 +16,7 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport.shared_memory import SharedMemory
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
@@ -79,7 +80,10 @@ class Stream:
         with contextlib.ExitStack() as stack:
             mode = "sink" if shared is None else "shared-sink"
             stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
-            self._router = stack.enter_context(Router(node_id=0, dial=[address], options=options))
+            memory = None if shared is None else SharedMemory(shared)
+            self._router = stack.enter_context(
+                Router(node_id=0, dial=[address], options=options, shared_memory=memory)
+            )
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
