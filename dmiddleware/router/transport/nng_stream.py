@@ -484,12 +484,16 @@ class NngStreamListener:
             _logger.warning("closed a connection to %s: %s", self.address, error)
             self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
             return
+        pause_s: float | None = None
         try:
-            self._on_connection(stream)
+            pause_s = self._on_connection(stream)
         except Exception:
             _logger.exception("closed a connection to %s, its callback failed", self.address)
             stream.close()
-        self._accept()
+        if pause_s:
+            self._thread.call_at(time.monotonic() + pause_s, self._accept)
+        else:
+            self._accept()
 
     def _release_if_done(self) -> None:
         if self._is_closed and not self._is_pending:
