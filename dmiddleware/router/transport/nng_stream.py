@@ -33,10 +33,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pynng import ffi, lib
-
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.ipc_path import PublishedPath
+from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
     MAX_PIECES,
     CompletionThread,
