@@ -143,8 +143,7 @@ def test_a_host_may_be_reached_over_another_of_its_interfaces(
 
 def test_a_host_may_be_behind_an_address_translation(folder: Path, hosts: tuple[str, str]) -> None:
     """Others reach it at an address that it does not have itself."""
-    first, second = hosts
-    with forwarder(second, "127.0.0.7", PORT, to=(ADDRESSES[0], PORT)):
+    with forwarder(hosts[1], "127.0.0.7", PORT, to=(ADDRESSES[0], PORT)):
         printed = assert_run_ends(
             folder,
             hosts,
@@ -158,8 +157,8 @@ def test_a_port_that_is_in_use_is_refused_before_anything_starts(
     folder: Path, hosts: tuple[str, str]
 ) -> None:
     listens = (
-        "import socket, time; s = socket.create_server(('10.203.0.1', %d)); "
-        "print('ready', flush=True); time.sleep(60)" % PORT
+        f"import socket, time; opened = socket.create_server(('{ADDRESSES[0]}', {PORT})); "
+        "print('ready', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
         ["ip", "netns", "exec", hosts[0], "python3", "-c", listens], stdout=subprocess.PIPE
