@@ -219,7 +219,7 @@ def test_leaving_the_cluster_leaves_no_thread_behind() -> None:
     with Cluster(exchange.program, n=3) as cluster:
         cluster.start()
         cluster.run_for(0.5)
-        assert len(set(threading.enumerate()) - before) > 20
+        assert len(set(threading.enumerate()) - before) > 10
     assert set(threading.enumerate()) <= before
 
 
@@ -261,7 +261,7 @@ def test_a_dialer_whose_inbox_was_full_gets_more_as_soon_as_it_has_room() -> Non
         assert cluster.wait_until(lambda: len(taken) == 60, 10.0)
         router = cluster.nodes[0].router
         assert router is not None
-        assert router.peer_traffic()[1].refused_frames > 0
+        assert router.traffic()["body"].blocked_s > 0.0
         assert cluster.now() < 1.0
     assert taken == list(range(60))
 
