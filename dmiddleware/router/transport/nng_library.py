@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
@@ -29,9 +30,14 @@ def _load() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[_NAME] = module
     spec.loader.exec_module(module)
-    # As pynng does: the threads of nng must have ended when the interpreter does.
-    atexit.register(module.lib.nng_fini)
+    atexit.register(_finish, module.lib, os.getpid())
     return module
+
+
+def _finish(lib: Any, pid: int) -> None:
+    """End nng's threads before the interpreter ends; a fork of this process has none of them."""
+    if os.getpid() == pid:
+        lib.nng_fini()
 
 
 _module = sys.modules.get(_NAME) or _load()
