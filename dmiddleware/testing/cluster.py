@@ -248,7 +248,11 @@ class Cluster:
             self.simulation.thaw(_group(node.node_id))
 
     def cut(self, one: int, *others: int) -> None:
-        """Drop all messages between a node and others; without others, between it and all."""
+        """Hold back all messages between a node and others; without others, between it and all.
+
+        Neither side is notified, also not of connections that the other one closes or dials
+        meanwhile. :meth:`heal` delivers what has been held back, in order.
+        """
         for other in self._others(one, others):
             self.network.cut(_group(one), _group(other))
 

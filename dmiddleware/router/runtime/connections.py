@@ -64,7 +64,8 @@ class _Target:
 
     Attributes:
         address: the address.
-        next_at: when to dial; infinity: while there is a connection, or never again.
+        next_at: when to dial, or when to close the connection unless there is a session; infinity:
+            neither is due.
         pause_s: how long to wait after the next failure.
         link: the connection.
         started_at: when it was dialed.
@@ -168,14 +169,16 @@ class Connections:
             while self._left and self._left[0][0] <= now:
                 self._left.popleft()[1].route.close()
             for target in list(self._targets.values()):
+                if target.next_at > now:
+                    continue
                 if target.link is None:
-                    if target.next_at <= now:
-                        self._dial(target, now)
-                elif target.link.session is None and now >= target.started_at + HANDSHAKE_S:
+                    self._dial(target, now)
+                else:
+                    target.next_at = math.inf
                     target.link.route.close(
                         TransportError(f"{target.address} did not answer within {HANDSHAKE_S:g} s")
                     )
-            due = [self._due(target) for target in self._targets.values()]
+            due = [target.next_at for target in self._targets.values()]
             due.append(self._sweep_at)
             if self._listener is not None or self._moved or self._left:
                 due.append(now + TICK_S)
@@ -200,12 +203,6 @@ class Connections:
                 self._sweep_at = math.inf
         if is_due and self._memory is not None:
             self._memory.sweep()
-
-    @staticmethod
-    def _due(target: _Target) -> float:
-        if target.link is None:
-            return target.next_at
-        return math.inf if target.link.session is not None else target.started_at + HANDSHAKE_S
 
     def _note_progress(self, now: float) -> None:
         """Keep silent peers connected whose connections move bytes."""
@@ -243,7 +240,7 @@ class Connections:
             max_frame_bytes=MAX_STRANGER_BYTES,
         )
         link = self._new_link(connection, dialed=True, covers_body=exposes_bytes(target.address))
-        target.link, target.started_at = link, now
+        target.link, target.started_at, target.next_at = link, now, now + HANDSHAKE_S
         self._engine.node.dial(link)
         connection.start()
         connection.flush()
@@ -333,7 +330,7 @@ class Connections:
         if accepted is not None and self._listener is not None:
             self._listener.trust(accepted)
         if target is not None:
-            target.was_connected = True
+            target.was_connected, target.next_at = True, math.inf
             self._forget_refusals(target)
             link.route.allow(MAX_FRAME_BYTES)
 
