@@ -24,6 +24,7 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from tests.benchmarks.router_sides import WEIGHTS_SIZE
 
 DONE = Event("done")
@@ -34,7 +35,8 @@ APPLIED = Event("applied")
 def sink(address: str, shared: Path | None = None) -> None:
     """Count the events that arrive through a router."""
     awaited, came = 0, 0
-    with Router(node_id=1, listen=address) as router:
+    memory = None if shared is None else SharedMemory(shared)
+    with Router(node_id=1, listen=address, shared_memory=memory) as router:
 
         def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             nonlocal awaited, came

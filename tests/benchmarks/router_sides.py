@@ -16,6 +16,8 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport.shared_memory import SharedMemory
+
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
 """A linear layer with this many inputs and outputs has 10 MB of weights."""
@@ -78,8 +80,9 @@ class Stream:
         with contextlib.ExitStack() as stack:
             mode = "sink" if shared is None else "shared-sink"
             stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
+            memory = None if shared is None else SharedMemory(shared)
             self._router = stack.enter_context(
-                Router(node_id=0, dial=[address], options=options)
+                Router(node_id=0, dial=[address], options=options, shared_memory=memory)
             )
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
@@ -13,6 +14,12 @@ HANDSHAKE_S: Final = 2.0
 
 MAX_STRANGERS: Final = 128
 """How many connections may be without an authenticated peer."""
+
+MAX_PER_S: Final = 400
+"""How many connections are accepted in a second if this goes on; each costs about 0.5 ms."""
+
+BURST: Final = 512
+"""How many of them are accepted at once, for example when all nodes of a run start."""
 
 C = TypeVar("C", bound=Hashable)
 
@@ -42,6 +49,8 @@ class Strangers(Generic[C]):
         self._random = random.Random(seed)
         self._most = most
         self._handshake_s = handshake_s
+        # When all connections so far would have been accepted at the permitted rate.
+        self._accepted_until = -math.inf
         # Both in the order of their deadlines.
         self._deadlines: dict[C, float] = {}
         self._silent: list[C] = []
@@ -55,6 +64,8 @@ class Strangers(Generic[C]):
 
     def add(self, connection: C, now: float) -> C | None:
         """Add a connection; return one to close, if there are too many."""
+        earliest = now - BURST / MAX_PER_S
+        self._accepted_until = max(self._accepted_until, earliest) + 1 / MAX_PER_S
         closed = None
         if len(self._deadlines) >= self._most:
             closed = self._random.choice(self._silent or self._greeted)
@@ -62,6 +73,10 @@ class Strangers(Generic[C]):
         self._deadlines[connection] = now + self._handshake_s
         self._silent.append(connection)
         return closed
+
+    def pause_s(self, now: float) -> float:
+        """Return how long to wait before the next connection is accepted."""
+        return max(0.0, self._accepted_until - now)
 
     def note_hello(self, connection: C) -> None:
         """Note that a connection has sent a valid hello."""

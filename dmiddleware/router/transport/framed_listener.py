@@ -105,7 +105,7 @@ class FramedListener:
         for connection in connections:
             connection.close()
 
-    def _on_connection(self, stream: Stream) -> None:
+    def _on_connection(self, stream: Stream) -> float:
         n_frames = 0
 
         def on_frame(frame: memoryview) -> None:
@@ -138,3 +138,4 @@ class FramedListener:
         connection.start()
         if is_closed:
             connection.close()
+        return self._strangers.pause_s(self._now())

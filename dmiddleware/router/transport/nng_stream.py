@@ -57,6 +57,9 @@ _TLS: Final = "tls+tcp://"
 _CANCELABLE: Final = (_IPC, _TCP)
 """Where an operation can be canceled without an effect on the connection."""
 
+_CHECK_S: Final = 1.0
+"""How long the search for the reason of a failed TLS handshake may wait for the peer."""
+
 _NO_DELAY: Final = b"tcp-nodelay"
 """Otherwise the second of two short frames may wait until the first one is acknowledged."""
 
@@ -105,7 +108,7 @@ class NngStreamTransport:
         except BaseException:
             lib.nng_stream_dialer_free(dialer)
             raise
-        stream.connect(dialer, timeout_s)
+        stream.connect(dialer, timeout_s, self._tls if address.startswith(_TLS) else None)
         return stream
 
     def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
@@ -152,6 +155,8 @@ class NngStream:
         self._is_cancelable = address.startswith(_CANCELABLE)
         self._dialer: Any = None
         self._dialing: Operation | None = None
+        # The certificates of a dialer, until the peer has sent something.
+        self._tls: TlsFiles | None = None
         self._receiving = Operation(partial(thread.call, self._on_received))
         self._sending = Operation(partial(thread.call, self._on_sendable))
         self._trying = Operation(None)
@@ -204,9 +209,9 @@ class NngStream:
             self._end(TransportError(f"the connection with {self._address} is closed"))
             self._release_if_done()
 
-    def connect(self, dialer: Any, timeout_s: float) -> None:
+    def connect(self, dialer: Any, timeout_s: float, tls: TlsFiles | None) -> None:
         """Start to connect; called once, by the transport."""
-        self._dialer = dialer
+        self._dialer, self._tls = dialer, tls
         self._dialing = Operation(partial(self._thread.call, self._on_dialed))
         self._n_pending += 1
         lib.nng_stream_dialer_dial(dialer, self._dialing.aio)
@@ -273,17 +278,32 @@ class NngStream:
         receiving = self._received_by
         with self._lock:
             code, on_bytes = receiving.result, self._on_bytes
-            outcome: int | RouterError | None = receiving.count
+            n_bytes = receiving.count
+            outcome: int | RouterError | None = n_bytes
             receiving.forget()
-            self._has_much = outcome >= _MUCH
+            self._has_much = n_bytes >= _MUCH
             self._targets, self._on_bytes = (), None
+            tls, self._tls = self._tls, None
             if code:
                 self._end(self._error_of(code))
                 outcome = self._error
             self._n_pending -= 1
             self._release_if_done()
         assert on_bytes is not None and outcome is not None
+        if code == lib.NNG_ECRYPTO and tls is not None:
+            threading.Thread(
+                target=self._explain, args=(tls, on_bytes, outcome), daemon=True
+            ).start()
+            return
         self._guarded(partial(on_bytes, outcome))
+
+    def _explain(self, tls: TlsFiles, on_bytes: OnBytes, error: RouterError) -> None:
+        """Find out why TLS has failed, and report it; runs in a thread, because it may wait."""
+        try:
+            tls.check(self._address, timeout_s=_CHECK_S)
+        except RouterError as reason:
+            error = reason
+        self._report(partial(on_bytes, error))
 
     def _send(self) -> bool:
         """Send what the system accepts at once; return whether that is everything."""
@@ -484,12 +504,16 @@ class NngStreamListener:
             _logger.warning("closed a connection to %s: %s", self.address, error)
             self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
             return
+        pause_s: float | None = None
         try:
-            self._on_connection(stream)
+            pause_s = self._on_connection(stream)
         except Exception:
             _logger.exception("closed a connection to %s, its callback failed", self.address)
             stream.close()
-        self._accept()
+        if pause_s:
+            self._thread.call_at(time.monotonic() + pause_s, self._accept)
+        else:
+            self._accept()
 
     def _release_if_done(self) -> None:
         if self._is_closed and not self._is_pending:

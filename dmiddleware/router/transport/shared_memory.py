@@ -207,7 +207,7 @@ class SharedLink:
             FrameError: if it is a ticket, but nothing is shared.
             TransportError: if the slab cannot be opened.
         """
-        if raw[: len(_MAGIC)] != _MAGIC:
+        if bytes(raw[: len(_MAGIC)]) != _MAGIC:
             return raw
         if not self._agreed:
             raise FrameError("got a ticket, but no memory is shared with the peer")

@@ -83,9 +83,9 @@ class Stream(Protocol):
         ...
 
 
-OnConnection: TypeAlias = Callable[[Stream], None]
+OnConnection: TypeAlias = Callable[[Stream], float | None]
 """Takes a connection that was accepted. The next one is accepted after it has returned, so it can
-make room by closing others first."""
+make room by closing others first; it may return how many seconds that has to wait."""
 
 
 class Listener(Protocol):

@@ -63,7 +63,7 @@ PROGRAM = """
 
             task.use(collect).use(learn).run()
 """
-SECRETS = {"DITASK_KEY": "key" * 20, "DITASK_REDIS_PASSWORD": "swordfish" * 4}
+SECRETS = {"DITASK_KEY": "key" * 20}
 
 
 @pytest.mark.process
@@ -92,6 +92,6 @@ def test_no_process_of_the_run_has_the_key_in_its_environment(
 
 
 def test_the_text_of_a_configuration_does_not_contain_the_key() -> None:
-    run = RunPlan(nodes=(NodePlan(0),), key_hex="6b6b", redis_password="swordfish")
+    run = RunPlan(nodes=(NodePlan(0),), key_hex="6b6b")
     for one in (run, NodeConfig(run=run, main="a.b", package=".")):
-        assert "6b6b" not in repr(one) and "swordfish" not in repr(one)
+        assert "6b6b" not in repr(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmiddleware.router.protocol.strangers import Strangers
+from dmiddleware.router.protocol.strangers import BURST, MAX_PER_S, Strangers
 
 
 def test_a_connection_is_closed_when_its_time_is_over() -> None:
@@ -16,6 +16,21 @@ def test_a_connection_is_closed_when_its_time_is_over() -> None:
     assert strangers.take_late(12.0) == [1]
     strangers.remove(2)
     assert strangers.take_late(100.0) == [] and len(strangers) == 0
+
+
+def test_connections_that_keep_coming_are_slowed_down_after_a_burst() -> None:
+    strangers: Strangers[int] = Strangers()
+    now, pauses = 0.0, []
+    for number in range(2_000):
+        strangers.add(number, now)
+        pauses.append(strangers.pause_s(now))
+        now += pauses[-1] + 0.0001
+    assert not any(pauses[:BURST])
+    assert 1 / now * (2_000 - BURST) < 1.1 * MAX_PER_S
+    # After a while without any, the next ones are accepted at once.
+    now += 2 * BURST / MAX_PER_S
+    strangers.add(2_000, now)
+    assert strangers.pause_s(now) == 0
 
 
 def test_a_silent_connection_is_closed_before_one_with_a_hello() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.wire.byte_pieces import BytePieces
+from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes
 from dmiddleware.router.wire.stream_frames import (
     FRAGMENT_BYTES,
     HEAD_BYTES,
@@ -61,6 +61,28 @@ def test_frames_arrive_whole_and_in_order_however_they_are_cut(sizes: list[int],
         cut = rng.randint(0, len(frame))
         writer.put(BytePieces([frame[:cut], frame[cut:]]) if rng.random() < 0.5 else frame)
     assert feed(reader, drain(writer), rng) == frames
+    assert writer.unsent_bytes == 0
+
+
+def test_large_frames_can_be_replaced_when_they_are_sent() -> None:
+    asked: list[bytes] = []
+
+    def replaced(frame: WireBytes) -> WireBytes:
+        asked.append(bytes(frame))
+        return b"ticket" if frame[:1] == b"t" else frame
+
+    writer, reader = FrameWriter(), FrameReader(MAX_BYTES)
+    writer.replace = replaced
+    tickets = [b"t" * FRAGMENT_BYTES, b"t" * (SMALL_BYTES + 1)]
+    frames = [tickets[0], b"t small", b"as it is" * SMALL_BYTES, tickets[1], b"last"]
+    for frame in frames:
+        writer.put(frame)
+    assert asked == [], "they are replaced before they are sent"
+    first = b"".join(writer.next())
+    assert asked == frames[:1], "the next one delays the first"
+    sent = [b"ticket", frames[1], frames[2], b"ticket", frames[4]]
+    assert feed(reader, first + drain(writer)) == sent
+    assert asked == [frames[0], frames[2], frames[3]]
     assert writer.unsent_bytes == 0
 
 
