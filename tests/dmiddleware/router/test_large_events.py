@@ -1,4 +1,4 @@
-"""Large events between two routers, over every transport."""
+"""Large events between two routers, over every kind of connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from dmiddleware.errors import FrameTooLarge
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.sockets import SocketTransport
 from tests.dmiddleware.router.endpoints import Endpoints
 
 KEY = bytes(range(32))
@@ -49,10 +48,8 @@ def two(
 ) -> Iterator[tuple[Router, Router, Received, Received]]:
     address = endpoints.address
     with (
-        Router(listen=address, key=KEY, transport=endpoints.listens, options=listens) as one,
-        Router(
-            node_id=1, dial=[one.address], key=KEY, transport=endpoints.dials, options=dials
-        ) as other,
+        Router(listen=address, key=KEY, options=listens, **endpoints.listens) as one,
+        Router(node_id=1, dial=[one.address], key=KEY, options=dials, **endpoints.dials) as other,
     ):
         received = [Received(router, "bulk", "small") for router in (one, other)]
         for router in (one, other):
@@ -60,7 +57,7 @@ def two(
         yield one, other, *received
 
 
-def test_large_events_arrive_over_every_transport(endpoints: Endpoints) -> None:
+def test_large_events_arrive_over_every_kind_of_connection(endpoints: Endpoints) -> None:
     options = NodeOptions(fragment_bytes=50_000)
     array = np.random.default_rng(0).integers(0, 256, 3 * MB, dtype=np.uint8)
     with two(endpoints, options, options) as (one, other, at_one, at_other):
@@ -89,7 +86,7 @@ def test_an_event_above_the_stated_memory_is_refused_and_the_next_one_arrives(
     address: str, dialer_sends: bool, delivery: Any
 ) -> None:
     small, large = NodeOptions(max_event_bytes=MB), NodeOptions()
-    endpoints = Endpoints(address, SocketTransport(), SocketTransport())
+    endpoints = Endpoints(address, {}, {})
     options = (small, large) if dialer_sends else (large, small)
     with two(endpoints, *options) as (one, other, at_one, at_other):
         sender, received = (other, at_one) if dialer_sends else (one, at_other)

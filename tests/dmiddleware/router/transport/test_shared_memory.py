@@ -211,20 +211,32 @@ def test_an_event_is_staged_only_for_a_single_peer_that_shares(
 
 def test_readers_do_not_see_what_another_one_changes_in_place(folder: Path, address: str) -> None:
     with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
-        third = Node(SharedMemory(folder), node_id=2, dial=[address])
-        with third.router:
+        absent = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with absent.router:
             one.router.wait_for_peers(2, timeout_s=DEADLINE_S, events=("big",))
-            assert eventually(lambda: one.shares_with(2))
-            for number, delivery in enumerate(("reliable", "latest"), start=1):
-                with one.router.lock:
-                    one.emit(array_of(MB), delivery=delivery)
-                for reader in (other, third):
-                    array = reader.received(number)[-1]
-                    assert is_in_a_file_of(folder, array) and (array == 1).all()
-                    array[:] = 99
-        late = Node(SharedMemory(folder), node_id=3, dial=[address])
+            absent.router.close(goodbye=False)
+        for number, delivery in enumerate(("reliable", "latest"), start=1):
+            one.emit(array_of(MB, number), delivery=delivery)
+            array = other.received(number)[-1]
+            assert is_in_a_file_of(folder, array) and (array == number).all()
+            array[:] = 99
+        returned = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with returned.router:
+            assert sorted(array[0] for array in returned.received(2)) == [1, 2]
+            assert all((array == array[0]).all() for array in returned.arrays)
+
+
+def test_a_later_reader_does_not_see_what_the_first_one_has_changed(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        one.emit(array_of(MB, 3), delivery="latest")
+        array = other.received(1)[0]
+        assert is_in_a_file_of(folder, array) and (array == 3).all()
+        array[:] = 99
+        late = Node(SharedMemory(folder), node_id=2, dial=[address])
         with late.router:
-            assert (late.received(1)[0] == 1).all(), "the newest one is kept for later readers"
+            assert (late.received(1)[0] == 3).all()
 
 
 @pytest.mark.parametrize("shares", [(True, False), (False, True)])
