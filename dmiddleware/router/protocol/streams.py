@@ -457,6 +457,8 @@ class IncomingStreams:
     def on_restart(self) -> None:
         """Note that the sender goes back to what it is told next, and asks again for memory."""
         self._grants.clear()
+        # Lossy events do not continue.
+        self.drop_unfinished(LOSSY)
         self._told = {}
         for inbox in self._inboxes.values():
             inbox.on_disconnect()
