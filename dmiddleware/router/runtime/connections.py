@@ -320,8 +320,9 @@ class Connections:
         with self._engine.lock:
             if isinstance(error, FrameError):
                 self._engine.node.n_refused += 1
-            elif link.peer is not None:
-                link.peer.avoids_sharing = True
+            elif link.peer is not None and link.sharing is not None:
+                # A frame may also be gone because the peer has closed the connection.
+                link.peer.avoids_sharing = not link.sharing.has_worked
         link.route.close(error)
 
     def _on_session(
