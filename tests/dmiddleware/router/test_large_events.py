@@ -13,8 +13,8 @@ import pytest
 from dmiddleware.errors import FrameTooLarge
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.sockets import SocketTransport
-from tests.dmiddleware.router.endpoints import Endpoints
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from tests.dmiddleware.router.stream_ends import StreamEndpoints
 
 KEY = bytes(range(32))
 DEADLINE_S = 60.0
@@ -45,7 +45,7 @@ class Received:
 
 @contextlib.contextmanager
 def two(
-    endpoints: Endpoints, listens: NodeOptions, dials: NodeOptions
+    endpoints: StreamEndpoints, listens: NodeOptions, dials: NodeOptions
 ) -> Iterator[tuple[Router, Router, Received, Received]]:
     address = endpoints.address
     with (
@@ -60,7 +60,7 @@ def two(
         yield one, other, *received
 
 
-def test_large_events_arrive_over_every_transport(endpoints: Endpoints) -> None:
+def test_large_events_arrive_over_every_transport(endpoints: StreamEndpoints) -> None:
     options = NodeOptions(fragment_bytes=50_000)
     array = np.random.default_rng(0).integers(0, 256, 3 * MB, dtype=np.uint8)
     with two(endpoints, options, options) as (one, other, at_one, at_other):
@@ -73,7 +73,7 @@ def test_large_events_arrive_over_every_transport(endpoints: Endpoints) -> None:
                 np.testing.assert_array_equal(got["w"], array)
 
 
-def test_the_default_sizes_carry_events_of_any_size(endpoints: Endpoints) -> None:
+def test_the_default_sizes_carry_events_of_any_size(endpoints: StreamEndpoints) -> None:
     with two(endpoints, NodeOptions(), NodeOptions()) as (_, other, at_one, _):
         array = np.arange(5 * MB, dtype=np.int32)
         other.emit(Event("bulk"), (array,), {})
@@ -89,7 +89,7 @@ def test_an_event_above_the_stated_memory_is_refused_and_the_next_one_arrives(
     address: str, dialer_sends: bool, delivery: Any
 ) -> None:
     small, large = NodeOptions(max_event_bytes=MB), NodeOptions()
-    endpoints = Endpoints(address, SocketTransport(), SocketTransport())
+    endpoints = StreamEndpoints(address, NngStreamTransport(), NngStreamTransport())
     options = (small, large) if dialer_sends else (large, small)
     with two(endpoints, *options) as (one, other, at_one, at_other):
         sender, received = (other, at_one) if dialer_sends else (one, at_other)
