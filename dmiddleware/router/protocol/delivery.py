@@ -182,12 +182,8 @@ class Outbox(Generic[T]):
         self._asked_after = self._sent
         return True
 
-    def on_state(self, state: InboxState, *, resend: bool = False) -> None:
+    def on_state(self, state: InboxState) -> None:
         """Process the peer's state.
-
-        Args:
-            state: the state.
-            resend: whether the peer has dropped the frames after those that it has.
 
         Raises:
             FrameError: if no peer that follows the protocol can have sent it.
@@ -203,20 +199,19 @@ class Outbox(Generic[T]):
         while self._frames and self._frames[0].sequence <= state.acknowledged:
             self._n_bytes -= self._frames.popleft().size
         self._acknowledged = state.acknowledged
-        if self._credit is None or resend:
+        if self._credit is None:
             self._sent, self._asked_after = state.accepted, None
         self._n_since_state, self._has_asked = 0, False
         on_the_way = (f.size for f in self._frames if state.accepted < f.sequence <= self._sent)
         self._credit = state.credit - sum(on_the_way)
 
     def on_connect(self, capacity: int) -> None:
-        """Start a connection to the same process; nothing is sent before its state arrives.
+        """Start over with the same process; nothing is sent before its state arrives.
 
         Args:
             capacity: the credit of its inbox when that is empty.
         """
         self._credit, self._capacity = None, capacity
-        self._asked_after = None
         self._n_since_state, self._has_asked = 0, False
 
     def on_new_peer(self) -> None:
@@ -312,7 +307,6 @@ class Inbox(Generic[T]):
         self._n_moved = 0
         self._is_due = False
         self._is_asked = False
-        self._has_dropped = False
         self._told: InboxState | None = None
 
     def __len__(self) -> int:
@@ -335,10 +329,6 @@ class Inbox(Generic[T]):
         limit = self._max_unhandled
         return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
 
-    def drop_frame(self) -> None:
-        """Drop a frame that has arrived, and those after it until it is sent again."""
-        self._has_dropped = True
-
     def on_frame(self, sequence: int, messages: Sequence[T]) -> None:
         """Accept a frame.
 
@@ -347,8 +337,6 @@ class Inbox(Generic[T]):
         """
         size = sum(message.size for message in messages)
         if sequence != self.accepted + 1:
-            if self._has_dropped:
-                return
             raise FrameError(
                 f"got frame {sequence} after frame {self.accepted}; the peer does not follow the "
                 "protocol, check that all hosts have the same version of dmiddleware"
@@ -358,7 +346,6 @@ class Inbox(Generic[T]):
                 f"got a frame with {size} bytes, but this node takes at most "
                 f"{self._max_bytes - self._n_bytes} more; the peer does not follow the protocol"
             )
-        self._has_dropped = False
         self.accepted = sequence
         self._ready.extend(messages)
         self._n_bytes += size

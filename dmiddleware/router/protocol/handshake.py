@@ -295,6 +295,11 @@ class DialerHandshake:
         self._auth = b""
         self._peer: _Challenge | None = None
 
+    @property
+    def listener(self) -> Identity | None:
+        """The identity that the listener claims; None before its first answer."""
+        return None if self._peer is None else self._peer.identity
+
     def hello(self) -> bytes:
         """Return the first frame."""
         return self._hello

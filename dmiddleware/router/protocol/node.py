@@ -13,67 +13,38 @@ import logging
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
-from dmiddleware.errors import AuthError, FrameError, HandshakeRefused
-from dmiddleware.event_names import base_name
-from dmiddleware.router.protocol.fragments import Assembly, Fragment, fragment_contents
-from dmiddleware.router.protocol.handshake import (
-    MAX_HANDSHAKE_BYTES,
-    DialerHandshake,
-    Identity,
-    ListenerHandshake,
-    Refusal,
-    Session,
-    check_incarnation,
-)
+from dmiddleware.errors import FrameError
+from dmiddleware.router.protocol.fragments import Fragment, fragment_contents
+from dmiddleware.router.protocol.greetings import Greetings
+from dmiddleware.router.protocol.handshake import Identity, Session, check_incarnation
 from dmiddleware.router.protocol.membership import (
     SAID_GOODBYE,
     Membership,
     MembershipChange,
 )
+from dmiddleware.router.protocol.memory_grants import MemoryGrants
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import Link, PeerSession
 from dmiddleware.router.protocol.session_frames import SessionFrames, States, is_urgent
 from dmiddleware.router.protocol.streams import EventBatch
-from dmiddleware.router.protocol.subscriptions import OWN_EVENTS, Subscriptions
+from dmiddleware.router.protocol.subscriptions import Subscriptions
 from dmiddleware.router.wire.envelope import (
     SUBSCRIPTIONS_EVENT,
     EncodedEvent,
     frame_contents,
     unpack_events,
 )
-from dmiddleware.router.wire.frame import (
-    HEADER_SIZE,
-    VERSION,
-    Frame,
-    FrameContents,
-    FrameType,
-    asks,
-    decode_frame,
-    encode_frame,
-    version_of,
-)
+from dmiddleware.router.wire.frame import Frame, FrameContents, FrameType, asks
 
-__all__ = ["MAX_STRANGER_BYTES", "NodeProtocol"]
+__all__ = ["NodeProtocol"]
 
 _logger = logging.getLogger(__name__)
-
-MAX_STRANGER_BYTES: Final = MAX_HANDSHAKE_BYTES + HEADER_SIZE
-"""The longest frame before authentication."""
 
 TAKE_BYTES: Final = 1 << 20
 _NO_CONTENTS: Final = FrameContents()
 _WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
-
-
-class _Wanted(NamedTuple):
-    """A large frame that a peer asks memory for."""
-
-    peer: PeerSession
-    stream: int
-    sequence: int
-    total: int
 
 
 def _is_announcement(event: EncodedEvent) -> bool:
@@ -98,12 +69,9 @@ class NodeProtocol:
             Those of peers that an event is offered to are not added.
         ended: the links to close, with the reasons; the router clears it.
         n_refused: how many handshakes and frames were refused.
-        closing: whether this node admits no more peers, because it is about to close.
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
             was gone for too long, by node id and event.
         n_sessions: how many sessions have started or ended.
-        incarnation: how this process orders among all that have used its node id, as its peers know
-            it. It grows when a peer knows more of them.
     """
 
     def __init__(
@@ -123,26 +91,23 @@ class NodeProtocol:
         self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
         self.changes: list[MembershipChange] = []
         self.n_refused = 0
-        self.closing = False
         self.undelivered: dict[str, Counter[str]] = {}
         self.n_sessions = 0
-        self.incarnation = 1
-        self._key = key
-        self._nonce = nonce
         self._members = Membership(
             identity,
             heartbeat_s=options.heartbeat_s,
             missed=options.missed_heartbeats,
             max_known=2 * options.max_peers,
         )
-        self._handshake = ListenerHandshake(
+        self._greetings = Greetings(
             identity,
             key,
-            limits=options.limits,
+            options=options,
             nonce=nonce,
             session_number=session_number,
-            incarnation=lambda: self.incarnation,
-            known=self,
+            peers=self.peers,
+            members=self._members,
+            make_room=self._remove_forgotten,
         )
         self._with_events: dict[str, PeerSession] = {}
         self._gone: dict[str, PeerSession] = {}
@@ -150,8 +115,25 @@ class NodeProtocol:
         self._holds: Callable[[EncodedEvent], bool] | None = None
         self._held: dict[str, PeerSession] = {}
         self._held_orphans: deque[tuple[str, EncodedEvent]] = deque()
-        self._wanted: deque[_Wanted] = deque()
+        self._memory = MemoryGrants(options.max_event_bytes, peers=self.peers, gone=self._gone)
         self._accepts = True
+
+    @property
+    def incarnation(self) -> int:
+        """How this process orders among all that have used its node id, as its peers know it.
+
+        It grows when a peer knows more of them.
+        """
+        return self._greetings.incarnation
+
+    @property
+    def closing(self) -> bool:
+        """Whether this node admits no more peers, because it is about to close."""
+        return self._greetings.closing
+
+    @closing.setter
+    def closing(self, closing: bool) -> None:
+        self._greetings.closing = closing
 
     @property
     def accepting(self) -> bool:
@@ -163,7 +145,10 @@ class NodeProtocol:
         if accepting != self._accepts:
             self._accepts = accepting
             for peer in self.peers.values():
-                self._owe_states(peer)
+                if peer.link is not None:
+                    peer.link.owes_resend = accepting
+                    self._owe_states(peer)
+                    self._memory.drop(peer)
 
     def offer(self, node_id: str, event: EncodedEvent, *, handled: bool = False) -> bool | None:
         """Accept a reliable event for a peer.
@@ -200,8 +185,8 @@ class NodeProtocol:
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
 
-        Fewer large events are returned: while they wait for a handler they belong in the inbox,
-        where they count against its bound.
+        Call :meth:`take_handled` before it. Fewer large events are returned: while they wait for a
+        handler they belong in the inbox, where they count against its bound.
         """
         holds = self._holds
         taken: list[tuple[str, EncodedEvent]] = []
@@ -225,7 +210,7 @@ class NodeProtocol:
                     self._on_announcement(peer, event)
                 self._held[peer.node_id] = self._with_events.pop(peer.node_id)
             self._note_taken(peer)
-        self._grant_wanted()
+        self._grant_memory()
         return taken
 
     def take_handled(self, n: int) -> list[tuple[PeerSession, EncodedEvent]]:
@@ -240,7 +225,7 @@ class NodeProtocol:
                 events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
                 taken += [(peer, event) for event in events]
                 self._note_taken(peer)
-        self._grant_wanted()
+        self._grant_memory()
         return taken
 
     def on_handled(self, peer: PeerSession) -> None:
@@ -276,7 +261,7 @@ class NodeProtocol:
             if peer is not None and peer.link is not None:
                 self._close(peer.link, change.reason)
         self._record(silent, now)
-        self._grant_wanted()
+        self._grant_memory()
         forgotten = [
             peer
             for peer in self._gone.values()
@@ -321,9 +306,22 @@ class NodeProtocol:
 
     def on_end(self, link: Link, reason: str, now: float) -> None:
         """Note that a connection has ended."""
-        peer = link.peer
-        if self._detach(link) and peer is not None and self.peers.get(peer.node_id) is peer:
+        self._detach(link)
+        self._greetings.on_end(link)
+        identity = link.identity
+        if identity is None:
+            return
+        peer = self.peers.get(identity.node_id)
+        # While the peer may have replaced the connection by another one, it has not left.
+        if (
+            peer is not None
+            and peer.link is None
+            and peer.session.identity.instance == identity.instance
+            and not self._greetings.is_under_way(identity)
+        ):
             self._record(self._members.on_left(peer.node_id, reason), now)
+            if link.said_goodbye:
+                self._remove(peer)
 
     def on_progress(self, node_id: str, now: float) -> None:
         """Note that bytes have moved over the connection to a peer, without a complete frame.
@@ -338,15 +336,8 @@ class NodeProtocol:
 
     def dial(self, link: Link) -> None:
         """Start a handshake over a connection that this node has dialed."""
-        link.handshake = DialerHandshake(
-            self.identity,
-            self._key,
-            incarnation=self.incarnation,
-            nonce=self._nonce(),
-            limits=self.options.limits,
-            known=self,
-        )
-        self._answer(link, FrameType.HELLO, link.handshake.hello())
+        self._greetings.dial(link)
+        self.unsent[link] = None
 
     def on_frame(
         self, link: Link, raw: memoryview, now: float, *, body_digest: bytes | None = None
@@ -372,9 +363,12 @@ class NodeProtocol:
             return FrameType.BYE
         session, peer = link.session, link.peer
         if session is None or peer is None:
-            if link.handshake is None:
-                return self._on_dialer(link, raw, now)
-            return self._on_listener(link, link.handshake, raw, now)
+            kind, started = self._greetings.on_frame(link, raw, now)
+            self.unsent[link] = None
+            self.n_refused += kind is FrameType.REFUSED
+            if started is not None:
+                self._start_session(link, started, now)
+            return kind
         frame = session.read(raw, body_digest=body_digest)
         self._heard(peer, frame, len(raw), now)
         self._on_session_frame(link, peer, frame, now)
@@ -388,16 +382,7 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        if link.owes_states or peer.incoming.is_due:
-            states = peer.incoming.take_states(accepting=self._accepts)
-            self._put(link, FrameType.STATE, states.contents())
-        elif link.owes_heartbeat:
-            self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
-        link.owes_states = link.owes_heartbeat = False
-        if link.owes_proof:
-            link.owes_proof = False
-            if link.sharing is not None and (proof := link.sharing.proof()):
-                self._put(link, FrameType.SHARE, FrameContents(proof))
+        self._put_owed(link, peer)
         while route.has_room:
             batch = peer.outgoing.next_batch()
             if batch is None:
@@ -412,12 +397,34 @@ class NodeProtocol:
             link.owes_goodbye, link.said_goodbye = False, True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
 
+    def _put_owed(self, link: Link, peer: PeerSession) -> None:
+        """Put what is sent before events, and however full the connection is."""
+        if link.owes_states or peer.incoming.is_due:
+            states = peer.incoming.take_states(
+                since=peer.since, accepts=self._accepts, resend=link.owes_resend
+            )
+            link.n_resends += link.owes_resend
+            link.owes_resend = False
+            self._put(link, FrameType.STATE, states.contents())
+        elif link.owes_heartbeat:
+            self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
+        link.owes_states = link.owes_heartbeat = False
+        while link.n_agains:
+            link.n_agains -= 1
+            self._put(link, FrameType.AGAIN, _NO_CONTENTS)
+        if link.owes_proof:
+            link.owes_proof = False
+            if link.sharing is not None and (proof := link.sharing.proof()):
+                self._put(link, FrameType.SHARE, FrameContents(proof))
+
     def _on_session_frame(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
         if frame.type in _WITH_EVENTS:
-            self._on_data(peer, frame)
+            if self._accepts and not link.owes_resend and not link.n_resends:
+                self._on_data(peer, frame)
         elif frame.type is FrameType.STATE:
-            peer.outgoing.on_states(States.read(frame))
-            self.unsent[link] = None
+            self._on_states(link, peer, States.read(frame))
+        elif frame.type is FrameType.AGAIN and link.n_resends:
+            link.n_resends -= 1
         elif frame.type is FrameType.ASK:
             peer.incoming.on_ask(frame.stream)
         elif frame.type is FrameType.SHARE:
@@ -431,126 +438,46 @@ class NodeProtocol:
                 "dmiddleware on all hosts"
             )
 
-    def _on_dialer(self, link: Link, raw: memoryview, now: float) -> FrameType:
-        """Process a frame of a dialer before its session."""
-        frame = Frame(FrameType.HELLO)
-        try:
-            frame = _read_handshake(raw)
-            if frame.type is FrameType.HELLO:
-                challenge = self._handshake.on_hello(frame.metadata, now)
-                self._answer(link, FrameType.CHALLENGE, challenge)
-            elif frame.type is FrameType.AUTH:
-                welcome, session = self._handshake.on_auth(frame.metadata, now)
-                self._answer(link, FrameType.WELCOME, welcome)
-                self._start_session(link, session, now)
-            else:
-                raise FrameError(f"got {frame.type.name} before the handshake")
-        except (HandshakeRefused, AuthError) as error:
-            self.n_refused += 1
-            refusal = self._handshake.refusal(error, frame.metadata)
-            self._answer(link, FrameType.REFUSED, refusal)
-            link.is_over = True
-            return FrameType.REFUSED
-        return frame.type
-
-    def _on_listener(
-        self, link: Link, handshake: DialerHandshake, raw: memoryview, now: float
-    ) -> FrameType:
-        """Process a frame of a listener before its session."""
-        frame = _read_handshake(raw)
-        if frame.type is FrameType.REFUSED:
-            raise handshake.on_refused(frame.metadata)
-        if frame.type is FrameType.CHALLENGE:
-            self._answer(link, FrameType.AUTH, handshake.on_challenge(frame.metadata))
-        elif frame.type is FrameType.WELCOME:
-            self._start_session(link, handshake.on_welcome(frame.metadata), now)
-        else:
-            raise FrameError(
-                f"got {frame.type.name} in the handshake; check the address, and install the same "
-                "version of dmiddleware on all hosts"
-            )
-        return frame.type
-
-    def least_incarnation(self, identity: Identity) -> int:
-        """Return the least incarnation that a process may have."""
-        return self._members.least_incarnation(identity)
-
-    def admit(self, identity: Identity, incarnation: int, *, dialed: bool) -> Refusal | None:
-        """Return why a process may not join, or None if it may.
-
-        Args:
-            identity: identity of the process.
-            incarnation: its incarnation before this handshake.
-            dialed: whether this node has dialed it.
-        """
-        if self.closing:
-            return Refusal("closing", f"node {self.identity.node_id} is closing")
-        own, name = self.identity.node_id, identity.node_id
-        peer = self.peers.get(name)
-        if peer is None and self._is_full():
-            return Refusal(
-                "full",
-                f"node {own} already has {self.options.max_peers} peers, the most that it accepts; "
-                "raise max_peers in its NodeOptions",
-            )
-        if (
-            peer is not None
-            and peer.link is not None
-            and peer.session.identity.instance == identity.instance
-            and ((dialed and peer.link.dialed) or self._stays(peer.link, dialed))
-        ):
-            # Otherwise the two connections would keep replacing each other.
-            return Refusal("connected", f"nodes {own} and {name} are already connected")
-        return self._members.admit(identity, incarnation)
-
-    def _stays(self, link: Link, dialed: bool) -> bool:
-        """Return whether a connection stays if there is another one with the same process.
-
-        If each of the two nodes has dialed the other, both keep the one that the same node dialed.
-        """
-        assert link.peer is not None
-        is_first = self.identity.node_id < link.peer.node_id
-        return link.dialed != dialed and link.dialed == is_first
-
-    def _is_full(self) -> bool:
-        """Return whether one more peer would be too many; forgotten dialers make room."""
-        if len(self.peers) >= self.options.max_peers:
-            for peer in list(self.peers.values()):
-                if peer.forgotten:
-                    self._remove(peer)
-        return len(self.peers) >= self.options.max_peers
-
     def _start_session(self, link: Link, session: Session, now: float) -> None:
         self.n_sessions += 1
-        self.incarnation = max(self.incarnation, session.own_incarnation)
-        node_id = session.identity.node_id
-        known = self.peers.get(node_id)
-        old = None if known is None else known.link
-        if known is not None and known.session.identity.instance == session.identity.instance:
-            if old is not None and self._stays(old, link.dialed):
-                self._close(link, "there is another connection with this node")
-                return
-            peer = known
-        else:
-            if known is not None:
-                self._keep_received(known)
-            peer = PeerSession.start(session, known, self.options)
-        if old is not None:
-            self._close(old, "a newer connection has replaced this one")
-        peer.session, peer.link, link.peer = session, link, peer
+        self._greetings.incarnation = max(self.incarnation, session.own_incarnation)
+        link.identity = session.identity
+        known = self.peers.get(session.identity.node_id)
+        if known is not None and known.link is not None:
+            self._close(known.link, "a newer connection has replaced this one")
         link.session = SessionFrames(session, dialed=link.dialed, cover_body=link.covers_body)
-        if peer.avoids_sharing:
-            link.sharing, peer.avoids_sharing = None, False
-        link.owes_states = link.owes_proof = True
-        peer.outgoing.on_connect(session.limits.inbox_bytes)
-        self.peers[node_id] = peer
-        self.unsent[link] = None
-        self.subscriptions.on_peers_changed()
+        link.owes_proof = True
+        if known is None or known.session.identity.instance != session.identity.instance:
+            self._start_over(link, session, known)
+        else:
+            known.session, known.link, link.peer = session, link, known
+            if known.avoids_sharing:
+                link.sharing, known.avoids_sharing = None, False
+            self._owe_states(known)
+            known.outgoing.on_connect(session.limits.inbox_bytes)
+            self.subscriptions.on_peers_changed()
         self._record(self._members.on_session(session, now), now)
-        peer.gone_since = None
-        self._gone.pop(node_id, None)
-        if peer is not known:
-            self.subscriptions.announce_to(peer)
+
+    def _start_over(self, link: Link, session: Session, known: PeerSession | None) -> PeerSession:
+        """Start with a process that is new, or that has been forgotten, or has forgotten this one.
+
+        Args:
+            link: the connection with it.
+            session: the session.
+            known: what this node has for the peer or its predecessor.
+        """
+        if known is not None:
+            self._keep_received(known)
+            self._gone.pop(known.node_id, None)
+            known.link = None
+        peer = PeerSession.start(session, known, self.options)
+        peer.link, link.peer = link, peer
+        self.peers[peer.node_id] = peer
+        peer.outgoing.on_connect(session.limits.inbox_bytes)
+        self._owe_states(peer)
+        self.subscriptions.on_peers_changed()
+        self.subscriptions.announce_to(peer)
+        return peer
 
     def _on_goodbye(self, link: Link, peer: PeerSession, now: float) -> None:
         """Note that a peer leaves for good, or that this node has left it."""
@@ -564,7 +491,7 @@ class NodeProtocol:
         reason = SAID_GOODBYE
         if self.peers.get(peer.node_id) is peer and (n_dropped := self._drop_outgoing(peer)):
             reason += f"; {n_dropped} events that it had not accepted were dropped"
-        self._record(self._members.on_left(peer.node_id, reason, for_good=True), now)
+        self._record(self._members.on_left(peer.node_id, reason), now)
         self.n_sessions += 1
         self._remove(peer)
 
@@ -573,17 +500,14 @@ class NodeProtocol:
         self._detach(link)
         self.ended.append((link, reason))
 
-    def _detach(self, link: Link) -> bool:
-        """Stop using a connection; return whether it was the one with its peer."""
+    def _detach(self, link: Link) -> None:
+        """Stop using a connection."""
         link.is_over = True
         self.unsent.pop(link, None)
         peer = link.peer
-        if peer is None or peer.link is not link:
-            return False
-        peer.link = None
-        peer.incoming.on_disconnect()
-        self._wanted = deque(one for one in self._wanted if one.peer is not peer)
-        return True
+        if peer is not None and peer.link is link:
+            peer.link = None
+            self._memory.drop(peer)
 
     def _remove(self, peer: PeerSession) -> None:
         if self.peers.get(peer.node_id) is peer:
@@ -591,6 +515,10 @@ class NodeProtocol:
             del self.peers[peer.node_id]
             self._gone.pop(peer.node_id, None)
             self.subscriptions.on_peers_changed()
+
+    def _remove_forgotten(self) -> None:
+        for peer in [peer for peer in self.peers.values() if peer.forgotten]:
+            self._remove(peer)
 
     def _drop_outgoing(self, peer: PeerSession) -> int:
         """Drop and count what is waiting for a peer; return the number of reliable events."""
@@ -602,7 +530,7 @@ class NodeProtocol:
     def _keep_received(self, peer: PeerSession) -> None:
         """Keep the acknowledged events of a process that has ended until they are taken."""
         incoming = peer.incoming
-        for event in (*incoming.take(sys.maxsize), *incoming.inbox_handled.take()):
+        for event in (*incoming.take(sys.maxsize), *incoming.inbox_handled.waiting):
             if event.event == SUBSCRIPTIONS_EVENT:
                 self._on_announcement(peer, event)
             else:
@@ -636,8 +564,7 @@ class NodeProtocol:
         peer.counters.received_frames += 1
         peer.counters.received_bytes += n_bytes
         check_incarnation(frame.incarnation, peer.session.incarnation)
-        changes = self._members.on_heard(peer.node_id, frame.session, frame.incarnation, now)
-        self._record(changes, now)
+        self._members.on_heard(peer.node_id, frame.incarnation, now)
 
     def _owe_states(self, peer: PeerSession) -> None:
         if peer.link is not None:
@@ -650,104 +577,45 @@ class NodeProtocol:
             self.unsent[peer.link] = None
 
     def _on_data(self, peer: PeerSession, frame: Frame) -> None:
-        stream, incoming = frame.stream, peer.incoming
+        stream, sequence, incoming = frame.stream, frame.data_sequence, peer.incoming
         if frame.type is FrameType.FRAGMENT:
-            events = self._on_fragment(peer, frame)
+            fragment = Fragment.of(frame)
+            if not fragment.length:
+                self._memory.ask(peer, stream, sequence, fragment.total)
+                self._grant_memory()
+                return
+            assembly = incoming.assembly(stream, sequence)
+            if assembly is None:
+                raise FrameError(f"node {peer.node_id} was granted no memory for a large frame")
+            assembly.add(fragment, frame)
+            if not assembly.is_complete:
+                return
+            events = [assembly.event()]
         else:
             events = unpack_events(frame)
-        if events is None:
-            return
-        if not self._accepts:
-            incoming.drop_frame(stream, len(events))
-            return
-        self._check_names(peer, events)
-        incoming.on_events(stream, frame.data_sequence, events)
+        self.subscriptions.check_received_names(peer, events)
+        incoming.on_events(stream, sequence, events)
         if asks(frame):
             incoming.on_ask(stream, until_empty=False)
         if incoming.has_events:
             self._with_events[peer.node_id] = peer
 
-    def _on_fragment(self, peer: PeerSession, frame: Frame) -> list[EncodedEvent] | None:
-        """Process a fragment; return the frame's event if it has arrived in full."""
-        stream, sequence = frame.stream, frame.data_sequence
-        fragment = Fragment.of(frame)
-        if not self._accepts:
-            peer.incoming.drop_frame(stream, int(not fragment.length))
-        elif not fragment.length:
-            self._want(_Wanted(peer, stream, sequence, fragment.total))
-        else:
-            # Fragments without memory are on their way when frames before them are dropped.
-            assembly = peer.incoming.assembly(stream, sequence)
-            if assembly is not None:
-                assembly.add(fragment, frame)
-                return [assembly.event()] if assembly.is_complete else None
-        return None
+    def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
+        """Process what a peer says about the streams to it."""
+        self.unsent[link] = None
+        if states.resend:
+            peer.outgoing.on_connect(peer.session.limits.inbox_bytes)
+            link.n_agains += 1
+        if states.since != peer.since and peer.since != peer.session.number:
+            # One of the two does not remember the other, or only from another session.
+            peer = self._start_over(link, peer.session, peer)
+        # Otherwise the peer starts over when it gets the states of this node.
+        if states.since == peer.since:
+            peer.outgoing.on_states(states)
 
-    def _want(self, wanted: _Wanted) -> None:
-        most = self.options.max_event_bytes
-        if wanted.total > most:
-            raise FrameError(
-                f"node {wanted.peer.node_id} wants to send a frame of {wanted.total} bytes, but "
-                f"this node has announced that it accepts at most {most}"
-            )
-        if any(one[:2] == wanted[:2] for one in self._wanted):
-            raise FrameError(
-                f"node {wanted.peer.node_id} asks twice for the memory of a large frame"
-            )
-        self._wanted.append(wanted)
-        self._grant_wanted()
-
-    def _grant_wanted(self) -> None:
-        """Grant memory for large frames, in the order in which it was asked for."""
-        while self._wanted:
-            wanted = self._wanted[0]
-            assembly = self._memory_for(wanted)
-            if assembly is None:
-                return
-            self._wanted.popleft()
-            wanted.peer.incoming.grant(assembly)
-            self._note_taken(wanted.peer)
-
-    def _memory_for(self, wanted: _Wanted) -> Assembly | None:
-        """Return memory for a large frame; None: there is none at the moment."""
-        known = wanted.peer.incoming.assembly(wanted.stream, wanted.sequence)
-        if known is not None and known.total == wanted.total:
-            return known
-        most = self.options.max_event_bytes
-        held = sum(one.incoming.large_bytes for one in self.peers.values())
-        if held + wanted.total > most:
-            for gone in self._gone.values():
-                gone.incoming.drop_unfinished()
-            held = sum(one.incoming.large_bytes for one in self.peers.values())
-        if held + wanted.total > most:
-            return None
-        try:
-            return Assembly(wanted.stream, wanted.sequence, wanted.total)
-        except MemoryError:
-            _logger.warning(
-                "the system refused %d bytes for an event of node %s, which is kept waiting; "
-                "free some memory, or lower max_event_bytes",
-                wanted.total,
-                wanted.peer.node_id,
-            )
-            return None
-
-    def _check_names(self, peer: PeerSession, events: list[EncodedEvent]) -> None:
-        names = {base_name(name) for name in {event.event for event in events}}
-        if names <= peer.event_names:
-            return
-        if not names.isdisjoint(OWN_EVENTS):
-            raise FrameError(
-                f"node {peer.node_id} sends an event that each router emits itself: "
-                + ", ".join(sorted(names & OWN_EVENTS))
-            )
-        peer.event_names |= names - {SUBSCRIPTIONS_EVENT}
-        most = self.options.max_event_names
-        if len(peer.event_names) > most:
-            raise FrameError(
-                f"node {peer.node_id} has used more than {most} event names; use fewer, or raise "
-                "max_event_names in the NodeOptions of all nodes"
-            )
+    def _grant_memory(self) -> None:
+        for peer in self._memory.grant():
+            self._note_taken(peer)
 
     def _put_batch(self, link: Link, batch: EventBatch) -> None:
         if batch.fragment is None:
@@ -788,21 +656,3 @@ class NodeProtocol:
         peer.counters.sent_frames += 1
         peer.counters.sent_bytes += len(frame)
         link.route.put(frame, urgent=is_urgent(kind))
-
-    def _answer(self, link: Link, kind: FrameType, content: bytes) -> None:
-        """Add a frame of the handshake to a connection."""
-        frame = Frame(kind, incarnation=self.incarnation, metadata=content)
-        # The first states, which are urgent, must not overtake it.
-        link.route.put(encode_frame(frame, max_size=MAX_STRANGER_BYTES), urgent=True)
-        self.unsent[link] = None
-
-
-def _read_handshake(raw: memoryview) -> Frame:
-    version = version_of(raw)
-    if version not in (None, VERSION):
-        raise HandshakeRefused(
-            f"the two sides have protocol versions {version} and {VERSION}; install the same "
-            "version of dmiddleware on all hosts",
-            code="version",
-        )
-    return decode_frame(raw)

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from dmiddleware.errors import RouterError
 from dmiddleware.event_names import base_name, task_number
-from dmiddleware.router.protocol.handshake import DialerHandshake, Session
+from dmiddleware.router.protocol.handshake import DialerHandshake, Identity, Session
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session_frames import SessionFrames
 from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
@@ -98,12 +98,16 @@ class Link:
         covers_body: whether the arrays of frames are signed too.
         sharing: memory that may be shared with the peer; None: none.
         handshake: the dialer's side of the handshake; None at a listener.
+        identity: the process at the other end, as far as it is known.
         session: its frames, after the handshake.
         peer: the peer, after the handshake.
         is_stalled: whether more frames can be made when the route has room.
         is_over: whether everything that still arrives is ignored.
         owes_heartbeat: whether a heartbeat is due.
         owes_states: whether the states of the inboxes are due.
+        owes_resend: whether to let the peer send again what was dropped.
+        n_resends: how often it was told so and has not begun yet; what arrives before is dropped.
+        n_agains: how often this node was told so and has not begun yet.
         owes_proof: whether to show the peer which memory may be shared.
         owes_goodbye: whether to say goodbye when nothing else is left to send.
         said_goodbye: whether this node has said it.
@@ -114,12 +118,16 @@ class Link:
     covers_body: bool
     sharing: Sharing | None = None
     handshake: DialerHandshake | None = None
+    identity: Identity | None = None
     session: SessionFrames | None = None
     peer: PeerSession | None = None
     is_stalled: bool = False
     is_over: bool = False
     owes_heartbeat: bool = False
     owes_states: bool = False
+    owes_resend: bool = False
+    n_resends: int = 0
+    n_agains: int = 0
     owes_proof: bool = False
     owes_goodbye: bool = False
     said_goodbye: bool = False
@@ -134,6 +142,7 @@ class PeerSession:
     Attributes:
         node_id: the peer.
         session: result of the latest handshake.
+        since: the number of the session in which the numbers of the frames began.
         outgoing: the streams to the peer.
         incoming: the streams from the peer.
         link: the connection with it; None while there is none.
@@ -152,6 +161,7 @@ class PeerSession:
 
     node_id: str
     session: Session
+    since: int
     outgoing: OutgoingStreams
     incoming: IncomingStreams
     link: Link | None = None
@@ -170,7 +180,7 @@ class PeerSession:
 
     @classmethod
     def start(cls, session: Session, old: PeerSession | None, options: NodeOptions) -> PeerSession:
-        """Start with a process that has not been seen before.
+        """Start with a process that has not been seen before, or has been forgotten.
 
         Args:
             session: the first session with it.
@@ -184,7 +194,7 @@ class PeerSession:
         )
         if old is not None:
             old.outgoing.on_new_peer()
-            peer = cls(session.identity.node_id, session, old.outgoing, incoming)
+            peer = cls(session.identity.node_id, session, session.number, old.outgoing, incoming)
             peer.inherited = tuple(dict.fromkeys((*old.patterns, *old.inherited)))
             peer.sent_names = old.sent_names
             return peer
@@ -195,7 +205,7 @@ class PeerSession:
             fragment_bytes=options.fragment_bytes,
             largest_whole_bytes=options.largest_whole_bytes,
         )
-        return cls(session.identity.node_id, session, outgoing, incoming)
+        return cls(session.identity.node_id, session, session.number, outgoing, incoming)
 
     @property
     def is_connected(self) -> bool:

@@ -42,7 +42,10 @@ class States(msgspec.Struct, array_like=True, frozen=True):
         inboxes: ``(stream, acknowledged, accepted, credit in bytes)`` of the reliable streams.
         latest: the newest frame of ``latest`` events that has arrived; 0: none.
         lossy: the same for ``lossy`` events.
-        resend: whether later frames were dropped, and have to be sent again.
+        since: the number of the session in which the numbers of the frames began.
+        accepts: whether the node accepts events.
+        resend: whether the frames after these were dropped and have to be sent again, behind a
+            frame that says so.
         grants: ``(stream, sequence, offset)`` of frames that are sent in fragments from now on, and
             from where on.
     """
@@ -50,6 +53,8 @@ class States(msgspec.Struct, array_like=True, frozen=True):
     inboxes: tuple[tuple[_Count, _Count, _Count, _Count], ...] = ()
     latest: _Count = 0
     lossy: _Count = 0
+    since: _Count = 0
+    accepts: bool = True
     resend: bool = False
     grants: tuple[tuple[_Count, _Count, _Count], ...] = ()
 

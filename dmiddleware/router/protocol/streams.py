@@ -120,8 +120,9 @@ class OutgoingStreams:
         self._max_lossy = max_lossy
         self._fragment_bytes = fragment_bytes
         self._largest_whole_bytes = largest_whole_bytes
-        # Nothing is sent before the peer's first state over the connection has arrived.
-        self._is_open = False
+        # Nothing is sent before the peer's first state over the connection has arrived, nor while
+        # it accepts nothing.
+        self._is_open = self._is_paused = False
         self._latest: dict[str, EncodedEvent] = {}
         self._unconfirmed: EventBatch | None = None
         self._lossy: deque[EncodedEvent] = deque()
@@ -131,6 +132,11 @@ class OutgoingStreams:
         # The large frame of each stream that is being sent.
         self._transfers: dict[int, tuple[EventBatch, Transfer]] = {}
         self._sent_fragment = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the peer has sent its states over this connection."""
+        return self._is_open
 
     @property
     def is_empty(self) -> bool:
@@ -205,7 +211,7 @@ class OutgoingStreams:
 
         Fragments of large events take turns with all others.
         """
-        if not self._is_open:
+        if not self._is_open or self._is_paused:
             return None
         batch = self._next_fragment() if self._transfers and not self._sent_fragment else None
         batch = batch or self._next_whole() or self._next_fragment()
@@ -220,7 +226,7 @@ class OutgoingStreams:
         return None
 
     def on_connect(self, capacity: int) -> None:
-        """Start a connection to the same process.
+        """Start over with the same process, which says how far it has got.
 
         Args:
             capacity: how many bytes each of its inboxes takes when it is empty.
@@ -236,14 +242,12 @@ class OutgoingStreams:
         Raises:
             FrameError: if no peer that follows the protocol can have sent them.
         """
-        if states.resend:
-            self._transfers.clear()
         for stream, outbox in self._outboxes.items():
             if (state := states.of(stream)) is not None:
-                outbox.on_state(state, resend=states.resend)
+                outbox.on_state(state)
         self._on_lossy(states.lossy)
-        self._on_latest(states.latest, is_lost=states.resend or not self._is_open)
-        self._is_open = True
+        self._on_latest(states.latest, is_lost=not self._is_open)
+        self._is_open, self._is_paused = True, not states.accepts
         for stream, sequence, offset in states.grants:
             batch, transfer = self._transfers.get(stream, (None, None))
             if batch is not None and transfer is not None and batch.sequence == sequence:
@@ -255,7 +259,9 @@ class OutgoingStreams:
         self._transfers.clear()
         for outbox in self._outboxes.values():
             outbox.on_new_peer()
-        self._on_latest(0, is_lost=True)
+        if self._unconfirmed is not None:
+            self._latest = {e.event: e for e in self._unconfirmed.events} | self._latest
+            self._unconfirmed = None
         self._count_lost_lossy()
         self._sequences = {LATEST: 0, LOSSY: 0}
 
@@ -267,10 +273,11 @@ class OutgoingStreams:
         if sequence >= unconfirmed.sequence:
             self._unconfirmed = None
         elif is_lost:
-            # Newer versions take their places.
-            again = {event.event: event for event in unconfirmed.events}
-            self._latest = again | self._latest
-            self._unconfirmed = None
+            # Newer versions take their places. What has arrived of a large event is kept.
+            again = {e.event: e for e in unconfirmed.events if e.event not in self._latest}
+            if not again or not self._in_fragments(unconfirmed):
+                self._latest = again | self._latest
+                self._unconfirmed = None
 
     def _on_lossy(self, sequence: int) -> None:
         while self._lossy_sent and self._lossy_sent[0][0] <= sequence:
@@ -394,7 +401,6 @@ class IncomingStreams:
         self._seen = {LATEST: 0, LOSSY: 0}
         self._told: dict[int, int] = {}
         self._is_latest_due = False
-        self._has_dropped = False
         self._assemblies: dict[int, Assembly] = {}
         self._grants: list[Assembly] = []
 
@@ -427,43 +433,53 @@ class IncomingStreams:
         """Whether the states have changed since they were sent over this connection."""
         return (
             self.is_due
-            or self._has_dropped
             or self._told != self._seen
             or self.inbox.has_news
             or self.inbox_handled.has_news
         )
 
-    def take_states(self, *, accepting: bool) -> States:
-        """Return the states, which are sent now.
-
-        Args:
-            accepting: whether this node accepts events; otherwise there is no credit.
-        """
-        inboxes = []
-        for stream, inbox in self._inboxes.items():
-            state = inbox.take_state()
-            credit = state.credit if accepting else 0
-            inboxes.append((stream, state.acknowledged, state.accepted, credit))
-        grants = tuple((one.stream, one.sequence, one.offset) for one in self._grants)
+    def take_states(self, *, since: int = 0, accepts: bool = True, resend: bool = False) -> States:
+        """Return the states, which are sent now; the arguments are a part of them."""
         states = States(
-            tuple(inboxes),
+            tuple((stream, *inbox.take_state()) for stream, inbox in self._inboxes.items()),
             self._seen[LATEST],
             self._seen[LOSSY],
-            resend=accepting and self._has_dropped,
-            grants=grants,
+            since=since,
+            accepts=accepts,
+            resend=resend,
+            grants=tuple((one.stream, one.sequence, one.offset) for one in self._grants),
         )
         self._grants.clear()
         self._told = self._seen.copy()
         self._is_latest_due = False
-        self._has_dropped &= not accepting
         return states
 
-    def on_disconnect(self) -> None:
-        """Note that the connection has ended; the sender asks again for what it needs."""
+    def on_restart(self) -> None:
+        """Note that the sender goes back to what it is told next, and asks again for memory."""
         self._grants.clear()
+        # Lossy events do not continue.
+        self.drop_unfinished(LOSSY)
         self._told = {}
         for inbox in self._inboxes.values():
             inbox.on_disconnect()
+
+    def check_next(self, stream: int, sequence: int) -> None:
+        """Check that a frame may be the next one of its stream.
+
+        Raises:
+            FrameError: if it may not.
+        """
+        last = self._seen.get(stream)
+        if last is None:
+            inbox = self._inbox_of(stream)
+            is_next, last = sequence == inbox.accepted + 1, inbox.accepted
+        else:
+            is_next = sequence > last
+        if not is_next:
+            raise FrameError(
+                f"got frame {sequence} of stream {stream} after frame {last}; the peer does not "
+                "follow the protocol, check that all hosts have the same version of dmiddleware"
+            )
 
     def on_ask(self, stream: int, *, until_empty: bool = True) -> None:
         """Note that the peer asks for the state of a reliable stream.
@@ -479,15 +495,11 @@ class IncomingStreams:
         Raises:
             FrameError: for an unknown stream, or if it is not the next frame, or too large.
         """
+        self.check_next(stream, sequence)
         self._assemblies.pop(stream, None)
         if stream not in self._seen:
-            self._inbox_of(stream).on_frame(sequence, events)
+            self._inboxes[stream].on_frame(sequence, events)
             return
-        if sequence <= self._seen[stream]:
-            raise FrameError(
-                f"got frame {sequence} of stream {stream} after frame {self._seen[stream]}; the "
-                "peer does not follow the protocol"
-            )
         self._seen[stream] = sequence
         if stream == LATEST:
             self._is_latest_due = True
@@ -502,25 +514,6 @@ class IncomingStreams:
                 self._lossy.popleft()
                 self.counters.dropped += 1
 
-    def drop_frame(self, stream: int, n_events: int) -> None:
-        """Drop a frame that has arrived; the peer is told to send it again later.
-
-        Args:
-            stream: its stream.
-            n_events: how many events it has; lossy ones are not sent again.
-        """
-        self._has_dropped = True
-        self._assemblies.pop(stream, None)
-        if stream in self._inboxes:
-            self._inboxes[stream].drop_frame()
-        elif stream == LOSSY:
-            self.counters.dropped += n_events
-
-    @property
-    def has_dropped(self) -> bool:
-        """Whether the peer has to be told to send frames again."""
-        return self._has_dropped
-
     def assembly(self, stream: int, sequence: int) -> Assembly | None:
         """Return the memory that was granted for a large frame, or None."""
         found = self._assemblies.get(stream)
@@ -531,9 +524,14 @@ class IncomingStreams:
         self._assemblies[assembly.stream] = assembly
         self._grants.append(assembly)
 
-    def drop_unfinished(self) -> None:
-        """Free the memory of large frames that have not arrived in full; they can start over."""
-        self._assemblies.clear()
+    def drop_unfinished(self, *streams: int) -> None:
+        """Free the memory of large frames that have not arrived in full; they can start over.
+
+        Args:
+            streams: their streams; none: all.
+        """
+        for stream in streams or tuple(self._assemblies):
+            self._assemblies.pop(stream, None)
 
     def take(
         self,

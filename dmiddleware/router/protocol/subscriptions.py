@@ -18,6 +18,7 @@ from dmiddleware.router.wire.envelope import (
     MAX_EVENT_NAME,
     SUBSCRIPTIONS_EVENT,
     EncodedEvent,
+    event_of,
 )
 from dmiddleware.router.wire.frame import read_metadata
 
@@ -96,7 +97,7 @@ class Subscriptions:
             return
         skeleton = _encode((self._is_ready, self._own))
         # Peers never wait for each other's announcements, however full the outbox is.
-        peer.outgoing.outbox.push(EncodedEvent(SUBSCRIPTIONS_EVENT, skeleton, (), len(skeleton)))
+        peer.outgoing.outbox.push(event_of(SUBSCRIPTIONS_EVENT, skeleton))
         self._note_queued(peer)
 
     def _announce(self) -> None:
@@ -137,6 +138,28 @@ class Subscriptions:
         for node_id in targets:
             if (peer := self._peers.get(node_id)) is not None:
                 peer.sent_names.add(name)
+
+    def check_received_names(self, peer: PeerSession, events: Iterable[EncodedEvent]) -> None:
+        """Check that a peer may send events of these names.
+
+        Raises:
+            FrameError: if it may not.
+        """
+        names = {base_name(name) for name in {event.event for event in events}}
+        if names <= peer.event_names:
+            return
+        if not names.isdisjoint(OWN_EVENTS):
+            raise FrameError(
+                f"node {peer.node_id} sends an event that each router emits itself: "
+                + ", ".join(sorted(names & OWN_EVENTS))
+            )
+        peer.event_names |= names - {SUBSCRIPTIONS_EVENT}
+        most = self._options.max_event_names
+        if len(peer.event_names) > most:
+            raise FrameError(
+                f"node {peer.node_id} has used more than {most} event names; use fewer, or raise "
+                "max_event_names in the NodeOptions of all nodes"
+            )
 
     def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
         """Check that this node and the targets accept an event of this size.
@@ -232,18 +255,14 @@ class Subscriptions:
 
     def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
-            if name not in had and peer.subscribes_to(event.event):
-                most = peer.session.limits.max_event_bytes - FRAME_OVERHEAD
-                if event.size <= most:
-                    peer.outgoing.put_latest(event)
-                    self._note_queued(peer)
-                else:
-                    peer.outgoing.counters.dropped += 1
-                    _logger.warning(
-                        "node %s does not get the event %r, which has %d bytes, because it accepts "
-                        "at most %d; raise its max_event_bytes",
-                        peer.node_id,
-                        name,
-                        event.size,
-                        most,
-                    )
+            if name in had or not peer.subscribes_to(event.event):
+                continue
+            try:
+                self.check_name(name, (peer.node_id,))
+                self.check_size(event, (peer.node_id,))
+            except RouterError as error:
+                peer.outgoing.counters.dropped += 1
+                _logger.warning("node %s does not get an event: %s", peer.node_id, error)
+            else:
+                peer.outgoing.put_latest(event)
+                self._note_queued(peer)

@@ -19,7 +19,7 @@ from dmiddleware.errors import (
     RouterError,
     TransportError,
 )
-from dmiddleware.router.protocol.node import MAX_STRANGER_BYTES
+from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
 from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import FramedConnection

@@ -94,6 +94,7 @@ class FrameType(enum.IntEnum):
     STATE = 21
     ASK = 22
     SHARE = 23
+    AGAIN = 24
     HEARTBEAT = 32
     BYE = 35
 
