@@ -336,8 +336,10 @@ class Connections:
     def _on_unreadable(self, link: Link, error: RouterError) -> None:
         """End a connection because of a ticket whose frame cannot be read."""
         with self._engine.lock:
-            if not isinstance(error, FrameError) and link.peer is not None:
-                link.peer.avoids_sharing = True
+            is_valid = not isinstance(error, FrameError)
+            if is_valid and link.peer is not None and link.sharing is not None:
+                # A frame may also be gone because the peer has closed the connection.
+                link.peer.avoids_sharing = not link.sharing.has_worked
         link.route.close(error)
 
     def _on_session(

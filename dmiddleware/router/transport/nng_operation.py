@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from pynng import ffi, lib
-
 from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.nng_library import ffi, lib
 
 __all__ = ["MAX_PIECES", "CompletionThread", "Operation", "failure", "text_of"]
 

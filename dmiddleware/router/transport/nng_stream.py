@@ -33,10 +33,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pynng import ffi, lib
-
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.ipc_path import PublishedPath
+from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
     MAX_PIECES,
     CompletionThread,
@@ -102,7 +101,7 @@ class NngStreamTransport:
                 _check_code(f"dial {address}", code)
             if address.startswith(_TLS):
                 config = self._config(address, listens=False)
-                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config._tls_config)
+                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config)
                 _check_code(f"dial {address}", code)
             stream = NngStream(address, self._thread, self._pid)
         except BaseException:
@@ -546,7 +545,7 @@ def _listening(address: str, tls_config: Any) -> Any:
         else:
             _check_code(doing, lib.nng_stream_listener_set_bool(listener, _NO_DELAY, True))
         if tls_config is not None:
-            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config._tls_config)
+            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config)
             _check_code(doing, code)
         _check_code(doing, lib.nng_stream_listener_listen(listener))
     except BaseException:

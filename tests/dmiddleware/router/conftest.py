@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.certificates import Authority
+from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import nothing_left
 from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
@@ -53,3 +55,25 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEn
     start_nng()
     with nothing_left():
         yield found
+
+
+@pytest.fixture(params=(*KINDS, "shared memory"))
+def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndpoints:
+    """Return what two routers need to be connected."""
+    kind = request.param
+    if kind == "memory":
+        network = StreamNetwork()
+        one, other = ({"transport": network.transport(name)} for name in ("a", "b"))
+        return RouterEndpoints("memory://a", one, other)
+    if kind == "tls":
+        authority: Authority = request.getfixturevalue("authority")
+        one, other = (
+            {"transport": NngStreamTransport(tls=authority.files(name))}
+            for name in ("one", "other")
+        )
+        return RouterEndpoints("tls+tcp://127.0.0.1:0", one, other)
+    if kind == "shared memory":
+        folder: Path = request.getfixturevalue("folder")
+        one, other = ({"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2))
+        return RouterEndpoints(address, one, other)
+    return RouterEndpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})

@@ -30,7 +30,7 @@ from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
-from tests.dmiddleware.router.stream_ends import StreamEndpoints
+from tests.dmiddleware.router.endpoints import RouterEndpoints
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -652,10 +652,12 @@ def break_connection(router: Router, peer: int) -> None:
         link.route.close()
 
 
-def test_connections_that_break_lose_and_duplicate_nothing(endpoints: StreamEndpoints) -> None:
+def test_connections_that_break_lose_and_duplicate_nothing(
+    router_endpoints: RouterEndpoints,
+) -> None:
     with (
-        Router(listen=endpoints.address, key=KEY, transport=endpoints.listens) as one,
-        Router(node_id=1, dial=[one.address], key=KEY, transport=endpoints.dials) as other,
+        Router(listen=router_endpoints.address, key=KEY, **router_endpoints.listens) as one,
+        Router(node_id=1, dial=[one.address], key=KEY, **router_endpoints.dials) as other,
     ):
         received = [Received(router, "e") for router in (one, other)]
         for router in (one, other):
