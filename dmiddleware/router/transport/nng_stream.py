@@ -116,6 +116,10 @@ class NngStreamTransport:
         config = self._config(address, listens=True) if address.startswith(_TLS) else None
         return NngStreamListener(address, on_connection, self._thread, self._pid, config)
 
+    def close(self, *, timeout_s: float) -> bool:
+        """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        return os.getpid() != self._pid or self._thread.close_users(timeout_s)
+
     def _check(self, address: str, doing: str) -> None:
         if os.getpid() != self._pid:
             raise RouterStateError(_FORKED)

@@ -1,4 +1,4 @@
-"""The kinds of connections that the tests of this folder run over."""
+"""The transports that the tests of this folder run over."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.endpoints import Endpoints
-from tests.dmiddleware.router.unix_sockets import nothing_left
+from tests.dmiddleware.router.endpoints import RouterEndpoints
+from tests.dmiddleware.router.process_resources import nothing_left
+from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
-KINDS = ("memory", "ipc", "tcp", "tls", "shared memory")
+KINDS = ("memory", "ipc", "tcp", "tls")
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "ours")
-
-
-@pytest.fixture
-def leaves_nothing() -> Iterator[None]:
-    """Check that a test over Unix-domain sockets leaves no thread and no descriptor."""
-    with nothing_left():
-        yield
 
 
 @pytest.fixture
@@ -42,20 +36,44 @@ def address(tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=KINDS)
-def endpoints(request: pytest.FixtureRequest, address: str) -> Endpoints:
+def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEndpoints]:
+    """Two transports, which leave no thread and no descriptor."""
+    kind = request.param
+    if kind == "memory":
+        network = StreamNetwork()
+        found = StreamEndpoints("memory://a", network.transport("a"), network.transport("b"))
+    elif kind == "tls":
+        authority: Authority = request.getfixturevalue("authority")
+        found = StreamEndpoints(
+            "tls+tcp://127.0.0.1:0",
+            NngStreamTransport(tls=authority.files("one")),
+            NngStreamTransport(tls=authority.files("other")),
+        )
+    else:
+        listened = address if kind == "ipc" else "tcp://127.0.0.1:0"
+        found = StreamEndpoints(listened, NngStreamTransport(), NngStreamTransport())
+    start_nng()
+    with nothing_left():
+        yield found
+
+
+@pytest.fixture(params=(*KINDS, "shared memory"))
+def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndpoints:
+    """Return what two routers need to be connected."""
     kind = request.param
     if kind == "memory":
         network = StreamNetwork()
         one, other = ({"transport": network.transport(name)} for name in ("a", "b"))
-        return Endpoints("memory://a", one, other)
+        return RouterEndpoints("memory://a", one, other)
     if kind == "tls":
-        ours: Authority = request.getfixturevalue("authority")
+        authority: Authority = request.getfixturevalue("authority")
         one, other = (
-            {"transport": NngStreamTransport(tls=ours.files(name))} for name in ("one", "other")
+            {"transport": NngStreamTransport(tls=authority.files(name))}
+            for name in ("one", "other")
         )
-        return Endpoints("tls+tcp://127.0.0.1:0", one, other)
+        return RouterEndpoints("tls+tcp://127.0.0.1:0", one, other)
     if kind == "shared memory":
         folder: Path = request.getfixturevalue("folder")
-        sharing = [{"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2)]
-        return Endpoints(address, *sharing)
-    return Endpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})
+        one, other = ({"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2))
+        return RouterEndpoints(address, one, other)
+    return RouterEndpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})

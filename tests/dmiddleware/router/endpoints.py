@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Endpoints"]
+__all__ = ["RouterEndpoints"]
 
 
 @dataclass
-class Endpoints:
+class RouterEndpoints:
     """An address, the settings of the router that listens, and those of the one that dials."""
 
     address: str

@@ -15,7 +15,7 @@ import pytest
 
 from dmiddleware.router.transport.framing import FrameReader
 from dmiddleware.router.transport.sockets import SocketTransport
-from tests.dmiddleware.router.unix_sockets import HEAD, comes_true, framed
+from tests.dmiddleware.router.process_resources import HEAD, comes_true, framed
 
 pytestmark = pytest.mark.process
 

@@ -21,7 +21,7 @@ from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import unlimited
 from tests.dmiddleware.router.request_handlers import replying_with
-from tests.dmiddleware.router.unix_sockets import HEAD, framed
+from tests.dmiddleware.router.process_resources import HEAD, framed
 
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"

@@ -1,4 +1,4 @@
-"""Bare Unix-domain sockets, and checks that nothing of a connection is left."""
+"""Threads and descriptors that a test leaves, and waiting for something to come true."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+__all__ = ["comes_true", "is_hung_up_on", "n_descriptors", "nothing_left", "threads"]
+
 DEADLINE_S: Final = 20.0
-MB: Final = 1 << 20
 
 
 @contextlib.contextmanager
@@ -44,32 +45,6 @@ def comes_true(predicate: Callable[[], bool], within_s: float = DEADLINE_S) -> b
             return False
         time.sleep(0.005)
     return True
-
-
-@contextlib.contextmanager
-def bare_dial(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.settimeout(DEADLINE_S)
-        made.connect(f"{folder}/s")
-        yield made
-
-
-@contextlib.contextmanager
-def bare_listen(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.settimeout(DEADLINE_S)
-        made.bind(f"{folder}/s")
-        made.listen()
-        yield made
-
-
-def exactly(made: socket.socket, n: int) -> bytes:
-    content = bytearray()
-    while len(content) < n:
-        received = made.recv(n - len(content))
-        assert received
-        content += received
-    return bytes(content)
 
 
 def is_hung_up_on(made: socket.socket) -> bool:
