@@ -323,4 +323,3 @@ def test_two_connections_do_not_share_a_grant() -> None:
     assert any(type_of(f) is FrameType.STATE for f in world.connection.routes[1].frames)
     world.connection = reconnect(world.connection)
     world.finish()
-
