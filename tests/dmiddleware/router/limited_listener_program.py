@@ -12,8 +12,9 @@ import threading
 import time
 from pathlib import Path
 
-from dmiddleware.router.transport import ListenLimits, Reply
 from dmiddleware.router.transport.sockets import SocketTransport
+
+from dmiddleware.router.transport import ListenLimits, Reply
 
 MAX_DESCRIPTORS = 200
 
