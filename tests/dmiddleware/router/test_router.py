@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.errors import (
+    ConfigError,
     DeliveryTimeout,
     HandshakeRefused,
     NoSubscriber,
@@ -33,6 +34,7 @@ from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 
 KEY = bytes(range(32))
+OTHER_KEY = bytes(range(1, 33))
 DEADLINE_S = 20.0
 
 
@@ -398,7 +400,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         assert b.traffic()["e"].sent == accepted
 
 
-@pytest.mark.parametrize("key", [bytes(32), None])
+@pytest.mark.parametrize("key", [OTHER_KEY, None])
 def test_a_wrong_key_ends_the_wait_for_peers(listen: str, key: bytes | None) -> None:
     with (
         Router(node_id=0, listen=listen, key=KEY) as learner,
@@ -414,7 +416,7 @@ def test_a_node_that_is_refused_until_its_start_timeout_gives_the_reason(listen:
         Router(
             node_id=1,
             dial=[learner.address],
-            key=bytes(32),
+            key=OTHER_KEY,
             expected_peers=1,
             start_timeout_s=0.5,
         ) as collector,
@@ -491,6 +493,12 @@ def test_waiting_for_subscribers_is_not_over_when_a_peer_has_connected(listen: s
 def test_an_address_beyond_this_host_needs_a_key() -> None:
     with pytest.raises(TopologyError, match="has no key"):
         Router(listen="tcp://0.0.0.0:5555")
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"a" * 32, b"0123456" * 5, bytes(range(31))])
+def test_a_key_that_can_be_guessed_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"openssl rand -hex 32"):
+        Router(listen="tcp://0.0.0.0:0", key=key)
 
 
 def test_using_a_closed_router_raises(listen: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dmiddleware.errors import RouterStateError, TransportError
+from dmiddleware.errors import AuthError, RouterStateError, TransportError
 from dmiddleware.router.transport import ipc_path
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Listener, Stream
@@ -329,7 +329,7 @@ class TestTls:
         with tls.listening(lambda stream: accepted.append(End(stream))) as listener:
             stranger = NngStreamTransport(tls=theirs).dial(listener.address, timeout_s=DEADLINE_S)
             with contextlib.closing(stranger):
-                assert isinstance(End(stranger).ended(), TransportError)
+                assert isinstance(End(stranger).ended(), AuthError)
                 assert comes_true(lambda: len(accepted) == 1)
                 accepted[0].ended()
             dialer = End(tls.dial(listener.address))
@@ -344,7 +344,7 @@ class TestTls:
         with tls.listening(End) as listener:
             stream = expecting.dial(listener.address, timeout_s=DEADLINE_S)
             with contextlib.closing(stream):
-                assert isinstance(End(stream).ended(), TransportError)
+                assert isinstance(End(stream).ended(), AuthError)
 
     def test_strangers_that_say_nothing_do_not_hold_up_others(self, tls: StreamEndpoints) -> None:
         accepted: list[End] = []
