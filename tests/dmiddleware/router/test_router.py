@@ -30,8 +30,8 @@ from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
-from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
 from tests.dmiddleware.router.endpoints import RouterEndpoints
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))

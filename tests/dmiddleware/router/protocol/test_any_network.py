@@ -94,12 +94,12 @@ class Machine(RuleBasedStateMachine):
     @rule(n=st.integers(1, 60))
     def deliver(self, n: int) -> None:
         for _ in range(n):
+            self.connections = [c for c in self.connections if c.has_ended != [True, True]]
             steps = [(c, side) for c in self.connections for side in (0, 1) if c.can_deliver(side)]
             if not steps:
                 break
             connection, side = self.chance.choice(steps)
             connection.deliver(side, self.now)
-            self.connections = [c for c in self.connections if c.has_ended != [True, True]]
             self.check_errors(connection)
 
     @rule()

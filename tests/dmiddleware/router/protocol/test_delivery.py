@@ -154,6 +154,63 @@ class TestOutbox:
         assert sequences(outbox) == [2] and not outbox.take_ask()
         assert not outbox.offer(Note(3, size=15)) and outbox.take_ask()
 
+    def test_after_a_new_connection_the_peer_is_asked_again(self) -> None:
+        outbox = connected(capacity=15)
+        for number in (1, 2):
+            outbox.offer(Note(number))
+        assert sequences(outbox) == [1] and outbox.take_ask()
+        # The connection breaks with the answer on its way; the peer has the frame.
+        outbox.on_connect(15)
+        assert not outbox.take_ask(), "its first state comes anyway"
+        outbox.on_state(InboxState(1, 1, 5))
+        assert outbox.is_blocked and outbox.take_ask()
+
+    def test_a_sender_that_drains_asks_behind_its_last_frame(self) -> None:
+        outbox = connected(capacity=15)
+        for number in (1, 2):
+            outbox.offer(Note(number))
+        outbox.is_draining = True
+        assert sequences(outbox) == [1] and outbox.take_ask()
+        outbox.on_state(InboxState(1, 1, 15))
+        assert sequences(outbox) == [2] and outbox.take_ask() and not outbox.take_ask()
+        outbox.on_state(InboxState(2, 2, 15))
+        assert not outbox.take_ask(), "nothing is left"
+
+    def test_under_load_messages_wait_for_the_answer_or_until_there_are_enough(self) -> None:
+        outbox: Outbox[Note] = Outbox(max_bytes=10_000, batch_bytes=1000, hold_bytes=50)
+        outbox.on_connect(10_000)
+        outbox.on_state(InboxState(0, 0, 10_000))
+        asks = []
+        for number in range(8):
+            outbox.offer(Note(number))
+            frame = outbox.next_frame()
+            assert frame is not None and len(frame.messages) == 1
+            asks.append(frame.asks)
+        assert asks == 7 * [False] + [True]
+        for number in range(4):
+            outbox.offer(Note(number))
+            assert outbox.next_frame() is None
+        outbox.offer(Note(4))
+        frame = outbox.next_frame()
+        assert frame is not None and len(frame.messages) == 5 and not frame.asks
+        outbox.offer(Note(5))
+        assert outbox.next_frame() is None
+        outbox.on_state(InboxState(9, 9, 10_000))
+        assert outbox.next_frame() == OutgoingFrame(10, (Note(5),), 10)
+
+    def test_a_message_that_was_held_back_is_sent_over_a_new_connection(self) -> None:
+        outbox: Outbox[Note] = Outbox(max_bytes=10_000, batch_bytes=1000, hold_bytes=50)
+        outbox.on_connect(10_000)
+        outbox.on_state(InboxState(0, 0, 10_000))
+        for number in range(9):
+            outbox.offer(Note(number))
+            if number < 8:
+                outbox.next_frame()
+        assert outbox.next_frame() is None
+        outbox.on_connect(10_000)
+        outbox.on_state(InboxState(8, 8, 10_000))
+        assert sequences(outbox) == [9]
+
 
 class TestInbox:
     def test_frames_are_accepted_in_order_only(self) -> None:

@@ -10,7 +10,9 @@ from dmiddleware.router.protocol.handshake import Identity, PeerLimits, Session
 from dmiddleware.router.protocol.session_frames import SessionFrames, States, is_urgent
 from dmiddleware.router.wire.frame import FrameContents, FrameType
 
-LIMITS = PeerLimits(max_event_bytes=1 << 20, credit_bytes=1 << 20, window=1)
+LIMITS = PeerLimits(
+    max_event_bytes=1 << 20, inbox_bytes=1 << 20, outbox_bytes=1 << 20, max_event_names=9
+)
 NOTHING = FrameContents()
 
 
@@ -93,7 +95,15 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 def test_states_are_metadata() -> None:
     dialer, listener = sides()
-    states = States(((0, 1, 2, 3), (3, 4, 5, 6)), latest=9)
+    states = States(
+        ((0, 1, 2, 3), (3, 4, 5, 6)),
+        latest=9,
+        lossy=8,
+        since=7,
+        accepts=False,
+        resend=True,
+        grants=((0, 5, 100),),
+    )
     read = States.read(listener.read(made(dialer, FrameType.STATE, states.contents())))
     assert read == states
     assert read.of(3) == InboxState(4, 5, 6) and read.of(1) is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.dmiddleware.router.request_handlers import in_threads
 
 from dmiddleware.errors import EventQueueFull
 from dmiddleware.pipeline import SystemClock

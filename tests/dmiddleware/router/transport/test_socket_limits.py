@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from dmiddleware.router.transport.framing import FrameReader
 from dmiddleware.router.transport.sockets import SocketTransport
+
 from tests.dmiddleware.router.process_resources import HEAD, comes_true, framed
 
 pytestmark = pytest.mark.process
