@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
@@ -499,6 +501,30 @@ def test_an_address_beyond_this_host_needs_a_key() -> None:
 def test_a_key_that_can_be_guessed_is_refused(key: bytes) -> None:
     with pytest.raises(ConfigError, match=r"openssl rand -hex 32"):
         Router(listen="tcp://0.0.0.0:0", key=key)
+
+
+def test_a_peer_with_an_old_version_gets_both_versions(
+    listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = struct.Struct("<4sB3xIQQ")
+    hello = bytearray(encode_frame(Frame(FrameType.HELLO, metadata=b"hello"), max_size=4096))
+    hello[4:6] = (3).to_bytes(2, "little")
+    request = head.pack(b"DMWU", 1, len(hello), 7, len(hello)) + hello
+    with Router(listen=listen, key=KEY) as router:
+        for n_first in (20, 30, len(request)):
+            with connect(router.address) as old:
+                old.sendall(request[:n_first])
+                if request[n_first:]:
+                    time.sleep(0.05)
+                    old.sendall(request[n_first:])
+                answer = old.recv(4096)
+                magic, kind, size, number, total = head.unpack_from(answer)
+                assert (magic, kind, number) == (b"DMWU", 2, 7)
+                assert size == total == len(answer) - head.size
+                assert version_of(answer[head.size :]) == VERSION == 4
+                assert is_hung_up_on(old)
+        assert comes_true(lambda: router.node.n_refused == 3)
+    assert "the peer has protocol version 3, this side 4; install" in caplog.text
 
 
 def test_using_a_closed_router_raises(listen: str) -> None:

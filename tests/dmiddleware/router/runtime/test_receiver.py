@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.dmiddleware.router.request_handlers import in_threads
 
 from dmiddleware.errors import EventQueueFull
 from dmiddleware.pipeline import SystemClock
@@ -39,6 +38,7 @@ class Scene:
             traffic=self.traffic,
             clock=SystemClock(),
             on_subscriptions_changed=self.count_announcement,
+            on_taken=lambda: None,
             on_handled=lambda peer: self.node.on_handled(peer),
         )
         self.thread = threading.Thread(target=self.receiver.run, name="waits")

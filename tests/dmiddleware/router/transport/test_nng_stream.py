@@ -265,9 +265,16 @@ def test_short_frames_do_not_wait_until_earlier_ones_are_acknowledged(tcp: Strea
 def connected_tcp_sockets() -> Iterator[socket.socket]:
     """Yield the connected TCP sockets of this process."""
     for entry in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as opened:
-            if opened.family == socket.AF_INET and opened.getpeername():
-                yield opened
+        with contextlib.suppress(OSError):
+            copy = os.dup(int(entry.name))
+            try:
+                opened = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue
+            with opened:
+                if opened.family == socket.AF_INET and opened.getpeername():
+                    yield opened
 
 
 def test_much_that_arrives_while_it_is_received_keeps_its_order(ipc: StreamEndpoints) -> None:
@@ -330,12 +337,12 @@ class TestTls:
             stranger = NngStreamTransport(tls=theirs).dial(listener.address, timeout_s=DEADLINE_S)
             with contextlib.closing(stranger):
                 assert isinstance(End(stranger).ended(), AuthError)
-                assert comes_true(lambda: len(accepted) == 1)
+                # The search for the reason connects too.
+                assert comes_true(lambda: len(accepted) >= 1)
                 accepted[0].ended()
             dialer = End(tls.dial(listener.address))
             dialer.send(b"hello")
-            assert comes_true(lambda: len(accepted) == 2)
-            assert accepted[1].received(5) == b"hello"
+            assert comes_true(lambda: any(end.received_now() == b"hello" for end in accepted))
 
     def test_a_listener_of_another_name_is_refused(
         self, tls: StreamEndpoints, authority: Authority
