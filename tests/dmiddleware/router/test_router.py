@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import pickle
 import queue
+import signal
 import socket
 import struct
 import threading
@@ -33,7 +36,8 @@ from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTranspor
 from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.endpoints import RouterEndpoints
-from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
+from tests.dmiddleware.router.stream_ends import start_nng
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -712,6 +716,71 @@ def test_closing_leaves_no_thread_behind(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_router_leaves_nothing_when_it_has_closed(
+    router_endpoints: RouterEndpoints, fails: bool
+) -> None:
+    start_nng()
+    before, n_before = set(threading.enumerate()), n_descriptors()
+    address = router_endpoints.address
+    with contextlib.suppress(KeyError), contextlib.ExitStack() as stack:
+        one = stack.enter_context(Router(listen=address, key=KEY, **router_endpoints.listens))
+        other = stack.enter_context(
+            Router(node_id=1, dial=[one.address], key=KEY, **router_endpoints.dials)
+        )
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        if fails:
+            raise KeyError
+    assert set(threading.enumerate()) <= before
+    # nng closes the descriptors of TLS connections in the background.
+    assert comes_true(lambda: n_descriptors() <= n_before, 2.0)
+    if address.startswith("ipc://"):
+        socket_file = Path(address.removeprefix("ipc://"))
+        assert not [one for one in socket_file.parent.iterdir() if one.is_socket()]
+
+
+def test_a_folder_whose_lock_another_process_holds_is_named(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started_at = time.monotonic()
+        router = Router(listen=f"ipc://{tmp_path}/0.sock", key=KEY)
+        with pytest.raises(TransportError, match=f"the lock of {tmp_path} "):
+            router.start()
+        assert time.monotonic() - started_at < 5.0
+    finally:
+        os.close(descriptor)
+    with router:
+        assert router.address
+
+
+@pytest.mark.process
+def test_a_forked_process_gets_an_error(listen: str) -> None:
+    with two(listen) as (one, other):
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(int(DEADLINE_S))
+                n_errors = 0
+                for attempt in (
+                    lambda: other.emit(Event("e"), (), {}),
+                    lambda: other.dial("tcp://127.0.0.1:1"),
+                    other.close,
+                    one.start,
+                ):
+                    try:
+                        attempt()
+                    except RouterStateError:
+                        n_errors += 1
+                os._exit(n_errors)
+            except BaseException:  # noqa: BLE001 (nothing of the test must run here)
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 4
+        assert other.peer_ids() == [0]
 
 
 def test_an_event_whose_callback_raises_does_not_stop_later_events(
