@@ -37,6 +37,7 @@ from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.codec import Adapter, Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
+from dmiddleware.run_key import check_key
 
 __all__ = ["Router"]
 
@@ -84,6 +85,7 @@ class Router:
     Raises:
         TopologyError: if an address is not valid, or is reachable from other hosts without a key;
             or if the run id, roles and labels are too long.
+        ConfigError: if the key can be guessed; see :func:`dmiddleware.run_key.check_key`.
     """
 
     def __init__(
@@ -119,6 +121,8 @@ class Router:
                 f"{reachable} can be reached from other hosts, but the router has no key; give all "
                 "nodes of the run the same key, from a file or the environment"
             )
+        if key is not None:
+            check_key(key, source="Router(key=…)")
         if clock is None:
             clock = SystemClock()
         self._identity = Identity(

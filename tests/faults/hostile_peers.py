@@ -154,7 +154,7 @@ def refusals(transport: str) -> FaultResult:
         learner = nodes.listener(receives=("e",))
         learner.await_line("listening")
         ways: dict[str, Callable[[str], None]] = {
-            "wrong key": lambda address: _knock(address, bytes(32)),
+            "wrong key": lambda address: _knock(address, bytes(range(1, 33))),
             "no key": lambda address: _knock(address, None),
             "replayed frame": lambda address: _misuse(address, 11, _replay),
             "frame replayed in a later session": lambda address: _misuse(

@@ -302,7 +302,8 @@ class NodeProtocol:
         for peer in self.peers.values():
             if peer.link is not None:
                 # The peer counts as lost what it does not know to have arrived.
-                peer.link.owes_states = peer.link.owes_goodbye = True
+                peer.link.owes_states |= peer.incoming.has_news
+                peer.link.owes_goodbye = True
                 self.unsent[peer.link] = None
 
     def on_end(self, link: Link, reason: str, now: float) -> None:

@@ -137,6 +137,9 @@ class CompletionThread:
 
     It runs while it has users, and is started again for later ones. It keeps them alive, because
     nng's operations refer to them by their address only.
+
+    Attributes:
+        is_exiting: whether the program is about to exit, so that nothing more may be added.
     """
 
     def __init__(self) -> None:
@@ -149,7 +152,7 @@ class CompletionThread:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
-        self._is_exiting = False
+        self.is_exiting = False
 
     def add_user(self, user: User) -> None:
         """Keep an object alive, and the thread running, until :meth:`remove_user` is called.
@@ -158,7 +161,7 @@ class CompletionThread:
             TransportError: if the system allows no thread, or the program is about to exit.
         """
         with self._lock:
-            if self._is_exiting:
+            if self.is_exiting:
                 raise TransportError("the program is about to exit")
             if self._thread is None:
                 self._start()
@@ -172,7 +175,7 @@ class CompletionThread:
     def post(self, call: Callable[[], None]) -> None:
         """Call a function soon, even if there is no user; dropped when the program exits."""
         with self._lock:
-            if self._is_exiting and self._thread is None:
+            if self.is_exiting and self._thread is None:
                 return
             if self._thread is None:
                 self._start()
@@ -217,7 +220,7 @@ class CompletionThread:
     def _exit(self) -> None:
         """Close what is still open when the program exits."""
         with self._lock:
-            self._is_exiting = True
+            self.is_exiting = True
         self.close_users(_EXIT_S)
 
     def _run(self) -> None:

@@ -504,6 +504,8 @@ class NngStreamListener:
             stream = NngStream(self.address, self._thread, self._pid, connection)
         except RouterError as error:
             lib.nng_stream_free(connection)
+            if self._thread.is_exiting:
+                return
             _logger.warning("closed a connection to %s: %s", self.address, error)
             self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
             return

@@ -129,7 +129,7 @@ class Transport(Protocol):
         ...
 
     def close(self, *, timeout_s: float) -> bool:
-        """Close all connections and listeners, and wait until nothing is left of them.
+        """Close all connections and listeners, and wait until their callbacks have come.
 
         A callback does not wait, since it runs on the thread that closes them.
 
@@ -137,7 +137,7 @@ class Transport(Protocol):
             timeout_s: how long to wait, in seconds.
 
         Returns:
-            Whether the thread and all descriptors are gone.
+            Whether the thread has ended.
         """
         ...
 

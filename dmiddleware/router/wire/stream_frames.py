@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes, new_memory
+from dmiddleware.router.wire.old_version import OLD_BYTES, OLD_MAGIC, OldVersionError
 
 __all__ = ["FRAGMENT_BYTES", "HEAD_BYTES", "SMALL_BYTES", "FrameReader", "FrameWriter", "Piece"]
 
@@ -117,6 +118,10 @@ class FrameReader:
         if self._filled < content:
             return None, start
         magic, size, total = _HEAD.unpack_from(self._buffer, start)
+        if magic == OLD_MAGIC and not start:
+            if self._filled < OLD_BYTES:
+                return None, start
+            raise OldVersionError(self._buffer)
         if magic != _MAGIC:
             raise FrameError("got bytes that are not a frame")
         if total > self._max_frame_bytes:

@@ -52,7 +52,7 @@ def start(
     )
 
 
-def write_key(file: Path, text: str = "k" * 40) -> Path:
+def write_key(file: Path, text: str = "0123456789" * 4) -> Path:
     """Write a key file that only this user can read."""
     file.touch(mode=0o600)
     file.write_text(text)

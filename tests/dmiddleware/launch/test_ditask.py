@@ -269,7 +269,7 @@ def test_invalid_values_are_refused(
     monkeypatch.chdir(tmp_path)
     Path("program.py").write_text("def main(): pass")
     write_key(Path("empty"), "")
-    Path("shared").write_text("k" * 40)
+    Path("shared").write_text("0123456789" * 4)
     Path("shared").chmod(0o644)
     result = CliRunner().invoke(
         ditask, ["--main", "program.main", *options], env=SLURM, catch_exceptions=False

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import pickle
 import queue
+import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +20,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.errors import (
+    ConfigError,
     DeliveryTimeout,
     HandshakeRefused,
     NoSubscriber,
@@ -28,11 +33,14 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.endpoints import RouterEndpoints
-from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
+from tests.dmiddleware.router.stream_ends import start_nng
 
 KEY = bytes(range(32))
+OTHER_KEY = bytes(range(1, 33))
 DEADLINE_S = 20.0
 
 
@@ -398,7 +406,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         assert b.traffic()["e"].sent == accepted
 
 
-@pytest.mark.parametrize("key", [bytes(32), None])
+@pytest.mark.parametrize("key", [OTHER_KEY, None])
 def test_a_wrong_key_ends_the_wait_for_peers(listen: str, key: bytes | None) -> None:
     with (
         Router(node_id=0, listen=listen, key=KEY) as learner,
@@ -414,7 +422,7 @@ def test_a_node_that_is_refused_until_its_start_timeout_gives_the_reason(listen:
         Router(
             node_id=1,
             dial=[learner.address],
-            key=bytes(32),
+            key=OTHER_KEY,
             expected_peers=1,
             start_timeout_s=0.5,
         ) as collector,
@@ -491,6 +499,36 @@ def test_waiting_for_subscribers_is_not_over_when_a_peer_has_connected(listen: s
 def test_an_address_beyond_this_host_needs_a_key() -> None:
     with pytest.raises(TopologyError, match="has no key"):
         Router(listen="tcp://0.0.0.0:5555")
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"a" * 32, b"0123456" * 5, bytes(range(31))])
+def test_a_key_that_can_be_guessed_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"openssl rand -hex 32"):
+        Router(listen="tcp://0.0.0.0:0", key=key)
+
+
+def test_a_peer_with_an_old_version_gets_both_versions(
+    listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = struct.Struct("<4sB3xIQQ")
+    hello = bytearray(encode_frame(Frame(FrameType.HELLO, metadata=b"hello"), max_size=4096))
+    hello[4:6] = (3).to_bytes(2, "little")
+    request = head.pack(b"DMWU", 1, len(hello), 7, len(hello)) + hello
+    with Router(listen=listen, key=KEY) as router:
+        for n_first in (20, 30, len(request)):
+            with connect(router.address) as old:
+                old.sendall(request[:n_first])
+                if request[n_first:]:
+                    time.sleep(0.05)
+                    old.sendall(request[n_first:])
+                answer = old.recv(4096)
+                magic, kind, size, number, total = head.unpack_from(answer)
+                assert (magic, kind, number) == (b"DMWU", 2, 7)
+                assert size == total == len(answer) - head.size
+                assert version_of(answer[head.size :]) == VERSION == 4
+                assert is_hung_up_on(old)
+        assert comes_true(lambda: router.node.n_refused == 3)
+    assert "the peer has protocol version 3, this side 4; install" in caplog.text
 
 
 def test_using_a_closed_router_raises(listen: str) -> None:
@@ -678,6 +716,71 @@ def test_closing_leaves_no_thread_behind(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_router_leaves_nothing_when_it_has_closed(
+    router_endpoints: RouterEndpoints, fails: bool
+) -> None:
+    start_nng()
+    before, n_before = set(threading.enumerate()), n_descriptors()
+    address = router_endpoints.address
+    with contextlib.suppress(KeyError), contextlib.ExitStack() as stack:
+        one = stack.enter_context(Router(listen=address, key=KEY, **router_endpoints.listens))
+        other = stack.enter_context(
+            Router(node_id=1, dial=[one.address], key=KEY, **router_endpoints.dials)
+        )
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        if fails:
+            raise KeyError
+    assert set(threading.enumerate()) <= before
+    # nng closes the descriptors of TLS connections in the background.
+    assert comes_true(lambda: n_descriptors() <= n_before, 2.0)
+    if address.startswith("ipc://"):
+        socket_file = Path(address.removeprefix("ipc://"))
+        assert not [one for one in socket_file.parent.iterdir() if one.is_socket()]
+
+
+def test_a_folder_whose_lock_another_process_holds_is_named(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started_at = time.monotonic()
+        router = Router(listen=f"ipc://{tmp_path}/0.sock", key=KEY)
+        with pytest.raises(TransportError, match=f"the lock of {tmp_path} "):
+            router.start()
+        assert time.monotonic() - started_at < 5.0
+    finally:
+        os.close(descriptor)
+    with router:
+        assert router.address
+
+
+@pytest.mark.process
+def test_a_forked_process_gets_an_error(listen: str) -> None:
+    with two(listen) as (one, other):
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(int(DEADLINE_S))
+                n_errors = 0
+                for attempt in (
+                    lambda: other.emit(Event("e"), (), {}),
+                    lambda: other.dial("tcp://127.0.0.1:1"),
+                    other.close,
+                    one.start,
+                ):
+                    try:
+                        attempt()
+                    except RouterStateError:
+                        n_errors += 1
+                os._exit(n_errors)
+            except BaseException:  # noqa: BLE001 (nothing of the test must run here)
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 4
+        assert other.peer_ids() == [0]
 
 
 def test_an_event_whose_callback_raises_does_not_stop_later_events(

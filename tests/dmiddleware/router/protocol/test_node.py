@@ -354,7 +354,9 @@ def test_events_for_a_peer_that_says_goodbye_are_dropped_and_counted(pair: Pair)
         emit(listener, "1", "e", number)
     dialer.say_goodbye()
     serve(dialer)
-    assert connection.deliver(0) is FrameType.BYE
+    while (kind := connection.deliver(0)) is FrameType.STATE:
+        pass
+    assert kind is FrameType.BYE
     assert listener.changes[-1].reason == (
         "said goodbye; 3 events that it had not accepted were dropped"
     )
@@ -369,7 +371,8 @@ def test_a_node_that_leaves_says_goodbye_behind_what_can_be_sent(pair: Pair) -> 
     emit(listener, "1", "e", "waiting")
     listener.say_goodbye()
     serve(listener)
-    assert connection.routes[1].frames == [] and connection.links[1].is_stalled
+    assert FrameType.BYE not in map(type_of, connection.routes[1].frames)
+    assert connection.links[1].is_stalled
     connection.routes[1].most = 9
     exchange(connection)
     assert taken(dialer) == [("0", "e", "waiting")] and dialer.peers == {}

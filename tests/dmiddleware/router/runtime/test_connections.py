@@ -69,6 +69,31 @@ def test_a_refusal_that_stays_unverified_fails_with_its_reason(tmp_path: Path) -
     assert refused.value.code == "key" and not refused.value.verified
 
 
+def test_the_text_of_a_forged_refusal_does_not_reach_the_log_raw(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forge(frame: bytes) -> bytes | None:
+        hello = type_of(frame) is FrameType.HELLO
+        return forged_refusal("key", "first\nERROR second \x1b[31m\u202e") if hello else None
+
+    with (
+        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
+        Router(
+            node_id=1,
+            dial=[listener.address],
+            key=KEY,
+            transport=TamperingTransport(forge),
+            start_timeout_s=0.2,
+        ) as dialer,
+        pytest.raises(HandshakeRefused) as refused,
+    ):
+        dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
+    (warning,) = [one for one in caplog.messages if "refused this node" in one]
+    for text in (warning, str(refused.value)):
+        assert "first" in text and "second" in text
+        assert text.isprintable()
+
+
 def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path) -> None:
     forged: list[bytes] = []
     forging = False
