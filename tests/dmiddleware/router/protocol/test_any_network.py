@@ -94,12 +94,12 @@ class Machine(RuleBasedStateMachine):
     @rule(n=st.integers(1, 60))
     def deliver(self, n: int) -> None:
         for _ in range(n):
+            self.connections = [c for c in self.connections if c.has_ended != [True, True]]
             steps = [(c, side) for c in self.connections for side in (0, 1) if c.can_deliver(side)]
             if not steps:
                 break
             connection, side = self.chance.choice(steps)
             connection.deliver(side, self.now)
-            self.connections = [c for c in self.connections if c.has_ended != [True, True]]
             self.check_errors(connection)
 
     @rule()
@@ -301,4 +301,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnyNetwork = Machine.TestCase
-TestAnyNetwork.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyNetwork.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
