@@ -171,7 +171,7 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
         Metric(
             "router/node<n>/resent_frames",
             "frames",
-            "with reliable messages, sent again over a new connection",
+            "with reliable messages, sent again",
             "0, or a few after a failure",
         ),
         Metric("router/node<n>/received_frames", "frames", "received", "grows"),

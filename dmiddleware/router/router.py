@@ -191,11 +191,17 @@ class Router:
         self._started = True
         if self._hold_until == math.inf:
             self._hold_until = self._engine.clock.now() + self._start_timeout_s
-        for work, name in (
-            (self._tick_forever, "router-tick"),
-            (self._engine.receiver.run, "router-deliver"),
-        ):
-            self._threads.append(self._engine.clock.spawn(partial(self._guard, work), name=name))
+        try:
+            for work, name in (
+                (self._tick_forever, "router-tick"),
+                (self._engine.receiver.run, "router-deliver"),
+            ):
+                self._threads.append(
+                    self._engine.clock.spawn(partial(self._guard, work), name=name)
+                )
+        except BaseException:
+            self.close(deadline_s=0.0, goodbye=False)
+            raise
         for address in self._dial_addresses:
             self._connections.dial(address)
 
@@ -260,6 +266,11 @@ class Router:
         self._check_process()
         engine, node = self._engine, self._node
         with engine.lock:
+            if goodbye:
+                # A peer that has just accepted this node would see a broken connection.
+                engine.clock.wait_for(
+                    engine.room, lambda: self._connections.is_settled, min(deadline_s, GOODBYE_S)
+                )
             node.closing = True
             node.accepting &= goodbye
             node.drain()

@@ -175,6 +175,18 @@ class HostTransport:
             self.add_user(listener)
             return listener
 
+    def close(self, *, timeout_s: float) -> bool:
+        """Close all connections and listeners, and wait for the end of the thread."""
+        with self.network.lock:
+            for user in list(self.users):
+                user.close()
+            thread = self._thread
+            if thread is None or thread.is_current():
+                return thread is None
+            return self.network.clock.wait_for(
+                self._changed, lambda: self._thread is None, timeout_s
+            )
+
     def add_user(self, user: MemoryStream | MemoryListener) -> None:
         """Run the thread as long as this object is in use; called with the network's lock held."""
         self.users[user] = None
@@ -229,6 +241,7 @@ class HostTransport:
                 if self._is_dead or (not self.users and not self._has_due()):
                     self._thread = None
                     self._calls.clear()
+                    self._changed.notify_all()
                     return None
                 if self._has_due():
                     return heapq.heappop(self._calls)[2]

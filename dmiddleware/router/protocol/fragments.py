@@ -122,6 +122,9 @@ def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
     metadata = _encode(fragment)
     if not fragment.length:
         return FrameContents(metadata)
+    place = fragment.offset, fragment.length
+    if (made := image.parts.get(place)) is not None:
+        return made
     if not image.starts:
         image.starts = list(accumulate(map(len, image.pieces[:-1]), initial=0))
     start, end = fragment.offset, fragment.offset + fragment.length
@@ -132,7 +135,9 @@ def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
         parts.append(memoryview(piece)[start - at : end - at])
         start = max(start, at + len(piece))
         index += 1
-    return FrameContents(metadata, (parts[0] if len(parts) == 1 else b"".join(parts),))
+    joined = parts[0] if len(parts) == 1 else b"".join(parts)
+    image.parts[place] = FrameContents(metadata, (joined,))
+    return image.parts[place]
 
 
 class Assembly:

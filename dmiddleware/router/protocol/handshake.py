@@ -304,6 +304,11 @@ class DialerHandshake:
         """Return the first frame."""
         return self._hello
 
+    @property
+    def awaits_welcome(self) -> bool:
+        """Whether the listener may already have accepted this node."""
+        return bool(self._auth)
+
     def on_challenge(self, raw: bytes | memoryview) -> bytes:
         """Process the listener's first answer; return the next frame.
 

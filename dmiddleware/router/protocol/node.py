@@ -301,7 +301,8 @@ class NodeProtocol:
         """Tell each peer that this node leaves for good."""
         for peer in self.peers.values():
             if peer.link is not None:
-                peer.link.owes_goodbye = True
+                # The peer counts as lost what it does not know to have arrived.
+                peer.link.owes_states = peer.link.owes_goodbye = True
                 self.unsent[peer.link] = None
 
     def on_end(self, link: Link, reason: str, now: float) -> None:

@@ -71,6 +71,11 @@ class Sharing(Protocol):
         """Whether both nodes share memory."""
         ...
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether a frame of the peer has been read from memory."""
+        ...
+
     def proof(self) -> bytes:
         """Return what to show the authenticated peer; empty: nothing."""
         ...

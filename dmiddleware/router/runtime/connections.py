@@ -44,6 +44,9 @@ GOODBYE_S: Final = 2.0
 SWEEP_S: Final = 1.0
 """When the files of a peer are removed after a connection with it has ended, if it is dead."""
 
+CLOSE_S: Final = 5.0
+"""How long closing waits until the transport has closed all connections."""
+
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 WARN_EVERY_S: Final = 1.0
@@ -180,12 +183,26 @@ class Connections:
                     )
             due = [target.next_at for target in self._targets.values()]
             due.append(self._sweep_at)
-            if self._listener is not None or self._moved or self._left:
+            if self._moved:
+                # Twice before a silent peer counts as lost, to see whether bytes move.
+                due.append(now + min(TICK_S, engine.node.options.heartbeat_s / 4))
+            elif self._listener is not None or self._left:
                 due.append(now + TICK_S)
             return min(due, default=math.inf)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no peer may count this node as connected that does not do so itself."""
+        return not any(
+            link is not None
+            and link.session is None
+            and link.handshake is not None
+            and link.handshake.awaits_welcome
+            for link in (target.link for target in self._targets.values())
+        )
+
     def close(self) -> None:
-        """Stop listening and dialing, and close all connections, without waiting."""
+        """Stop listening and dialing, and close all connections; wait until they are gone."""
         with self._engine.lock:
             links = [target.link for target in self._targets.values()]
             self._targets.clear()
@@ -194,6 +211,8 @@ class Connections:
                 link.route.close()
         if self._listener is not None:
             self._listener.close()
+        if not self._transport.close(timeout_s=CLOSE_S):
+            _logger.debug("connections are still open")
 
     def _sweep(self) -> None:
         """Remove the files of peers that have died a moment ago."""
@@ -268,8 +287,8 @@ class Connections:
     def _on_accepted_end(self, connection: FramedConnection, error: RouterError) -> None:
         with self._engine.lock:
             link = self._accepted.pop(connection, None)
-        if link is not None:
-            self._on_end(link, error)
+        # Without a link, no frame has been complete.
+        self._on_end(link or Link(connection, dialed=False, covers_body=False), error)
 
     def _on_accepted_room(self, connection: FramedConnection) -> None:
         with self._engine.lock:
@@ -300,7 +319,6 @@ class Connections:
             try:
                 kind = engine.node.on_frame(link, raw, now, body_digest=digest)
             except (FrameError, AuthError, HandshakeRefused) as error:
-                engine.node.n_refused += 1
                 link.route.close(error)
                 return
             if was_stranger and link.session is not None:
@@ -318,10 +336,10 @@ class Connections:
     def _on_unreadable(self, link: Link, error: RouterError) -> None:
         """End a connection because of a ticket whose frame cannot be read."""
         with self._engine.lock:
-            if isinstance(error, FrameError):
-                self._engine.node.n_refused += 1
-            elif link.peer is not None:
-                link.peer.avoids_sharing = True
+            is_valid = not isinstance(error, FrameError)
+            if is_valid and link.peer is not None and link.sharing is not None:
+                # A frame may also be gone because the peer has closed the connection.
+                link.peer.avoids_sharing = not link.sharing.has_worked
         link.route.close(error)
 
     def _on_session(
@@ -347,6 +365,7 @@ class Connections:
                 self._sweep_at = now + SWEEP_S
                 engine.tick_by(self._sweep_at)
             was_rejected = isinstance(error, FrameError | AuthError)
+            engine.node.n_refused += was_rejected or isinstance(error, HandshakeRefused)
             if was_rejected and (target is None or link.session is not None):
                 self._warn(error, now)
             engine.node.on_end(link, str(error) if was_rejected else _BROKE, now)

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from pynng import ffi, lib
-
 from dmiddleware.errors import TransportError
+from dmiddleware.router.transport.nng_library import ffi, lib
 
 __all__ = ["MAX_PIECES", "CompletionThread", "Operation", "failure", "text_of"]
 
@@ -199,15 +198,27 @@ class CompletionThread:
         # process. Functions that were registered later are called earlier.
         atexit.register(self._exit)
 
+    def close_users(self, timeout_s: float) -> bool:
+        """Close what is open, and wait for the end of the thread, unless it is the caller's.
+
+        Returns:
+            Whether it has ended.
+        """
+        with self._lock:
+            users, thread = list(self._users), self._thread
+        for user in users:
+            user.close()
+        if thread is None:
+            return True
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
     def _exit(self) -> None:
         """Close what is still open when the program exits."""
         with self._lock:
             self._is_exiting = True
-            users, thread = list(self._users), self._thread
-        for user in users:
-            user.close()
-        if thread is not None:
-            thread.join(_EXIT_S)
+        self.close_users(_EXIT_S)
 
     def _run(self) -> None:
         calls = self._calls

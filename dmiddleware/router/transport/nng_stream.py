@@ -33,10 +33,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pynng import ffi, lib
-
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.ipc_path import PublishedPath
+from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
     MAX_PIECES,
     CompletionThread,
@@ -102,7 +101,7 @@ class NngStreamTransport:
                 _check_code(f"dial {address}", code)
             if address.startswith(_TLS):
                 config = self._config(address, listens=False)
-                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config._tls_config)
+                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config)
                 _check_code(f"dial {address}", code)
             stream = NngStream(address, self._thread, self._pid)
         except BaseException:
@@ -116,6 +115,10 @@ class NngStreamTransport:
         self._check(address, "listen on")
         config = self._config(address, listens=True) if address.startswith(_TLS) else None
         return NngStreamListener(address, on_connection, self._thread, self._pid, config)
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        return os.getpid() != self._pid or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
         if os.getpid() != self._pid:
@@ -542,7 +545,7 @@ def _listening(address: str, tls_config: Any) -> Any:
         else:
             _check_code(doing, lib.nng_stream_listener_set_bool(listener, _NO_DELAY, True))
         if tls_config is not None:
-            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config._tls_config)
+            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config)
             _check_code(doing, code)
         _check_code(doing, lib.nng_stream_listener_listen(listener))
     except BaseException:

@@ -157,7 +157,7 @@ class SharedLink:
         number: distinguishes the peer from other readers of the slabs.
     """
 
-    __slots__ = ("_agreed", "_is_closed", "_memory", "_number", "_pool", "_reader")
+    __slots__ = ("_agreed", "_has_worked", "_is_closed", "_memory", "_number", "_pool", "_reader")
 
     def __init__(
         self, memory: SharedMemory, pool: SlabPool, reader: SlabReader, number: int
@@ -167,12 +167,18 @@ class SharedLink:
         self._reader = reader
         self._number = number
         self._agreed = False
+        self._has_worked = False
         self._is_closed = False
 
     @property
     def is_agreed(self) -> bool:
         """Whether both nodes have the same folder."""
         return self._agreed
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a frame of the peer has been read from memory."""
+        return self._has_worked
 
     def proof(self) -> bytes:
         """Return what to show the authenticated peer; empty: nothing, because nothing is shared."""
@@ -213,9 +219,8 @@ class SharedLink:
             raise FrameError("got a ticket, but no memory is shared with the peer")
         taken = self._reader.take(raw[len(_MAGIC) :], max_bytes=MAX_FRAME_BYTES)
         if taken is None:
-            raise TransportError(
-                "could not read a frame from shared memory; reconnecting without it"
-            )
+            raise TransportError("could not read a frame from shared memory; reconnecting")
+        self._has_worked = True
         return taken
 
     def close(self) -> None:

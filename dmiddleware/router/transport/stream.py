@@ -10,7 +10,7 @@ shares.
     transport.listen(address, on_connection)  →  Listener
     stream.send(pieces, on_sent)
     stream.receive(targets, on_bytes)
-    stream.close()
+    stream.close(), listener.close(), transport.close(timeout_s)
 
 The callbacks of all streams and listeners of a transport run on one thread, one at a time. They
 must return soon and never wait. They may call any method of the seam. If one raises, the error is
@@ -125,6 +125,19 @@ class Transport(Protocol):
         Raises:
             TransportError: if the transport cannot listen there.
             RouterStateError: if the process was forked.
+        """
+        ...
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Close all connections and listeners, and wait until nothing is left of them.
+
+        A callback does not wait, since it runs on the thread that closes them.
+
+        Args:
+            timeout_s: how long to wait, in seconds.
+
+        Returns:
+            Whether the thread and all descriptors are gone.
         """
         ...
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import msgspec
 
 from dmiddleware.errors import AuthError, TransportError
-
-if TYPE_CHECKING:
-    import pynng
+from dmiddleware.router.transport.nng_library import ffi, lib
+from dmiddleware.router.transport.nng_operation import failure, text_of
 
 __all__ = ["TlsFiles"]
 
@@ -52,25 +52,28 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             raise self._unreadable(error) from error
         return context
 
-    def config(self, *, listens: bool) -> pynng.TLSConfig:
+    def config(self, *, listens: bool) -> Any:
         """Return nng's configuration for one side of a connection.
 
         Raises:
             TransportError: if a file is missing or not a certificate.
         """
-        import pynng
-
         self._check_files()
-        try:
-            return pynng.TLSConfig(
-                pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
-                server_name=None if listens else self.server_name,
-                ca_files=[self.ca],
-                cert_key_file=self.cert_and_key,
-                auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
-            )
-        except pynng.NNGException as error:
-            raise self._unreadable(error) from error
+        made = ffi.new("nng_tls_config **")
+        mode = lib.NNG_TLS_MODE_SERVER if listens else lib.NNG_TLS_MODE_CLIENT
+        if code := lib.nng_tls_config_alloc(made, mode):
+            raise failure("use TLS", code)
+        config = ffi.gc(made[0], lib.nng_tls_config_free)
+        code = lib.nng_tls_config_auth_mode(config, lib.NNG_TLS_AUTH_MODE_REQUIRED)
+        if not code and not listens:
+            code = lib.nng_tls_config_server_name(config, self.server_name.encode())
+        code = code or lib.nng_tls_config_ca_file(config, os.fsencode(self.ca))
+        code = code or lib.nng_tls_config_cert_key_file(
+            config, os.fsencode(self.cert_and_key), ffi.NULL
+        )
+        if code:
+            raise self._unreadable(text_of(code))
+        return config
 
     def check(self, address: str, *, timeout_s: float) -> None:
         """Perform a TLS handshake to find out why the certificates were refused.
@@ -132,7 +135,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
                     f"the certificate file {file!r} does not exist; check the paths in TlsFiles"
                 )
 
-    def _unreadable(self, error: Exception) -> TransportError:
+    def _unreadable(self, error: Exception | str) -> TransportError:
         return TransportError(
             f"could not read the certificates: {error}; {self.ca!r} must hold certificates in "
             f"PEM form, and {self.cert_and_key!r} a certificate and its private key"

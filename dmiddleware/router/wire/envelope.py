@@ -66,11 +66,14 @@ class EventImage(msgspec.Struct, eq=False):
         pieces: the bytes, in order.
         total: how many there are.
         starts: where each piece starts, once that was computed.
+        parts: the contents of the frames with its fragments, by their places, once they were made:
+            they are the same for all peers, and so is the digest that signs them.
     """
 
     pieces: Sequence[bytes | memoryview]
     total: int
     starts: list[int] = []
+    parts: dict[tuple[int, int], FrameContents] = {}
 
 
 class EncodedEvent(msgspec.Struct, eq=False):

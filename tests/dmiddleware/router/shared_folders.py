@@ -63,6 +63,9 @@ class WatchedTransport:
         self.sent: list[int] = []
         self.on_bytes: Callable[[], None] = lambda: None
 
+    def close(self, *, timeout_s: float) -> bool:
+        return self._inner.close(timeout_s=timeout_s)
+
     def dial(self, address: str, *, timeout_s: float) -> Stream:
         return _WatchedStream(self._inner.dial(address, timeout_s=timeout_s), self)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Listener, Piece, Stream, Transport
-from tests.dmiddleware.router.unix_sockets import comes_true, threads
+from tests.dmiddleware.router.process_resources import comes_true, threads
 
 __all__ = ["DEADLINE_S", "End", "StreamEndpoints", "start_nng"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.dmiddleware.router.request_handlers import in_threads
 
 from dmiddleware.errors import EventQueueFull
 from dmiddleware.pipeline import SystemClock
@@ -14,8 +15,7 @@ from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.runtime.receiver import Receiver
 from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node
-from tests.dmiddleware.router.request_handlers import in_threads
-from tests.dmiddleware.router.unix_sockets import comes_true
+from tests.dmiddleware.router.process_resources import comes_true
 
 DEADLINE_S = 20.0
 LARGE = NodeOptions(window=4, batch_bytes=2000, outbox_bytes=1 << 24, inbox_bytes=1 << 24)

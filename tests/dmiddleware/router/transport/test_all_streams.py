@@ -5,46 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
-from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
-from dmiddleware.testing.stream_network import StreamNetwork
-from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.stream_ends import DEADLINE_S, End, StreamEndpoints, start_nng
-from tests.dmiddleware.router.unix_sockets import nothing_left
-
-KINDS = ("memory", "ipc", "tcp", "tls")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nng_runs() -> None:
-    """Let nng open the descriptors that it keeps."""
-    start_nng()
-
-
-@pytest.fixture(params=KINDS)
-def endpoints(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StreamEndpoints]:
-    kind = request.param
-    if kind == "memory":
-        network = StreamNetwork()
-        found = StreamEndpoints("memory://a", network.transport("a"), network.transport("b"))
-    elif kind == "tls":
-        authority: Authority = request.getfixturevalue("authority")
-        found = StreamEndpoints(
-            "tls+tcp://127.0.0.1:0",
-            NngStreamTransport(tls=authority.files("one")),
-            NngStreamTransport(tls=authority.files("other")),
-        )
-    else:
-        address = f"ipc://{tmp_path}/0.sock" if kind == "ipc" else "tcp://127.0.0.1:0"
-        found = StreamEndpoints(address, NngStreamTransport(), NngStreamTransport())
-    with nothing_left():
-        yield found
+from tests.dmiddleware.router.stream_ends import DEADLINE_S, End, StreamEndpoints
 
 
 def test_bytes_arrive_in_order_in_both_directions(endpoints: StreamEndpoints) -> None:

@@ -6,7 +6,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,28 +16,10 @@ from dmiddleware.router.transport.framed_connection import FramedConnection
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
-from dmiddleware.testing.stream_network import StreamNetwork
-from tests.dmiddleware.router.stream_ends import DEADLINE_S, StreamEndpoints, start_nng
-from tests.dmiddleware.router.unix_sockets import comes_true, nothing_left
+from tests.dmiddleware.router.process_resources import comes_true
+from tests.dmiddleware.router.stream_ends import DEADLINE_S, StreamEndpoints
 
 MAX_BYTES = 32 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nng_runs() -> None:
-    start_nng()
-
-
-@pytest.fixture(params=["memory", "ipc", "tcp"])
-def endpoints(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StreamEndpoints]:
-    if request.param == "memory":
-        network = StreamNetwork()
-        found = StreamEndpoints("memory://a", network.transport("a"), network.transport("b"))
-    else:
-        address = f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:0"
-        found = StreamEndpoints(address, NngStreamTransport(), NngStreamTransport())
-    with nothing_left():
-        yield found
 
 
 class Peer:
@@ -53,6 +35,7 @@ class Peer:
         self.frames: list[bytes] = []
         self.errors: list[RouterError] = []
         self._call = on_frame
+        self._lock = threading.Lock()
         self.connection = FramedConnection(
             stream,
             on_frame=self._on_frame,
@@ -60,6 +43,11 @@ class Peer:
             max_frame_bytes=max_frame_bytes,
         )
         self.connection.start()
+
+    def send(self, frame: bytes, *, urgent: bool = False) -> None:
+        with self._lock:
+            self.connection.put(frame, urgent=urgent)
+        self.connection.flush()
 
     def _on_frame(self, frame: memoryview) -> None:
         self.frames.append(bytes(frame))
@@ -81,10 +69,10 @@ def test_both_sides_send_frames_of_all_lengths(endpoints: StreamEndpoints) -> No
     with endpoints.listening(lambda stream: accepted.append(Peer(stream))) as listener:
         dialer = Peer(endpoints.dial(listener.address))
         for frame in frames:
-            dialer.connection.send(frame)
+            dialer.send(frame)
         assert comes_true(lambda: bool(accepted))
         for frame in reversed(frames):
-            accepted[0].connection.send(frame)
+            accepted[0].send(frame)
         assert accepted[0].expect(40) == frames
         assert dialer.expect(40) == frames[::-1]
         assert dialer.connection.unsent_bytes == 0
@@ -100,7 +88,7 @@ def test_many_threads_send_at_once(endpoints: StreamEndpoints) -> None:
 
         def send(name: int) -> None:
             for number in range(100):
-                dialer.connection.send(b"%d %d" % (name, number) + bytes(number * 300))
+                dialer.send(b"%d %d" % (name, number) + bytes(number * 300))
 
         threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
         for thread in threads:
@@ -119,8 +107,8 @@ def test_urgent_frames_overtake_large_ones(endpoints: StreamEndpoints) -> None:
     with endpoints.listening(lambda stream: accepted.append(Peer(stream))) as listener:
         dialer = Peer(endpoints.dial(listener.address))
         for _ in range(4):
-            dialer.connection.send(bytes(30 * FRAGMENT_BYTES))
-        dialer.connection.send(b"heartbeat", urgent=True)
+            dialer.send(bytes(30 * FRAGMENT_BYTES))
+        dialer.send(b"heartbeat", urgent=True)
         assert comes_true(lambda: bool(accepted))
         assert b"heartbeat" in accepted[0].expect(5)[:3]
 
@@ -135,8 +123,8 @@ def test_frames_that_are_too_long_or_are_none_end_the_connection(
 
     with endpoints.listening(accept) as listener:
         dialer = Peer(endpoints.dial(listener.address))
-        dialer.connection.send(b"fine")
-        dialer.connection.send(bytes(4097))
+        dialer.send(b"fine")
+        dialer.send(bytes(4097))
         dialer.end()
         assert isinstance(accepted[0].end(), FrameError)
         assert accepted[0].frames == [b"fine"]
@@ -152,15 +140,15 @@ def test_a_peer_that_was_trusted_may_send_longer_frames(endpoints: StreamEndpoin
     def trust(peer: Peer, frame: bytes) -> None:
         if frame == b"secret":
             peer.connection.allow(MAX_BYTES)
-            peer.connection.send(b"welcome")
+            peer.send(b"welcome")
 
     with endpoints.listening(
         lambda stream: accepted.append(Peer(stream, trust, max_frame_bytes=4096))
     ) as listener:
         dialer = Peer(endpoints.dial(listener.address))
-        dialer.connection.send(b"secret")
+        dialer.send(b"secret")
         dialer.expect(1)
-        dialer.connection.send(bytes(1_000_000))
+        dialer.send(bytes(1_000_000))
         assert accepted[0].expect(2)[1] == bytes(1_000_000)
 
 
@@ -173,12 +161,12 @@ def test_closing_while_processing_a_frame_drops_the_next_ones(endpoints: StreamE
     with endpoints.listening(accept) as listener:
         dialer = Peer(endpoints.dial(listener.address))
         for _ in range(10):
-            dialer.connection.send(b"hello")
+            dialer.send(b"hello")
         dialer.end()
         accepted[0].end()
         assert accepted[0].frames == [b"hello"]
         accepted[0].connection.close()
-        dialer.connection.send(b"too late")
+        dialer.send(b"too late")
 
 
 def test_a_frame_whose_processing_fails_ends_only_its_connection(
@@ -194,7 +182,7 @@ def test_a_frame_whose_processing_fails_ends_only_its_connection(
     ):
         for number in range(3):
             dialer = Peer(endpoints.dial(listener.address))
-            dialer.connection.send(b"hello")
+            dialer.send(b"hello")
             dialer.end()
             assert "ZeroDivisionError" in str(accepted[number].end())
 
@@ -209,7 +197,7 @@ def test_a_peer_that_does_not_read_costs_a_known_amount(tmp_path: Path) -> None:
         stranger.connect(f"{tmp_path}/s")
         assert comes_true(lambda: bool(accepted))
         for _ in range(100):
-            accepted[0].connection.send(bytes(100_000))
+            accepted[0].send(bytes(100_000))
         unsent = accepted[0].connection.unsent_bytes
         assert 5_000_000 < unsent <= 100 * (100_000 + 1024)
         accepted[0].connection.close()

@@ -18,8 +18,8 @@ from dmiddleware.router.transport.framed_listener import FramedListener
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, nothing_left
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, start_nng
-from tests.dmiddleware.router.unix_sockets import comes_true, is_hung_up_on, nothing_left
 
 MAX_BYTES = 1 << 20
 
@@ -36,7 +36,7 @@ def framed(*frames: bytes) -> bytes:
 class Server:
     """A listener at which "hello" is a valid hello and "key" authenticates."""
 
-    def __init__(self, path: Path, *, most: int = 128) -> None:
+    def __init__(self, path: Path) -> None:
         self.clock = FakeClock()
         self.path = path
         self.frames: list[bytes] = []
@@ -46,10 +46,11 @@ class Server:
             f"ipc://{path}",
             on_frame=self._on_frame,
             on_end=lambda connection, error: self.errors.append(error),
-            now=self.clock.now,
+            on_room=lambda connection: None,
+            now=lambda: self.clock.now() + time.monotonic(),
             max_stranger_bytes=100,
             max_frame_bytes=MAX_BYTES,
-            strangers=Strangers(most=most, seed=1),
+            strangers=Strangers(most=20, seed=1),
         )
 
     def _on_frame(self, connection: FramedConnection, frame: memoryview) -> None:
@@ -57,12 +58,13 @@ class Server:
         self.frames.append(content)
         if content == b"hello":
             self.listener.note_hello(connection)
-            connection.send(b"challenge")
+            connection.put(b"challenge")
         elif content == b"key":
             self.listener.trust(connection)
-            connection.send(b"welcome")
+            connection.put(b"welcome")
         else:
-            connection.send(b"%d" % len(content))
+            connection.put(b"%d" % len(content))
+        connection.flush()
 
     @contextlib.contextmanager
     def stranger(self) -> Iterator[socket.socket]:
@@ -83,7 +85,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     start_nng()
     with nothing_left():
-        made = Server(tmp_path / "s", most=20)
+        made = Server(tmp_path / "s")
         yield made
         made.listener.close()
         made.listener.close()

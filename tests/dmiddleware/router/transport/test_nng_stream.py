@@ -24,8 +24,8 @@ from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Listener, Stream
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
+from tests.dmiddleware.router.process_resources import comes_true, n_descriptors, nothing_left
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, End, StreamEndpoints, start_nng
-from tests.dmiddleware.router.unix_sockets import comes_true, n_descriptors, nothing_left
 
 ROOT = Path(__file__).resolve().parents[4]
 

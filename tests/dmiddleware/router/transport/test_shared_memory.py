@@ -81,7 +81,7 @@ def test_a_ticket_whose_slab_is_gone_breaks_the_connection(folder: Path) -> None
         for path in big(folder):
             path.unlink()
         for damaged in (ticket, ticket[:20], arrived(b"DMWT")):
-            with pytest.raises(TransportError, match="reconnecting without it"):
+            with pytest.raises(TransportError, match="from shared memory; reconnecting"):
                 there.take(damaged)
 
 
@@ -211,20 +211,32 @@ def test_an_event_is_staged_only_for_a_single_peer_that_shares(
 
 def test_readers_do_not_see_what_another_one_changes_in_place(folder: Path, address: str) -> None:
     with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
-        third = Node(SharedMemory(folder), node_id=2, dial=[address])
-        with third.router:
+        absent = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with absent.router:
             one.router.wait_for_peers(2, timeout_s=DEADLINE_S, events=("big",))
-            assert eventually(lambda: one.shares_with(2))
-            for number, delivery in enumerate(("reliable", "latest"), start=1):
-                with one.router.lock:
-                    one.emit(array_of(MB), delivery=delivery)
-                for reader in (other, third):
-                    array = reader.received(number)[-1]
-                    assert is_in_a_file_of(folder, array) and (array == 1).all()
-                    array[:] = 99
-        late = Node(SharedMemory(folder), node_id=3, dial=[address])
+            absent.router.close(goodbye=False)
+        for number, delivery in enumerate(("reliable", "latest"), start=1):
+            one.emit(array_of(MB, number), delivery=delivery)
+            array = other.received(number)[-1]
+            assert is_in_a_file_of(folder, array) and (array == number).all()
+            array[:] = 99
+        returned = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with returned.router:
+            assert sorted(array[0] for array in returned.received(2)) == [1, 2]
+            assert all((array == array[0]).all() for array in returned.arrays)
+
+
+def test_a_later_reader_does_not_see_what_the_first_one_has_changed(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        one.emit(array_of(MB, 3), delivery="latest")
+        array = other.received(1)[0]
+        assert is_in_a_file_of(folder, array) and (array == 3).all()
+        array[:] = 99
+        late = Node(SharedMemory(folder), node_id=2, dial=[address])
         with late.router:
-            assert (late.received(1)[0] == 1).all(), "the newest one is kept for later readers"
+            assert (late.received(1)[0] == 3).all()
 
 
 @pytest.mark.parametrize("shares", [(True, False), (False, True)])
@@ -273,6 +285,27 @@ def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
         one.emit(array_of(MB, 9))
         assert is_in_a_file_of(folder, other.received(3)[2])
         assert len(other.arrays) == 3 and (other.arrays[2] == 9).all()
+
+
+def test_memory_is_shared_again_at_once_if_it_has_worked_before(folder: Path, address: str) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        one.emit(array_of(MB, 6))
+        assert is_in_a_file_of(folder, other.received(1)[0])
+
+        def remove_once() -> None:
+            if removed := big(folder):
+                other.transport.on_bytes = lambda: None
+                for path in removed:
+                    path.unlink()
+
+        # The slab of the first array is still in use, so the next one is in a new file.
+        other.transport.on_bytes = remove_once
+        one.emit(array_of(MB, 7))
+        assert (other.received(2)[1] == 7).all()
+        assert eventually(lambda: one.left == [1] and other.left == [0])
+        assert eventually(lambda: one.shares_with(1) and other.shares_with(0))
+        one.emit(array_of(MB, 8))
+        assert is_in_a_file_of(folder, other.received(3)[2])
 
 
 def test_a_peer_that_sends_a_ticket_without_an_agreement_is_disconnected(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from dmiddleware.router.transport.framing import FrameReader
 from dmiddleware.router.transport.sockets import SocketTransport
-from tests.dmiddleware.router.unix_sockets import HEAD, comes_true, framed
+
+from tests.dmiddleware.router.process_resources import HEAD, comes_true, framed
 
 pytestmark = pytest.mark.process
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dmiddleware.router.transport.socket_listener import SocketListener
+from dmiddleware.router.transport.sockets import SocketTransport
+from tests.dmiddleware.router.request_handlers import replying_with
 
 from dmiddleware.errors import AuthError, TransportError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport.socket_listener import SocketListener
-from dmiddleware.router.transport.sockets import SocketTransport
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import unlimited
-from tests.dmiddleware.router.request_handlers import replying_with
-from tests.dmiddleware.router.unix_sockets import HEAD, framed
+from tests.dmiddleware.router.process_resources import HEAD, framed
 
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"
