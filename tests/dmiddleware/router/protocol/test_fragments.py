@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, EncodeError, FrameError, FrameTooLarge
@@ -424,6 +424,7 @@ def test_memory_cannot_be_asked_for_twice() -> None:
         send_fragment(connections[1], Fragment(80_000, 0, 0), b"", data_sequence=2)
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), max_size=6),
     text=st.text(max_size=300),
@@ -470,6 +471,7 @@ def test_a_grant_that_was_not_asked_for_is_refused(offset: int | None) -> None:
         transfer.on_grant(max(0, offset or 0))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_images_are_frame_errors(data: st.DataObject) -> None:
     event = encode_event("e", [np.arange(5), "x", np.arange(3)], CODEC)
