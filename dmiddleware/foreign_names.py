@@ -1,4 +1,7 @@
-"""What settings of stable-baselines3, CleanRL, Tianshou and Spinning Up are called here."""
+"""What settings of other libraries are called here.
+
+These are stable-baselines3, CleanRL, Tianshou, Spinning Up, and the launcher of DI-engine.
+"""
 
 from __future__ import annotations
 
@@ -175,6 +178,9 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "left to Experiment(name, policy), which logs, saves and shows the progress": {
         "": "verbose tensorboard_log track wandb_project_name log_interval"
+    },
+    "left out, because events always travel over nng": {
+        "": "mq_type redis_host redis_port redis_url"
     },
 }
 """By what has a setting, then by its names here: its names elsewhere."""

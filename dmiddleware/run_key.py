@@ -21,6 +21,10 @@ KEY_VARIABLE: Final = "DITASK_KEY"
 MIN_KEY_LENGTH: Final = 32
 """The shortest key, in characters."""
 
+MIN_DIFFERENT: Final = 8
+"""How many different characters a key has at least; a random one of 32 hexadecimal digits has fewer
+in one of ten million cases."""
+
 
 def make_key() -> bytes:
     """Return a new key of 64 hexadecimal digits."""
@@ -35,13 +39,17 @@ def check_key(key: bytes, *, source: str) -> bytes:
         source: where it comes from, for the message.
 
     Raises:
-        ConfigError: if it is too short.
+        ConfigError: if it is too short, or has too few different characters.
     """
-    if len(key) < MIN_KEY_LENGTH:
-        raise ConfigError(
-            f"the key in {source} has {len(key)} characters, but needs at least {MIN_KEY_LENGTH}; "
-            "make one with: openssl rand -hex 32"
-        )
+    for n, least, what in (
+        (len(key), MIN_KEY_LENGTH, "characters"),
+        (len(set(key)), MIN_DIFFERENT, "different characters"),
+    ):
+        if n < least:
+            raise ConfigError(
+                f"the key in {source} has {n} {what}, but needs at least {least}; "
+                "make one with: openssl rand -hex 32"
+            )
     return key
 
 
@@ -53,7 +61,8 @@ def read_key(file: Path | str, *, option: str = "--key-file") -> bytes:
         option: the option that names it, for messages.
 
     Raises:
-        ConfigError: if the file is missing, too short, or readable by other users.
+        ConfigError: if the file is missing or readable by other users, or the key is too short or
+            has too few different characters.
     """
     try:
         mode = stat.S_IMODE(Path(file).stat().st_mode)

@@ -167,26 +167,17 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
         Metric("router/node<n>/connected", "0 or 1", "whether the peer is connected", "1"),
         Metric("router/node<n>/waiting", "messages", "not acknowledged yet", "small"),
         Metric("router/node<n>/waiting_bytes", "bytes", "their bytes", "small"),
-        Metric("router/node<n>/sent_frames", "frames", "sent, retries included", "grows"),
+        Metric("router/node<n>/sent_frames", "frames", "sent, also those sent again", "grows"),
         Metric(
-            "router/node<n>/retried_frames", "frames", "sent again", "0, or a few after a failure"
-        ),
-        Metric(
-            "router/node<n>/refused_frames",
+            "router/node<n>/resent_frames",
             "frames",
-            "refused, because this side or the peer was full",
-            "grows only while the peer is slower",
+            "with reliable messages, sent again",
+            "0, or a few after a failure",
         ),
         Metric("router/node<n>/received_frames", "frames", "received", "grows"),
         Metric("router/node<n>/sent_bytes", "bytes", "sent", "grows"),
         Metric("router/node<n>/received_bytes", "bytes", "received", "grows"),
         Metric("router/node<n>/dropped", "messages", "lossy ones that were dropped", "near 0"),
-        Metric(
-            "router/node<n>/duplicates",
-            "frames",
-            "received more than once, and processed once",
-            "0, or a few after a failure",
-        ),
     ),
 }
 """The metrics of the stock middleware, by group; ``<…>`` in a name stands for any text."""

@@ -19,6 +19,7 @@ from annotated_types import Ge, Gt
 
 from dmiddleware.ctrl_c import exit_after_ctrl_c, exit_at_ctrl_c
 from dmiddleware.errors import DMiddlewareError
+from dmiddleware.foreign_names import hint_for
 from dmiddleware.launch.options import Flag, LaunchOptions, options_and_flags
 from dmiddleware.settings import SettingInfo
 
@@ -72,7 +73,12 @@ class _Command(click.Command):
         except click.UsageError as error:
             if not isinstance(error, click.NoSuchOption) and "extra arg" not in error.message:
                 raise
-            text = f"{error.format_message()} (arguments of the program follow --)"
+            text = error.format_message()
+            if isinstance(error, click.NoSuchOption):
+                name = error.option_name.lstrip("-").replace("-", "_")
+                hint = hint_for(name, [str(parameter.name) for parameter in self.params])
+                text = f"{text}; {hint}" if hint else text
+            text = f"{text} (arguments of the program follow --)"
             raise click.UsageError(text, ctx) from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

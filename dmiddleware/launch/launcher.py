@@ -54,8 +54,6 @@ _NODES_PER_HOST: Final = 1000
 _FIRST_JOINED_BLOCK: Final = 1_000
 _JOINED_BLOCKS: Final = 1_000_000
 _LOGS: Final = Path("logs")
-_REDIS_USERNAME: Final = "DITASK_REDIS_USERNAME"
-_REDIS_PASSWORD: Final = "DITASK_REDIS_PASSWORD"
 _GUARD_S: Final = 2.0
 """Seconds after which nodes that should have ended without their launcher are killed."""
 
@@ -91,14 +89,15 @@ def execute(
 
     Args:
         options: what to run, and how.
-        env: the environment variables, from which secrets are removed.
+        env: the environment variables, from which the key is removed.
         program: the program, if it is not only a name.
         display: shows the run too, beside standard output.
 
     Raises:
         LaunchError: if options contradict each other; nothing was started.
     """
-    secret = _take_secrets(env)
+    # Every process of the run would inherit it; the nodes receive it through a pipe.
+    given_key = env.pop(KEY_VARIABLE, "")
     mark = new_mark()
     stream = SteadyStream(sys.stdout)
     prepare = _on_ray if options.platform == "ray" else _on_this_host
@@ -108,7 +107,7 @@ def execute(
                 f"cannot write to the folder for temporary files, {tempfile.gettempdir()}; set "
                 "TMPDIR to another one"
             )
-        with prepare(_Start(options, env, secret, mark, folder, program)) as ready:
+        with prepare(_Start(options, env, given_key, mark, folder, program)) as ready:
             supervisor_options = SupervisorOptions(
                 on_failure=options.on_failure,
                 max_restarts=options.max_restarts,
@@ -138,7 +137,7 @@ class _Start:
 
     options: LaunchOptions
     env: Mapping[str, str]
-    secret: Mapping[str, str]
+    given_key: str
     mark: str
     folder: OwnedFolder
     program: Program
@@ -152,9 +151,6 @@ class _Start:
                 "run_id": options.run_id or "run",
                 "key_hex": key.hex(),
                 "start_timeout_s": options.start_timeout,
-                "mq_type": options.mq_type,
-                "redis_username": self.secret[_REDIS_USERNAME] or None,
-                "redis_password": self.secret[_REDIS_PASSWORD] or None,
                 "tls": _tls(options),
                 "max_event_bytes": options.max_event_bytes,
                 "launch": options.recorded(),
@@ -205,7 +201,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
         check_main(options.main, options.package, options.arguments)
     shares = local_shares(options.role_resources, plans, env)
     is_alone = not request.joins and placement.count == 1
-    key, is_new_key = _key(options, start.secret[KEY_VARIABLE], plans, is_alone=is_alone)
+    key, is_new_key = _key(options, start.given_key, plans, is_alone=is_alone)
     notes = []
     for plan in plans:
         if plan.listen and request.protocol != "ipc":
@@ -261,7 +257,7 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     variables = node_variables(options.env, unplaced)
     if not start.program.pickled:
         check_main(options.main, options.package, options.arguments)
-    key = _given_key(options, start.secret[KEY_VARIABLE]) or make_key()
+    key = _given_key(options, start.given_key) or make_key()
     host = RayHost(
         address=options.address,
         package=options.package,
@@ -278,21 +274,12 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
         plans = plan_at(
             assigned, {index: addresses[index] for index in listening}, labels=options.labels
         )
-        run = start.run_plan(key, run_token=secrets.token_hex(16), mq_type="socket")
+        run = start.run_plan(key, run_token=secrets.token_hex(16))
         configs = [
             start.node_config(run, plan, own, package=".", directory=str(Path.cwd()))
             for plan, own in zip(plans, variables, strict=True)
         ]
         yield _Ready(host, configs, [f"{len(plans)} actors on {host.describe()}"])
-
-
-def _take_secrets(env: MutableMapping[str, str]) -> dict[str, str]:
-    """Remove the secrets from the environment, which every process of the run would inherit.
-
-    The nodes receive them through a pipe.
-    """
-    names = (KEY_VARIABLE, _REDIS_USERNAME, _REDIS_PASSWORD)
-    return {name: env.pop(name, "") for name in names}
 
 
 def _log_dir(options: LaunchOptions) -> Path:
@@ -347,24 +334,19 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
     hub_host = hub_index([tuple(chain.from_iterable(roles)) for roles in roles_of_hosts])
     has_hub = placement.index == hub_host
     hubs = [index for index, names in enumerate(roles_of_hosts[hub_host]) if LEAD in names] or [0]
-    redis = _redis_prefix(options) if options.uses_redis else ""
     attach_to, ports, bind = options.attach_to, options.ports, options.bind
     joins = bool(attach_to)
     if placement.count == 1:
         address = options.host_address()
     else:
         options.check_for_hosts()
-        address = _THIS_HOST
-        if options.uses_redis:
-            addresses = [f"{redis}/{_NODES_PER_HOST * hub_host + hub}" for hub in hubs]
-        else:
-            addresses = [placement.hub_address(hub_host, number) for number in range(len(hubs))]
-            address, bind = placement.address, bind or placement.bind
+        address, bind = placement.address, bind or placement.bind
         if not has_hub and not joins:
-            attach_to = tuple(addresses)
-        if not options.uses_redis:
-            listens = topology == "mesh" or not attach_to
-            ports = (ports or (placement.port,)) if listens else ()
+            attach_to = tuple(
+                placement.hub_address(hub_host, number) for number in range(len(hubs))
+            )
+        listens = topology == "mesh" or not attach_to
+        ports = (ports or (placement.port,)) if listens else ()
     elsewhere_ids = tuple(
         _NODES_PER_HOST * host + number
         for host, roles in enumerate(roles_of_hosts)
@@ -380,7 +362,7 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
         elsewhere_ids=elsewhere_ids,
         n_before=n_before,
         has_hub=has_hub,
-        protocol="redis" if options.uses_redis else options.protocol,
+        protocol=options.protocol,
         address=address,
         bind=bind,
         ports=ports,
@@ -391,7 +373,6 @@ def _request(options: LaunchOptions, placement: Placement, run_dir: Path) -> Lau
         first_node_id=_NODES_PER_HOST * _block(placement, joins=joins),
         labels=options.labels,
         run_dir=run_dir,
-        redis=redis,
     )
 
 
@@ -414,12 +395,6 @@ def _roles_of_host(options: LaunchOptions, index: int, count: int) -> RoleCounts
 
 def _where(plan: NodePlan) -> str:
     return f"{plan.advertise} (bound to {plan.listen})" if plan.advertise else plan.listen
-
-
-def _redis_prefix(options: LaunchOptions) -> str:
-    """Return the prefix of the nodes' addresses in redis."""
-    run_id = options.run_id or f"run-{secrets.token_hex(4)}"
-    return f"{options.redis_url.rstrip('/')}/{run_id}"
 
 
 def _block(placement: Placement, *, joins: bool) -> int:
@@ -476,7 +451,7 @@ def _key(
 
 def _shared(options: LaunchOptions, plans: list[NodePlan]) -> Path | None:
     """Return the parent of the folder for shared memory; None: nothing would be shared."""
-    if len(plans) == 1 or options.mq_type == "redis" or not options.shared_memory:
+    if len(plans) == 1 or not options.shared_memory:
         return None
     return Path(options.shared_memory).resolve()
 

@@ -28,9 +28,8 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 from dmiddleware.terminal import needs_terminal
 
@@ -144,7 +143,8 @@ class JoinedNode:
             advertise=part.advertise,
             dial=part.dial,
             key=bytes.fromhex(plan.key_hex) or None,
-            transport=_transport(plan),
+            transport=NngStreamTransport(tls=plan.tls),
+            shared_memory=_shared_memory(plan),
             options=_router_options(plan),
             clock=self._clock,
             expected_peers=part.n_peers,
@@ -480,22 +480,6 @@ def _router_options(plan: RunPlan) -> NodeOptions:
     return NodeOptions(max_event_bytes=plan.max_event_bytes)
 
 
-def _transport(plan: RunPlan) -> Transport:
-    """Return the transport for the node's addresses.
-
-    Each is imported only if it is used: redis-py is optional, and nng takes time to load.
-    """
-    if plan.mq_type == "redis":
-        from dmiddleware.router.transport.redis import RedisTransport
-
-        return RedisTransport(username=plan.redis_username, password=plan.redis_password)
-    sockets: Transport
-    if plan.mq_type == "nng":
-        from dmiddleware.router.transport.nng import NngTransport
-
-        sockets = NngTransport(tls=plan.tls)
-    else:
-        sockets = SocketTransport(tls=plan.tls)
-    if not plan.shared_memory:
-        return sockets
-    return SharedMemoryTransport(sockets, directory=Path(plan.shared_memory))
+def _shared_memory(plan: RunPlan) -> SharedMemory | None:
+    """Return the memory that processes of this host share."""
+    return SharedMemory(Path(plan.shared_memory)) if plan.shared_memory else None

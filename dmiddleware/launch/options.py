@@ -9,11 +9,9 @@ import dataclasses
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
@@ -36,7 +34,6 @@ __all__ = [
     "FailurePolicy",
     "Flag",
     "LaunchOptions",
-    "MqType",
     "PlatformName",
     "PlatformSpec",
     "Resources",
@@ -46,7 +43,6 @@ __all__ = [
 ]
 
 FailurePolicy = Literal["abort", "continue", "restart"]
-MqType = Literal["socket", "nng", "redis"]
 PlatformName = Literal["local", "ray", "slurm", "k8s"]
 TopologyName = Literal["star", "mesh", "alone"]
 ProtocolName = Literal["ipc", "tcp", "tls+tcp"]
@@ -233,13 +229,6 @@ class LaunchOptions(Settings):
     mesh, each to all others; alone, only to the addresses in --attach-to."""
     protocol: ProtocolName = "ipc"
     """ipc on one host; tcp or tls+tcp between hosts."""
-    mq_type: MqType = "socket" if sys.platform == "linux" else "nng"
-    """How events travel: socket, over plain sockets between the processes (on Linux); nng, over the
-    sockets of the nng library; redis, through a redis server, for hosts that cannot reach each
-    other."""
-    redis_url: Annotated[str, Flag(metavar="URL")] = "redis://127.0.0.1:6379/0"
-    """The redis server and database, for --mq-type redis. Set DITASK_REDIS_PASSWORD if the server
-    needs a password."""
     shared_memory: Annotated[str, Flag(metavar="FOLDER")] = "/dev/shm"
     """Where processes of one host exchange large arrays. Pass an empty string to send arrays over
     sockets instead."""
@@ -315,7 +304,6 @@ class LaunchOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_text(self)
-        self._check_redis()
         self._check_tls()
         self._check_ports()
         self._check_resources()
@@ -345,11 +333,6 @@ class LaunchOptions(Settings):
             for name, (value, info) in given.items()
             if name not in _UNRECORDED and value not in (info.default, {})
         }
-
-    @property
-    def uses_redis(self) -> bool:
-        """Whether events travel through a redis server."""
-        return self.mq_type == "redis"
 
     @property
     def role_resources(self) -> Mapping[str, Resources]:
@@ -382,7 +365,7 @@ class LaunchOptions(Settings):
         Raises:
             LaunchError: with what to use instead.
         """
-        if self.protocol == "ipc" and not self.uses_redis:
+        if self.protocol == "ipc":
             raise LaunchError("--protocol ipc cannot connect hosts; use --protocol tcp or tls+tcp")
         if self.address:
             raise LaunchError(
@@ -392,23 +375,6 @@ class LaunchOptions(Settings):
         if self.topology == "alone":
             raise LaunchError(
                 "--topology alone connects no hosts; with --platform use star (the default) or mesh"
-            )
-        if self.uses_redis and not self.run_id:
-            raise LaunchError(
-                "the hosts of a run find each other in redis by the run's name; give all of them "
-                "the same --run-id"
-            )
-
-    def _check_redis(self) -> None:
-        if not self.uses_redis:
-            return
-        if self.protocol != "ipc":
-            raise LaunchError(
-                f"--protocol {self.protocol} has no effect with --mq-type redis; leave it out"
-            )
-        if find_spec("redis") is None:
-            raise LaunchError(
-                "--mq-type redis needs redis-py; install it with: pip install 'dmiddleware[redis]'"
             )
 
     def _check_tls(self) -> None:
@@ -443,7 +409,6 @@ class LaunchOptions(Settings):
     def _check_for_ray(self) -> None:
         """Refuse what Ray decides itself, or what has no use there."""
         given = {
-            "--mq-type redis": self.uses_redis,
             "--protocol tls+tcp": self.protocol == "tls+tcp",
             "--bind": bool(self.bind),
             "--ports": bool(self.ports),
@@ -464,11 +429,6 @@ class LaunchOptions(Settings):
             )
 
     def _check_attach_to(self, address: str) -> None:
-        if address.startswith("redis://") != self.uses_redis:
-            raise LaunchError(
-                f"--attach-to {address} does not fit --mq-type {self.mq_type}; use --mq-type redis "
-                "with redis://… addresses, and only with these"
-            )
         if address.startswith("tls+tcp://") and self.protocol != "tls+tcp":
             raise LaunchError(
                 f"--attach-to {address} needs certificates; use --protocol tls+tcp with --tls-ca "

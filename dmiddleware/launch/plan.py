@@ -16,7 +16,6 @@ from typing import Any, Final, get_args
 import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
-from dmiddleware.launch.options import MqType
 from dmiddleware.launch.roles import (
     COORDINATOR,
     FEEDER,
@@ -72,7 +71,7 @@ class LaunchRequest:
         n_before: how many of these the launchers before this one start.
         has_hub: whether the hub, which the nodes of all other hosts dial, is started here. It is
             the learner if this launcher starts it, otherwise the first node.
-        protocol: ``ipc``, ``tcp``, ``tls+tcp`` or ``redis``.
+        protocol: ``ipc``, ``tcp`` or ``tls+tcp``.
         address: this host's address for tcp.
         bind: the local address to listen on, if it differs from ``address``.
         ports: ports to listen on, first the hub's; empty: use free ones.
@@ -83,7 +82,6 @@ class LaunchRequest:
         first_node_id: the lowest node id of this launcher.
         labels: labels of every node.
         run_dir: folder for the sockets of ipc, owned by the launcher.
-        redis: for redis, the prefix of all addresses.
         rendezvous_port: the port at which learners meet that learn as one.
     """
 
@@ -104,7 +102,6 @@ class LaunchRequest:
     first_node_id: int = 0
     labels: tuple[str, ...] = ()
     run_dir: Path | None = None
-    redis: str = ""
     rendezvous_port: int = 0
 
 
@@ -186,9 +183,6 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         run_token: shared by all nodes of one run, and different in every run.
         key_hex: the run's key; empty: none.
         start_timeout_s: how long to wait for peers.
-        mq_type: ``socket``, ``nng`` or ``redis``: how events travel.
-        redis_username: the user for the redis server; None: the default one.
-        redis_password: the password for it; None: it needs none.
         tls: certificates for ``tls+tcp``, or None.
         attached: whether the nodes joined a run of another launcher. When they are stopped, the
             other nodes continue.
@@ -205,9 +199,6 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     run_token: str = ""
     key_hex: str = ""
     start_timeout_s: float = 60.0
-    mq_type: MqType = "socket"
-    redis_username: str | None = None
-    redis_password: str | None = None
     tls: TlsFiles | None = None
     attached: bool = False
     replaced: bool = False
@@ -348,7 +339,6 @@ def plan_nodes(request: LaunchRequest, *, free_ports: Sequence[int] = ()) -> lis
             bind=request.bind,
             ports=_ports(request, free_ports),
             attach_to=request.attach_to,
-            redis=request.redis,
             n_hubs=len(hubs),
         )
     except TopologyError as error:
@@ -568,21 +558,17 @@ def _ports(request: LaunchRequest, free_ports: Sequence[int]) -> tuple[int, ...]
         raise LaunchError(
             f"--protocol must be one of {', '.join(get_args(Scheme))}, got {request.protocol!r}"
         )
-    if request.protocol in ("ipc", "redis"):
-        remedy = (
-            "has no effect with --mq-type redis, where processes connect only to the redis server; "
-            "leave it out"
-            if request.protocol == "redis"
-            else "has no effect with --protocol ipc, which connects processes of one host; use "
-            "--protocol tcp"
-        )
+    if request.protocol == "ipc":
         for option, is_set in (
             ("--ports", bool(request.ports)),
             (f"--address {request.address}", request.address not in _THIS_HOST),
             (f"--bind {request.bind}", bool(request.bind)),
         ):
             if is_set:
-                raise LaunchError(f"{option} {remedy}")
+                raise LaunchError(
+                    f"{option} has no effect with --protocol ipc, which connects processes of one "
+                    "host; use --protocol tcp"
+                )
         return ()
     if request.ports:
         return request.ports

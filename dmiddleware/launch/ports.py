@@ -30,7 +30,7 @@ def free_ports(request: LaunchRequest) -> tuple[list[int], int]:
     wanted = count_listening(
         request.topology, len(request.roles), request.attach_to, count_hubs(request)
     )
-    if request.protocol in ("ipc", "redis"):
+    if request.protocol == "ipc":
         wanted = 0
     elif request.ports:
         _check_ports(request, wanted)

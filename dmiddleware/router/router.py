@@ -29,14 +29,15 @@ from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import READY_EVENT, PeerSession
 from dmiddleware.router.protocol.topology import check_address, is_loopback
-from dmiddleware.router.runtime.dialer import Dialer
+from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
-from dmiddleware.router.runtime.listener import NodeListener
 from dmiddleware.router.runtime.receiver import Deliver, Offer
-from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.codec import Adapter, Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
+from dmiddleware.run_key import check_key
 
 __all__ = ["Router"]
 
@@ -69,7 +70,9 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: plain sockets (ipc, tcp, and tls+tcp with certificates).
+        transport: moves the bytes; None: nng without certificates, for ipc and tcp.
+        shared_memory: carries large arrays to and from peers of this host that have the same
+            folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.
         clock: times deadlines and starts the threads.
         random_bytes: returns the given number of unpredictable bytes; replaced in tests only.
@@ -82,6 +85,7 @@ class Router:
     Raises:
         TopologyError: if an address is not valid, or is reachable from other hosts without a key;
             or if the run id, roles and labels are too long.
+        ConfigError: if the key can be guessed; see :func:`dmiddleware.run_key.check_key`.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Router:
         dial: Sequence[str] = (),
         key: bytes | None = None,
         transport: Transport | None = None,
+        shared_memory: SharedMemory | None = None,
         options: NodeOptions | None = None,
         clock: Clock | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
@@ -116,6 +121,8 @@ class Router:
                 f"{reachable} can be reached from other hosts, but the router has no key; give all "
                 "nodes of the run the same key, from a file or the environment"
             )
+        if key is not None:
+            check_key(key, source="Router(key=…)")
         if clock is None:
             clock = SystemClock()
         self._identity = Identity(
@@ -137,9 +144,16 @@ class Router:
         )
         self._engine = Engine(
             self._node,
-            transport=transport if transport is not None else SocketTransport(),
             codec=Codec(adapters, pickle=pickle),
             clock=clock,
+            memory=shared_memory,
+        )
+        self._memory = shared_memory
+        self._connections = Connections(
+            self._engine,
+            transport if transport is not None else NngStreamTransport(),
+            memory=shared_memory,
+            start_timeout_s=start_timeout_s,
         )
         self._listen_address = listen
         self._advertise = advertise
@@ -149,8 +163,6 @@ class Router:
         self._hold_until: float | None = math.inf
         self._task = self._newest_task = 1
         self._node.hold(self._is_early)
-        self._listener: NodeListener | None = None
-        self._dialers: list[Dialer] = []
         self._threads: list[Running] = []
         self._started = False
         self._closed = False
@@ -179,17 +191,23 @@ class Router:
         if self._started:
             return
         if self._listen_address:
-            self._listener = NodeListener(self._engine, self._listen_address)
+            self._connections.listen(self._listen_address)
         self._started = True
         if self._hold_until == math.inf:
             self._hold_until = self._engine.clock.now() + self._start_timeout_s
-        for work, name in (
-            (self._tick_forever, "router-tick"),
-            (self._engine.receiver.run, "router-deliver"),
-        ):
-            self._threads.append(self._engine.clock.spawn(partial(self._guard, work), name=name))
+        try:
+            for work, name in (
+                (self._tick_forever, "router-tick"),
+                (self._engine.receiver.run, "router-deliver"),
+            ):
+                self._threads.append(
+                    self._engine.clock.spawn(partial(self._guard, work), name=name)
+                )
+        except BaseException:
+            self.close(deadline_s=0.0, goodbye=False)
+            raise
         for address in self._dial_addresses:
-            self._start_dialer(address)
+            self._connections.dial(address)
 
     def dial(self, address: str) -> None:
         """Dial one more peer, and reconnect whenever it comes back.
@@ -203,11 +221,13 @@ class Router:
         check_address(address)
         self._check_process()
         if address in self._dial_addresses:
-            # Two connections to the same peer would keep replacing each other.
             return
         self._dial_addresses += (address,)
         if self._started:
-            self._start_dialer(address)
+            with self._engine.lock:
+                if self._node.closing:
+                    raise RouterStateError("the router is closed; create a new one")
+                self._connections.dial(address)
 
     def redial(self, old: str, new: str) -> None:
         """Dial a peer at another address from now on, because it was restarted elsewhere.
@@ -225,9 +245,7 @@ class Router:
         check_address(new)
         self._check_process()
         self._dial_addresses = tuple(one for one in self._dial_addresses if one != old)
-        for dialer in self._dialers:
-            if dialer.address == old:
-                dialer.stop(goodbye=False)
+        self._connections.stop_dialing(old)
         self.dial(new)
 
     def close(self, *, deadline_s: float = 5.0, goodbye: bool = True) -> dict[int, int]:
@@ -252,8 +270,14 @@ class Router:
         self._check_process()
         engine, node = self._engine, self._node
         with engine.lock:
+            if goodbye:
+                # A peer that has just accepted this node would see a broken connection.
+                engine.clock.wait_for(
+                    engine.room, lambda: self._connections.is_settled, min(deadline_s, GOODBYE_S)
+                )
             node.closing = True
             node.accepting &= goodbye
+            node.drain()
         engine.flush()
         with engine.lock:
             engine.clock.wait_for(engine.room, self._is_flushed, deadline_s)
@@ -270,18 +294,14 @@ class Router:
                 {node_id: count for node_id, count in waiting.items() if count},
                 deadline_s,
             )
-        # Stop all of them first, because closing one may wait for a peer that does not reply.
-        for dialer in self._dialers:
-            dialer.stop(goodbye=goodbye)
-        for dialer in self._dialers:
-            dialer.join()
         if goodbye:
             self._wait_for_goodbyes(min(deadline_s, GOODBYE_S))
         with engine.lock:
             self._closed = True
             engine.end()
-        if self._listener is not None:
-            self._listener.close()
+        self._connections.close()
+        if self._memory is not None:
+            self._memory.close()
         for thread in self._threads:
             if not thread.is_current():
                 thread.join(5.0)
@@ -321,9 +341,8 @@ class Router:
     @property
     def address(self) -> str:
         """Where peers can dial; empty if this node does not listen."""
-        if self._listener is None:
-            return ""
-        return self._advertise or self._listener.address
+        address = self._connections.address
+        return address and (self._advertise or address)
 
     def attach(
         self, deliver: Deliver, offer: Offer | None = None, *, confirms: bool = False
@@ -511,8 +530,7 @@ class Router:
         """Return the counters of each peer."""
         with self._engine.lock:
             return {
-                int(node_id): PeerTraffic.of(peer, connected=self._node.is_connected(node_id))
-                for node_id, peer in self._node.peers.items()
+                int(node_id): PeerTraffic.of(peer) for node_id, peer in self._node.peers.items()
             }
 
     def counters(self) -> dict[str, float]:
@@ -638,14 +656,6 @@ class Router:
         name = event.event
         return name[-1:] == ")" and task_number(name) > self._task and name not in self._subscribed
 
-    def _start_dialer(self, address: str) -> None:
-        with self._engine.lock:
-            if self._node.closing:
-                raise RouterStateError("the router is closed; create a new one")
-            dialer = Dialer(self._engine, address, start_timeout_s=self._start_timeout_s)
-            self._dialers.append(dialer)
-        dialer.start()
-
     def _guard(self, work: Callable[[], None]) -> None:
         """Run the work of a thread without which the router would hang."""
         try:
@@ -662,13 +672,10 @@ class Router:
     def _tick_forever(self) -> None:
         engine = self._engine
         while not engine.closing:
-            if self._listener is not None:
-                with engine.lock:
-                    self._listener.process_disconnects(engine.clock.now())
-                    self._listener.note_progress(engine.clock.now())
+            due_at = self._connections.tick()
             if self._hold_until is not None and engine.clock.now() >= self._hold_until:
                 self._check_held()
-            engine.tick(often=self._listener is not None)
+            engine.tick(min(due_at, self._hold_until or math.inf))
 
     def _wait_for(
         self,
@@ -705,20 +712,17 @@ class Router:
 
     def _is_flushed(self) -> bool:
         return all(
-            peer.outgoing.empty or not self._node.is_connected(peer.node_id)
+            peer.outgoing.is_empty or not self._node.is_connected(peer.node_id)
             for peer in self._node.peers.values()
         )
 
     def _wait_for_goodbyes(self, timeout_s: float) -> None:
-        """Wait until the dialers of this node have polled once more and received a goodbye."""
+        """Wait until the peers have received a goodbye and answered it."""
         self._engine.flush()
         with self._engine.lock:
             self._engine.clock.wait_for(
                 self._engine.members,
-                lambda: all(
-                    peer.dialed or peer.goodbye_sent or not self._node.is_connected(peer.node_id)
-                    for peer in self._node.peers.values()
-                ),
+                lambda: not any(peer.is_connected for peer in self._node.peers.values()),
                 timeout_s,
             )
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from dmiddleware.launch.plan import LaunchRequest, NodePlan, assign_roles, plan_nodes
 from dmiddleware.pipeline import CurrentNode, running_as
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.topology import TopologyName
-from dmiddleware.router.transport.memory import MemoryNetwork
-from dmiddleware.router.wire.frame import type_of
+from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, type_of
+from dmiddleware.router.wire.stream_frames import FrameReader
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.testing.simulation import Killed, SimulatedThread, Simulation, SimulationError
+from dmiddleware.testing.stream_network import MemoryStream, StreamNetwork
 from dmiddleware.testing.tape import Tape
 
 __all__ = ["Cluster", "ClusterNode", "Delivered"]
@@ -34,7 +36,7 @@ class Delivered(NamedTuple):
         at_s: when it arrived, in simulated seconds.
         source: the node that sent it.
         target: the node that received it.
-        kind: the frame's type: ``"DATA"``, ``"POLL"``, ``"ACK"``, ``"HEARTBEAT"``, …
+        kind: the frame's type: ``"DATA"``, ``"STATE"``, ``"ASK"``, ``"HEARTBEAT"``, …
         size: its size in bytes.
     """
 
@@ -151,7 +153,8 @@ class Cluster:
         self._run_token = run_token or secrets.token_hex(8)
         self._start_timeout_s = start_timeout_s
         delays = random.Random(derive_seed(seed, "cluster", "delays"))
-        self.network = MemoryNetwork(
+        self._readers: WeakKeyDictionary[MemoryStream, FrameReader] = WeakKeyDictionary()
+        self.network = StreamNetwork(
             clock=self.simulation,
             delay_s=lambda source, target: delays.uniform(*delay_s),
             observe=self._record,
@@ -245,7 +248,11 @@ class Cluster:
             self.simulation.thaw(_group(node.node_id))
 
     def cut(self, one: int, *others: int) -> None:
-        """Drop all messages between a node and others; without others, between it and all."""
+        """Hold back all messages between a node and others; without others, between it and all.
+
+        Neither side is notified, also not of connections that the other one closes or dials
+        meanwhile. :meth:`heal` delivers what has been held back, in order.
+        """
         for other in self._others(one, others):
             self.network.cut(_group(one), _group(other))
 
@@ -319,16 +326,22 @@ class Cluster:
             node.result, node.running = result, False
         self._n_ended += 1
 
-    def _record(self, source: str, target: str, raw: memoryview) -> None:
-        self.tape(
-            Delivered(
-                self.simulation.now(),
-                int(source),
-                int(target),
-                type_of(raw).name,
-                len(raw),
-            )
-        )
+    def _record(self, stream: MemoryStream, content: bytes) -> None:
+        """Record the frames that are complete now."""
+        reader = self._readers.get(stream)
+        if reader is None:
+            reader = self._readers[stream] = FrameReader(MAX_FRAME_BYTES)
+        source, target = int(stream.peer_host or ""), int(stream.host)
+        while content:
+            n_bytes = 0
+            for place in reader.targets:
+                part = content[n_bytes : n_bytes + len(place)]
+                place[: len(part)] = part
+                n_bytes += len(part)
+            content = content[n_bytes:]
+            for raw in reader.add(n_bytes):
+                kind = type_of(raw).name
+                self.tape(Delivered(self.simulation.now(), source, target, kind, len(raw)))
 
     def _named(self, node_ids: tuple[int, ...]) -> list[ClusterNode]:
         unknown = [node_id for node_id in node_ids if node_id not in self.nodes]

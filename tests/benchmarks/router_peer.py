@@ -5,7 +5,6 @@ It prints "ready" and serves until its standard input is closed.
 - ``sink ADDRESS``: a listening router that counts the ``data`` events. It emits ``done`` after as
   many of them as the ``begin`` event asked for, and answers ``ping`` with ``pong``.
 - ``shared-sink ADDRESS FOLDER``: the same, with shared memory for large frames.
-- ``nng-sink ADDRESS``: the same over nng.
 - ``raw-sink ADDRESS DONE``: the same with nng's bare sockets: Pull0 for the data, and a Pair0 at
   the address DONE for ``begin`` and ``done``.
 - ``reader ADDRESS N``: a router that dials as node N, loads the weights of each ``weights``
@@ -25,17 +24,19 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from tests.benchmarks.router_sides import WEIGHTS_SIZE, transport
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from tests.benchmarks.router_sides import WEIGHTS_SIZE
 
 DONE = Event("done")
 PONG = Event("pong")
 APPLIED = Event("applied")
 
 
-def sink(address: str, shared: Path | None = None, *, nng: bool = False) -> None:
+def sink(address: str, shared: Path | None = None) -> None:
     """Count the events that arrive through a router."""
     awaited, came = 0, 0
-    with Router(node_id=1, listen=address, transport=transport(shared, nng=nng)) as router:
+    memory = None if shared is None else SharedMemory(shared)
+    with Router(node_id=1, listen=address, shared_memory=memory) as router:
 
         def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             nonlocal awaited, came
@@ -107,4 +108,4 @@ if __name__ == "__main__":
     elif mode == "reader":
         reader(where, int(more[0]))
     else:
-        sink(where, *map(Path, more), nng=mode == "nng-sink")
+        sink(where, *map(Path, more))

@@ -16,27 +16,13 @@ import pynng
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.interface import Transport
-from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
 """A linear layer with this many inputs and outputs has 10 MB of weights."""
 
 _DEADLINE_S = 120.0
-
-
-def transport(shared: Path | None, *, nng: bool = False) -> Transport:
-    """Return the router's own sockets, or nng's.
-
-    Args:
-        shared: a folder in memory, which takes the large frames; None: there is none.
-        nng: whether it goes over nng.
-    """
-    sockets = NngTransport() if nng else SocketTransport()
-    return sockets if shared is None else SharedMemoryTransport(sockets, directory=shared)
 
 
 def new_address(folder: Path, name: str, *, tcp: bool) -> str:
@@ -69,10 +55,9 @@ class Stream:
 
     Args:
         folder: for the socket.
-        window: how many frames may be unacknowledged; None: the default.
+        outbox_bytes: how many bytes may be unacknowledged; None: the default.
         batched: whether small events share frames.
         shared: the folder for large frames, in memory; None: they go through the socket.
-        nng: whether it goes over nng.
         tcp: whether it goes over tcp instead of ipc.
     """
 
@@ -80,29 +65,24 @@ class Stream:
         self,
         folder: Path,
         *,
-        window: int | None = None,
+        outbox_bytes: int | None = None,
         batched: bool = True,
         shared: Path | None = None,
-        nng: bool = False,
         tcp: bool = False,
     ) -> None:
         address = new_address(folder, f"stream-{id(self)}", tcp=tcp)
         options = NodeOptions(
-            **({} if window is None else {"window": window}),
+            **({} if outbox_bytes is None else {"outbox_bytes": outbox_bytes}),
             **({} if batched else {"batch_bytes": 1}),
         )
         self._answers = threading.Semaphore(0)
         self._data = Event("data")
         with contextlib.ExitStack() as stack:
-            mode = "nng-sink" if nng else "sink" if shared is None else "shared-sink"
+            mode = "sink" if shared is None else "shared-sink"
             stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
+            memory = None if shared is None else SharedMemory(shared)
             self._router = stack.enter_context(
-                Router(
-                    node_id=0,
-                    dial=[address],
-                    options=options,
-                    transport=transport(shared, nng=nng),
-                )
+                Router(node_id=0, dial=[address], options=options, shared_memory=memory)
             )
             self._router.attach(self._take, self._take)
             self._router.subscribe("done", active=True)

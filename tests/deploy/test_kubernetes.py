@@ -62,7 +62,7 @@ def variables(index: int) -> dict[str, str]:
         "metadata.name": f"train-{index}-x7k9q",
         "status.podIP": f"127.0.0.{2 + index}",
     }
-    secrets = {("train", "key"): "k" * 64}
+    secrets = {("train", "key"): "0123456789abcdef" * 4}
     found = {"HOSTNAME": f"train-{index}", "JOB_COMPLETION_INDEX": str(index)}
     for one in TRAIN["env"]:
         source = one.get("valueFrom", {})

@@ -15,14 +15,24 @@ def test_a_written_key_is_private_and_can_be_read(tmp_path: Path) -> None:
     write_key(file, key)
     assert file.stat().st_mode & 0o777 == 0o600
     assert read_key(file) == key
-    assert make_key() != key
+    assert check_key(make_key(), source="itself") != key
 
 
 @pytest.mark.parametrize("n", [0, 1, MIN_KEY_LENGTH - 1])
 def test_a_short_key_is_refused_with_its_source(n: int) -> None:
     with pytest.raises(ConfigError, match=rf"DITASK_KEY has {n} characters.*openssl"):
         check_key(b"k" * n, source="DITASK_KEY")
-    assert check_key(b"k" * MIN_KEY_LENGTH, source="DITASK_KEY")
+
+
+@pytest.mark.parametrize("key", [b"a" * 32, b"0123456" * 10, bytes(64)])
+def test_a_key_of_few_different_characters_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"DITASK_KEY has \d different characters.*openssl"):
+        check_key(key, source="DITASK_KEY")
+
+
+@pytest.mark.parametrize("key", [bytes(range(32)), b"01234567" * 4])
+def test_long_keys_of_different_characters_are_accepted(key: bytes) -> None:
+    assert check_key(key, source="DITASK_KEY") == key
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])

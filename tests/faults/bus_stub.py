@@ -1,30 +1,24 @@
-"""A transport that loses messages, to show that the ledgers reveal it.
+"""A router that loses messages, to show that the ledgers reveal it.
 
-Frames with events go over a Bus0 socket, whose queues drop messages silently, and the sender gets
-an acknowledgment at once. Everything else (handshake, heartbeats) uses the real transport. It
-signs nothing, so it works only without a key.
+Its events go over a Bus0 socket, whose queues drop messages silently, and count as delivered at
+once. Everything else (handshake, heartbeats, subscriptions) uses the real router.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
+from typing import Any
 
 import msgspec
+import numpy as np
 import pynng
 
-from dmiddleware.router.transport import Channel, Listener, ListenLimits
-from dmiddleware.router.transport.interface import OnReply, RequestHandler
-from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.envelope import Acknowledgments
-from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
+from dmiddleware.pipeline import Event
+from dmiddleware.router import Router
 
-__all__ = ["BusTransport"]
-
-_CREDIT = 1 << 40
+__all__ = ["BusRouter"]
 
 
 def _bus_address(address: str) -> str:
@@ -34,127 +28,44 @@ def _bus_address(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-class BusTransport:
-    """Sends events over Bus0 instead of acknowledged requests."""
+class BusRouter(Router):
+    """Sends events over Bus0 instead of connections that acknowledge them."""
 
-    def __init__(self) -> None:
-        self._real = NngTransport()
+    def __init__(self, *, listen: str = "", dial: Collection[str] = (), **options: Any) -> None:
+        super().__init__(listen=listen, dial=tuple(dial), **options)
+        addresses = {"listen": _bus_address(listen)} if listen else {}
+        if dial:
+            addresses["dial"] = _bus_address(next(iter(dial)))
+        self._bus = pynng.Bus0(**addresses, recv_timeout=200, block_on_dial=False)
+        self._bus.recv_max_size = 0
+        self._is_over = False
+        self._thread = threading.Thread(target=self._receive, name="bus", daemon=True)
 
-    def listen(
-        self,
-        address: str,
-        serve: RequestHandler,
-        *,
-        on_disconnect: Callable[[int], None],
-        limits: ListenLimits,
-    ) -> Listener:
-        real = self._real.listen(address, serve, on_disconnect=on_disconnect, limits=limits)
-        return _BusListener(real, serve, limits.max_frame_bytes)
-
-    def dial(
-        self,
-        address: str,
-        *,
-        connect_timeout_s: float,
-        reply_timeout_s: float,
-        max_frame_bytes: int,
-    ) -> Channel:
-        real = self._real.dial(
-            address,
-            connect_timeout_s=connect_timeout_s,
-            reply_timeout_s=reply_timeout_s,
-            max_frame_bytes=max_frame_bytes,
-        )
-        return _BusChannel(real, address)
-
-    def covers_body(self, address: str) -> bool:
-        return self._real.covers_body(address)
-
-    def stage_arrays(self, arrays: Sequence[memoryview]) -> None:
-        return None
-
-
-class _BusListener(Listener):
-    def __init__(self, real: Listener, serve: RequestHandler, max_frame_bytes: int) -> None:
-        self._real = real
-        self._serve = serve
-        self._bus = pynng.Bus0(listen=_bus_address(real.address), recv_timeout=200)
-        self._bus.recv_max_size = max_frame_bytes
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="bus", daemon=True)
+    def attach(self, deliver: Any, offer: Any = None, *, confirms: bool = False) -> None:
+        self._take = deliver
+        super().attach(deliver, offer, confirms=confirms)
         self._thread.start()
 
-    @property
-    def address(self) -> str:
-        return self._real.address
-
-    def trust(self, connection: int) -> None:
-        self._real.trust(connection)
-
-    def close(self) -> None:
-        self._closed = True
-        self._thread.join(5.0)
-        self._bus.close()
-        self._real.close()
-
-    def _work(self) -> None:
-        while not self._closed:
-            with contextlib.suppress(pynng.Timeout):
-                self._serve(memoryview(self._bus.recv()), 0, _ignore)
-
-
-def _ignore(raw: WireBytes | None, *, urgent: bool = False) -> None:
-    """Drop the reply: Bus0 has none."""
-
-
-class _BusChannel(Channel):
-    def __init__(self, real: Channel, address: str) -> None:
-        self._real = real
-        self._bus = pynng.Bus0(dial=_bus_address(address))
-        self._answers: queue.SimpleQueue[tuple[memoryview, OnReply] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="bus", daemon=True)
-        self._thread.start()
-
-    def request(self, raw: WireBytes) -> memoryview:
-        answer = self._drop(raw)
-        return self._real.request(raw) if answer is None else answer
-
-    def send(
+    def emit(
         self,
-        raw: WireBytes,
-        on_reply: OnReply,
+        event: Event,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         *,
-        timeout_s: float | None,
-        urgent: bool = False,
+        to: Collection[int] | None = None,
     ) -> None:
-        answer = self._drop(raw)
-        if answer is None:
-            self._real.send(raw, on_reply, timeout_s=timeout_s, urgent=urgent)
-        else:
-            self._answers.put((answer, on_reply))
+        *others, payload = args
+        self._bus.send(msgspec.msgpack.encode((event.name, others, payload.tobytes())))
 
-    def close(self) -> None:
-        self._answers.put(None)
-        self._thread.join(5.0)
-        self._bus.close()
-        self._real.close()
+    def close(self, *, deadline_s: float = 5.0, goodbye: bool = True) -> dict[int, int]:
+        if not self._is_over:
+            self._is_over = True
+            self._thread.join(5.0)
+            self._bus.close()
+        return super().close(deadline_s=deadline_s, goodbye=goodbye)
 
-    def _work(self) -> None:
-        while (item := self._answers.get()) is not None:
-            answer, on_reply = item
-            on_reply(answer)
-
-    def _drop(self, raw: WireBytes) -> memoryview | None:
-        """Send a frame with events and return its acknowledgment; None for any other frame."""
-        joined = bytes(raw)
-        frame = decode_frame(joined)
-        if frame.type is not FrameType.DATA:
-            return None
-        self._bus.send(joined)
-        acks = ((frame.stream, frame.data_sequence, _CREDIT),)
-        answer = Frame(
-            FrameType.ACK,
-            session=frame.session,
-            metadata=msgspec.msgpack.encode(Acknowledgments(acks)),
-        )
-        return memoryview(bytes(encode_frame(answer, max_size=1 << 16)))
+    def _receive(self) -> None:
+        while not self._is_over:
+            with contextlib.suppress(pynng.Timeout):
+                name, others, payload = msgspec.msgpack.decode(self._bus.recv())
+                self._take(name, (*others, np.frombuffer(payload, np.uint8)), {})

@@ -24,7 +24,6 @@ from tests.faults.large_frames import large_frames
 from tests.faults.launcher_faults import full_output, killed_launcher
 from tests.faults.network_faults import cut_connections, partition, slow_network
 from tests.faults.network_namespaces import why_not
-from tests.faults.nng_faults import deadline_races
 from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
@@ -109,11 +108,6 @@ FAULTS = (
     Fault("silence", "300 silent connections", _over_both(silence)),
     Fault("hogs", "long requests on 8 connections without the key", _over_both(memory_hogs)),
     Fault("unread", "requests whose replies are not read", _over_both(unread_replies)),
-    Fault(
-        "nng-deadlines",
-        "nng channels closed when their requests reach their deadlines",
-        (partial(deadline_races, runs=5, closes=2_000),),
-    ),
     Fault("fork", "a fork after use, and a close inside a callback", _over_both(fork_and_close)),
     Fault(
         "start-order", "8 nodes in random start order, 50 times", _over_both(start_order, times=50)

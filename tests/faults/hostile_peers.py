@@ -154,7 +154,7 @@ def refusals(transport: str) -> FaultResult:
         learner = nodes.listener(receives=("e",))
         learner.await_line("listening")
         ways: dict[str, Callable[[str], None]] = {
-            "wrong key": lambda address: _knock(address, bytes(32)),
+            "wrong key": lambda address: _knock(address, bytes(range(1, 33))),
             "no key": lambda address: _knock(address, None),
             "replayed frame": lambda address: _misuse(address, 11, _replay),
             "frame replayed in a later session": lambda address: _misuse(
@@ -209,7 +209,7 @@ def forged_refusals(
         transport: ``ipc`` or ``tcp``.
         codes: the kinds of refusals, each of which is forged once in each phase.
     """
-    phases = (FrameType.HELLO, FrameType.AUTH, FrameType.POLL)
+    phases = (FrameType.HELLO, FrameType.AUTH, FrameType.HEARTBEAT)
     to_forge = [(phase, code) for phase in phases for code in codes]
     n_forged = len(to_forge)
     result = FaultResult(f"{n_forged} forged refusals", transport)
@@ -237,20 +237,26 @@ def forged_refusals(
 
 
 def replayed_replies(transport: str) -> FaultResult:
-    """Stop a listener, and replay its earlier replies to its dialer."""
-    result = FaultResult("replayed replies of a listener that hangs", transport)
+    """Stop a listener, and replay its earlier frames to its dialer."""
+    result = FaultResult("replayed frames of a listener that hangs", transport)
     recorded: dict[FrameType, bytes] = {}
-    requests: list[float] = []
+    answers = {
+        FrameType.HELLO: FrameType.CHALLENGE,
+        FrameType.AUTH: FrameType.WELCOME,
+        FrameType.HEARTBEAT: FrameType.HEARTBEAT,
+        FrameType.STATE: FrameType.STATE,
+    }
+    frames: list[float] = []
     hangs = False
 
-    def forge(request: bytes) -> bytes | None:
+    def forge(frame: bytes) -> bytes | None:
         if not hangs:
             return None
-        requests.append(time.monotonic())
-        return recorded.get(type_of(request))
+        frames.append(time.monotonic())
+        return recorded[answers[type_of(frame)]]
 
-    def note(request: bytes, reply: bytes) -> None:
-        recorded[type_of(request)] = reply
+    def note(frame: bytes) -> None:
+        recorded[type_of(frame)] = frame
 
     with cluster(transport) as nodes, contextlib.ExitStack() as stack:
         learner = nodes.listener()
@@ -264,15 +270,15 @@ def replayed_replies(transport: str) -> FaultResult:
         stack.callback(dialer.close, deadline_s=0.1)
         dialer.start()
         dialer.wait_for_peers(1, timeout_s=20.0)
-        needed = {FrameType.HEARTBEAT, FrameType.POLL, FrameType.HELLO, FrameType.AUTH}
-        wait_until(lambda: needed <= recorded.keys(), "one reply of each kind")
+        needed = set(answers.values())
+        wait_until(lambda: needed <= recorded.keys(), "one frame of each kind")
         learner.signal(signal.SIGSTOP)
         hangs = True
         result.at_most("node.left", wait_until(lambda: not dialer.peer_ids(), "node.left"), 4.0)
         started_at = time.monotonic()
-        before = len(requests)
+        before = len(frames)
         wait_until(lambda: time.monotonic() > started_at + 3.0, "3 s of replays")
-        result.at_most("requests in a second", (len(requests) - before) / 3.0, 20.0, "")
+        result.at_most("frames in a second", (len(frames) - before) / 3.0, 20.0, "")
         hangs = False
         resumed_at = learner.signal(signal.SIGCONT)
         wait_until(lambda: dialer.peer_ids() == [0], "the connection")
@@ -286,11 +292,14 @@ def malformed_handshakes(transport: str) -> FaultResult:
         "node_id": ("abc", "", "-1", "01", "9" * 30, 7, None),
         "run_id": ("x" * 300, 1),
         "instance": (b"", "x"),
-        "roles": (["x"] * 100, 1, ["x" * 300]),
-        "labels": ([1], {}),
+        "roles": (["x"] * 100, 1, ["x" * 300], ["a\nb"]),
+        "labels": ([1], {}, ["\x1b[31m"]),
         "incarnation": (0, -1, 2**64 - 1, "1", 1.5),
         "nonce": (b"", "x"),
         "max_event_bytes": (0, -1, 2**64 - 1),
+        "inbox_bytes": (0, -1, "x"),
+        "outbox_bytes": (0, None),
+        "max_event_names": (0, -1, 2**64 - 1),
         "keyed": (2, None),
     }
     count = sum(map(len, fields.values()))
@@ -312,9 +321,10 @@ def malformed_handshakes(transport: str) -> FaultResult:
 
 
 def _send_malformed(address: str, name: str, value: object) -> None:
-    _, raw = Stranger(7, KEY_BYTES).node.hello()
+    raw = Stranger(7, KEY_BYTES).hello()
     hello = msgspec.msgpack.decode(decode_frame(raw).metadata)
-    (hello if name in hello else hello["identity"])[name] = value
+    inside = next(one for one in (hello, hello["identity"], hello["limits"]) if name in one)
+    inside[name] = value
     frame = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))
     with RawPeer(address) as peer:
         peer.send(encode_frame(frame, max_size=8192))
@@ -444,7 +454,6 @@ def _misuse(address: str, node_id: int, how: Callable[[Stranger, str, RawPeer, s
 def _replay(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
     frame = stranger.data(learner, "e", "once")
     peer.send(frame)
-    assert peer.answer() is not None
     peer.send(frame)
     assert peer.closed_after() is not None
 
@@ -452,12 +461,10 @@ def _replay(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> No
 def _replay_later(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
     frame = stranger.data(learner, "e", "once")
     peer.send(frame)
-    assert peer.answer() is not None
     with RawPeer(address) as later:
         stranger.join(later)
         later.send(frame)
-        answer = later.answer()
-        assert answer is None or answer[6] == FrameType.REFUSED
+        assert later.closed_after() is not None
 
 
 def _flip(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:

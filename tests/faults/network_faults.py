@@ -100,25 +100,33 @@ def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
 
 
 def slow_network(
-    *, count: int, delay_s: float = 0.2, loss: float = 0.01, size: int = 4096
+    *,
+    count: int,
+    delay_s: float = 0.2,
+    loss: float = 0.01,
+    size: int = 4096,
+    clock_behind_s: float = 600.0,
 ) -> FaultResult:
-    """Send both ways over a network that is slow and loses packets.
+    """Send both ways between hosts whose clocks differ, over a slow network that loses packets.
 
     Args:
         count: number of messages in each direction.
         delay_s: delay of one side's packets, and so of a round trip.
         loss: the share of packets that is lost, in both directions.
         size: bytes per message.
+        clock_behind_s: seconds by which the date of the second host is behind.
     """
     result = FaultResult(
-        f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, {count:,} messages", "tcp"
+        f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, clocks {clock_behind_s:g} s apart, "
+        f"{count:,} messages",
+        "tcp",
     )
     sends = Sends(count=count, size=size, pace_s=0.002)
     with (
         namespaces() as (here, there),
         slow_cable(here, there, delay_s=(delay_s, 0.0), loss=loss) as link,
         cluster("tcp") as nodes,
-        _both(nodes, here, there, sends) as (learner, collector),
+        _both(nodes, here, there, sends, clock_behind_s) as (learner, collector),
     ):
         verdict = join(
             (
@@ -136,12 +144,14 @@ def slow_network(
 
 
 @contextlib.contextmanager
-def _both(nodes: Cluster, here: str, there: str, sends: Sends) -> Iterator[tuple[Process, Process]]:
+def _both(
+    nodes: Cluster, here: str, there: str, sends: Sends, clock_behind_s: float = 0.0
+) -> Iterator[tuple[Process, Process]]:
     """Start a listener and a dialer in two namespaces, which send to each other."""
     nodes.address = f"tcp://{ADDRESSES[0]}:5557"
     settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
     learner = nodes.listener(prefix=(*_EXEC, here), **settings)
-    collector = nodes.dialer(1, prefix=(*_EXEC, there), **settings)
+    collector = nodes.dialer(1, prefix=(*_EXEC, there), clock_offset_s=-clock_behind_s, **settings)
     yield learner, collector
     for process in (collector, learner):
         process.stop()

@@ -15,6 +15,7 @@ import random
 import select
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,13 +24,34 @@ from typing import Self
 
 from dmiddleware.closing import Closing
 
-__all__ = ["Cable", "SlowCable", "cable", "namespaces", "slow_cable", "why_not"]
+__all__ = ["Cable", "SlowCable", "cable", "forwarder", "namespaces", "slow_cable", "why_not"]
 
 _NAMES = itertools.count()
 _TUNSETIFF = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x0001 | 0x1000
 _LARGEST_PACKET = 1 << 16
 _SEED = 13
+
+_FORWARD = """
+import socket, sys, threading
+
+def carry(source, target):
+    while content := source.recv(65536):
+        target.sendall(content)
+    target.shutdown(socket.SHUT_WR)
+
+with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
+    print("ready", flush=True)
+    while True:
+        here, _ = listener.accept()
+        try:
+            there = socket.create_connection((sys.argv[3], int(sys.argv[4])))
+        except OSError:
+            here.close()
+            continue
+        for pair in ((here, there), (there, here)):
+            threading.Thread(target=carry, args=pair, daemon=True).start()
+"""
 
 ADDRESSES = ("10.203.0.1", "10.203.0.2")
 
@@ -167,6 +189,22 @@ def slow_cable(
         slow.plug_in(namespace, address)
     with slow:
         yield slow
+
+
+@contextlib.contextmanager
+def forwarder(namespace: str, address: str, port: int, *, to: tuple[str, int]) -> Iterator[None]:
+    """Carry connections to an address of a namespace on to another one, as a router does."""
+    command = [sys.executable, "-c", _FORWARD, address, str(port), to[0], str(to[1])]
+    with subprocess.Popen(
+        ["ip", "netns", "exec", namespace, *command], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"nothing forwards {address}:{port}")
+            yield
+        finally:
+            process.kill()
 
 
 def _plug_in(namespace: str, device: str, address: str) -> None:

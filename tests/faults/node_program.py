@@ -24,11 +24,9 @@ import numpy as np
 from dmiddleware.errors import DeliveryTimeout, RouterError
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport import Transport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.wire.envelope import EncodedEvent
-from tests.faults.bus_stub import BusTransport
+from tests.faults.bus_stub import BusRouter
 from tests.faults.ledger import Writer
 
 __all__ = ["NodeSpec", "Sends"]
@@ -129,13 +127,14 @@ class _Node:
         self._stopped = threading.Event()
         self._pong = threading.Condition()
         self._pongs = 0
-        self._router = Router(
+        make = BusRouter if spec.transport == "bus" else Router
+        self._router = make(
             node_id=spec.node_id,
             listen=spec.listen,
             dial=spec.dial,
             roles=spec.roles,
             key=bytes.fromhex(spec.key) or None,
-            transport=_transport(spec),
+            shared_memory=_shared_memory(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,
             start_timeout_s=spec.start_timeout_s,
@@ -252,7 +251,7 @@ class _Node:
                 "peers": router.peer_ids(),
                 "copies": copies,
                 "io_threads": sum(
-                    thread.name.startswith("router-io-") for thread in threading.enumerate()
+                    thread.name.startswith("router-io") for thread in threading.enumerate()
                 ),
                 "traffic": {name: dataclasses.asdict(x) for name, x in router.traffic().items()},
                 "peer_traffic": {
@@ -266,14 +265,10 @@ def _number_in(payload: np.ndarray[Any, Any]) -> int:
     return int.from_bytes(payload[:8].tobytes(), "little")
 
 
-def _transport(spec: NodeSpec) -> Transport:
-    if spec.transport == "bus":
-        return BusTransport()
-    if spec.shared:
-        return SharedMemoryTransport(
-            SocketTransport(), directory=Path(spec.shared), max_bytes=spec.shared_bytes
-        )
-    return SocketTransport()
+def _shared_memory(spec: NodeSpec) -> SharedMemory | None:
+    if not spec.shared:
+        return None
+    return SharedMemory(Path(spec.shared), max_bytes=spec.shared_bytes)
 
 
 def main() -> None:

@@ -91,8 +91,11 @@ def killed_listener(
     result = FaultResult(f"kill -9 of the receiver, {kills} times", transport)
     sends = Sends(size=size, pace_s=0.001)
     with cluster(transport) as nodes:
-        learner = nodes.listener(receives=("e",))
-        senders = [nodes.dialer(number, sends=sends, expected=1, at_once=True) for number in (1, 2)]
+        learner = nodes.listener(receives=("e",), **settings)
+        senders = [
+            nodes.dialer(number, sends=sends, expected=1, at_once=True, **settings)
+            for number in (1, 2)
+        ]
         flows, left, learners, dead_at = [], [], [learner], []
         for sender in senders:
             _first_of(learner, sender)

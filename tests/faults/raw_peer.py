@@ -1,27 +1,27 @@
-"""A peer that writes the transports' bytes by hand, and so can break their protocols."""
+"""A peer that writes the bytes of a connection by hand, and so can break the protocol."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import time
 
-import msgspec
-
 from dmiddleware.closing import Closing
-from dmiddleware.router.protocol.handshake import Identity, ListenerHandshake, PeerLimits
-from dmiddleware.router.protocol.membership import Membership
+from dmiddleware.errors import RouterError
+from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
-from dmiddleware.router.wire.frame import Frame, FrameType, decode_frame, encode_frame
+from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame, type_of
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
-_HEAD = struct.Struct("<4sB3xIQQ")
+_HEAD = struct.Struct("<4sIQ")
 _MAX_FRAGMENT = (1 << 32) - 1
 
 
@@ -37,11 +37,20 @@ class RawPeer(Closing):
         if address.startswith("ipc://"):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
-            self._socket.connect(address.removeprefix("ipc://"))
+            deadline = time.monotonic() + timeout_s
+            # The listener's queue may be full.
+            while self._socket.connect_ex(address.removeprefix("ipc://")) == errno.EAGAIN:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{address} accepts no more connections")
+                time.sleep(0.001)
         else:
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)
-        self._requests = 0
+
+    @property
+    def covers_body(self) -> bool:
+        """Whether the arrays of frames have to be signed."""
+        return self._socket.family != socket.AF_UNIX
 
     def close(self) -> None:
         """Close the connection."""
@@ -57,21 +66,26 @@ class RawPeer(Closing):
 
     def head(self, length: int) -> bytes:
         """Return the header of a message that claims this length."""
-        return _HEAD.pack(b"DMWU", 1, min(length, _MAX_FRAGMENT), self._requests, length)
+        return _HEAD.pack(b"DMWS", min(length, _MAX_FRAGMENT), length)
 
     def send(self, frame: WireBytes) -> bool:
-        """Send a frame as a request."""
-        self._requests += 1
+        """Send a frame as a whole."""
         return self.write(self.head(len(frame)) + bytes(frame))
 
-    def answer(self) -> bytes | None:
-        """Return the next answer; None: the connection was closed.
+    def answer(self, kind: FrameType | None = None) -> bytes | None:
+        """Return the next frame; None: the connection was closed.
+
+        Args:
+            kind: the kind to wait for; None: any.
 
         Raises:
             TimeoutError: if neither happens in time.
         """
-        head = self._read(_HEAD.size)
-        return None if head is None else self._read(_HEAD.unpack(head)[2])
+        while (head := self._read(_HEAD.size)) is not None:
+            frame = self._read(_HEAD.unpack(head)[2])
+            if frame is None or kind is None or type_of(frame) is kind:
+                return frame
+        return None
 
     def closed_after(self) -> float | None:
         """Wait until the other side closes, and return the seconds; None: it did not close."""
@@ -98,6 +112,28 @@ class RawPeer(Closing):
         return parts
 
 
+class _Frames:
+    """A route that keeps the frames."""
+
+    has_room = True
+    n_moved = 0
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def put(self, frame: WireBytes, *, urgent: bool = False) -> None:
+        self.frames.append(bytes(frame))
+
+    def flush(self) -> bool:
+        return True
+
+    def allow(self, max_frame_bytes: int) -> None:
+        """Accept longer frames."""
+
+    def close(self, error: RouterError | None = None) -> None:
+        """Keep the frames."""
+
+
 class Stranger:
     """A node without threads, which makes frames of any kind.
 
@@ -115,56 +151,65 @@ class Stranger:
             nonce=lambda: os.urandom(32),
             session_number=lambda: next(numbers),
         )
+        self.link = Link(_Frames(), dialed=True, covers_body=True)
+
+    def hello(self, *, covers_body: bool = True) -> bytes:
+        """Start a handshake; return its first frame."""
+        self.node.on_end(self.link, "a new connection takes its place", 0.0)
+        self.link = Link(_Frames(), dialed=True, covers_body=covers_body)
+        self.node.dial(self.link)
+        return self.made()[0]
+
+    def made(self) -> list[bytes]:
+        """Return the frames that the node has made since the last call."""
+        route = self.link.route
+        assert isinstance(route, _Frames)
+        self.node.fill(self.link)
+        made, route.frames = route.frames, []
+        return made
+
+    def take(self, frame: bytes | None) -> None:
+        """Pass a frame to the node."""
+        assert frame is not None, "the listener closed the connection instead of answering"
+        self.node.on_frame(self.link, memoryview(bytearray(frame)), 0.0)
 
     def join(self, peer: RawPeer) -> str:
         """Shake hands over a raw connection; return the listener's node id."""
-        handshake, hello = self.node.hello()
-        peer.send(hello)
-        auth = self.node.on_challenge(handshake, _whole(peer.answer()))
-        peer.send(auth)
-        peer = self.node.on_welcome(handshake, _whole(peer.answer()), 0.0, cover_body=True)
-        return peer.node_id
+        peer.send(self.hello(covers_body=peer.covers_body))
+        self.take(peer.answer())
+        peer.send(self.made()[0])
+        self.take(peer.answer())
+        # The listener's first states let this node send.
+        self.take(peer.answer())
+        for frame in self.made():
+            peer.send(frame)
+        assert self.link.peer is not None
+        return self.link.peer.node_id
 
     def data(self, to: str, event: str, value: object) -> bytes:
         """Return a signed frame with an event."""
         self.node.offer(to, encode_event(event, [[value], {}], Codec()))
-        request = self.node.data_request(self.node.peers[to], 0.0)
-        assert request is not None
-        return bytes(request.raw)
-
-
-def _whole(answer: bytes | None) -> bytes:
-    assert answer is not None, "the listener closed the connection instead of answering"
-    return answer
+        (frame,) = (one for one in self.made() if type_of(one) is FrameType.DATA)
+        return frame
 
 
 def valid_frames() -> list[bytes]:
     """Return one valid frame of each kind that a dialer sends, of an unknown session."""
     session = 12345
-    identity = Identity("run", "7", os.urandom(16))
-    listener = ListenerHandshake(
-        identity,
-        None,
-        limits=PeerLimits(1 << 20, 1 << 20, 8),
-        nonce=lambda: os.urandom(32),
-        session_number=lambda: session,
-        incarnation=lambda: 1,
-        known=Membership(identity),
-    )
-    dialer = Stranger(8, None)
-    handshake, hello = dialer.node.hello()
-    challenge = listener.on_hello(decode_frame(hello).metadata, 0.0)
-    auth = handshake.on_challenge(challenge)
-    assert handshake.on_welcome(listener.on_auth(auth, 0.0)[0])
+    dialer, listener = Stranger(8, None), Stranger(7, None)
+    listener.link = Link(_Frames(), dialed=False, covers_body=True)
+    hello = dialer.hello()
+    listener.take(hello)
+    dialer.take(listener.made()[0])
+    (auth,) = dialer.made()
+    listener.take(auth)
+    _, states = listener.made()
     metadata, buffers, flags = pack_events([encode_event("e", [[bytes(300)], {}], Codec())])
-    answers = msgspec.msgpack.encode(((), ()))
     frames = [
-        Frame(FrameType.HELLO, metadata=handshake.hello()),
-        Frame(FrameType.AUTH, metadata=auth),
         Frame(FrameType.DATA, session, metadata=metadata, buffers=buffers, flags=flags),
         *(
-            Frame(kind, session, sequence=1, metadata=answers)
-            for kind in (FrameType.POLL, FrameType.HEARTBEAT, FrameType.BYE)
+            Frame(kind, session, sequence=1)
+            for kind in (FrameType.ASK, FrameType.HEARTBEAT, FrameType.BYE)
         ),
     ]
-    return [bytes(encode_frame(frame, max_size=1 << 20)) for frame in frames]
+    return [hello, auth, states, *(encode_frame(frame, max_size=1 << 20) for frame in frames)]

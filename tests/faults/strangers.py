@@ -83,7 +83,7 @@ def unread_replies(transport: str, *, lasts_s: float = 5.0) -> FaultResult:
         lasts_s: how long; whenever the listener closes the connection, there is a new one.
     """
     result = FaultResult(f"requests for {lasts_s:g} s whose replies are not read", transport)
-    _, hello = Stranger(9, bytes(32)).node.hello()
+    hello = Stranger(9, bytes(32)).hello()
     with cluster(transport) as nodes:
         learner = nodes.listener()
         learner.await_line("listening")

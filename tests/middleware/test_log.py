@@ -209,7 +209,7 @@ def test_the_routers_totals_are_written(run: RunFolder, tmp_path: Path) -> None:
     scalars = written(run)
     assert scalars["router/event/number/received"][-1][1] >= 1
     assert scalars["router/event/number/received_bytes"][-1][1] > 0
-    for name in ("received_frames", "retried_frames", "refused_frames", "sent_bytes", "waiting"):
+    for name in ("received_frames", "resent_frames", "sent_bytes", "waiting", "dropped"):
         assert f"router/node0/{name}" in scalars
 
 

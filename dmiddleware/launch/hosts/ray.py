@@ -98,6 +98,8 @@ class RayHost:
         self._may_restart = may_restart
         self._timeout_s = timeout_s
         self._actors: dict[int, _Actor] = {}
+        # The addresses of the plan that are not true any more, and those in their place.
+        self._moved: dict[str, str] = {}
         self._events: list[HostEvent] = []
         self._exit = contextlib.ExitStack()
 
@@ -271,7 +273,7 @@ class RayHost:
         assert actor.slot is not None and actor.config is not None
         where = f"process {actor.slot.pid} of Ray node {actor.slot.host}"
         self._events.append(Started(actor.node_id, where))
-        config = msgspec.json.encode(actor.config)
+        config = msgspec.json.encode(_moved(actor.config, self._moved))
         actor.pending = {
             "run": actor.handle.run.remote(config),
             "news": actor.handle.news.remote(_NEWS_S),
@@ -326,17 +328,14 @@ class RayHost:
         """Tell all others where an actor listens now."""
         before, actor.slot = actor.slot, slot
         assert before is not None and actor.config is not None
-        if actor.listens:
-            old, new = _address(before), _address(slot)
-            actor.config = _at(actor.config, old, new)
-            if old == new:
-                return
-            self._events.append(Note(f"{actor.config.plan} moved from {old} to {new}"))
-            for other in self._actors.values():
-                if other is not actor and other.config is not None:
-                    other.config = _at(other.config, old, new)
-                    if "run" in other.pending:
-                        other.handle.redial.remote(old, new)
+        old, new = _address(before), _address(slot)
+        if not actor.listens or old == new:
+            return
+        self._moved[actor.config.plan.listen] = new
+        self._events.append(Note(f"{actor.config.plan} moved from {old} to {new}"))
+        for other in self._actors.values():
+            if other is not actor and "run" in other.pending:
+                other.handle.redial.remote(old, new)
 
     def _find_late(self) -> Iterator[HostEvent]:
         """Give up actors that Ray cannot place again."""
@@ -360,15 +359,15 @@ def _news(actor: _Actor, news: Any) -> Iterator[HostEvent]:
         yield Reported(actor.node_id, msgspec.json.decode(status, type=NodeStatus))
 
 
-def _at(config: NodeConfig, old: str, new: str) -> NodeConfig:
-    """Return the configuration with one address replaced by another."""
+def _moved(config: NodeConfig, moved: Mapping[str, str]) -> NodeConfig:
+    """Return the configuration with the addresses of today in place of those of the plan."""
     plan = config.plan
-    moved = replace(
+    today = replace(
         plan,
-        listen=new if plan.listen == old else plan.listen,
-        dial=tuple(new if one == old else one for one in plan.dial),
+        listen=moved.get(plan.listen, plan.listen),
+        dial=tuple(moved.get(one, one) for one in plan.dial),
     )
-    run = msgspec.structs.replace(config.run, nodes=(moved,))
+    run = msgspec.structs.replace(config.run, nodes=(today,))
     return msgspec.structs.replace(config, run=run)
 
 

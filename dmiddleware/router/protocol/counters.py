@@ -46,50 +46,38 @@ class PeerTraffic:
         connected: whether it is connected.
         waiting: accepted reliable events that it has not acknowledged.
         waiting_bytes: their bytes.
-        sent_frames: frames sent, retries included.
-        retried_frames: frames sent again.
-        refused_frames: frames refused because this side or the peer was full.
+        sent_frames: frames sent, also those sent again.
+        resent_frames: frames with reliable events that were sent again.
         received_frames: frames received.
         sent_bytes: bytes sent.
         received_bytes: bytes received.
         dropped: lossy events dropped in either direction.
-        duplicates: frames received more than once and processed once.
     """
 
     connected: bool
     waiting: int
     waiting_bytes: int
     sent_frames: int
-    retried_frames: int
-    refused_frames: int
+    resent_frames: int
     received_frames: int
     sent_bytes: int
     received_bytes: int
     dropped: int
-    duplicates: int
 
     @classmethod
-    def of(cls, peer: PeerSession, *, connected: bool) -> Self:
+    def of(cls, peer: PeerSession) -> Self:
         """Collect the counters of a peer."""
-        counters, streams, incoming = peer.counters, peer.outgoing, peer.incoming
-        outboxes, inboxes = (
-            (streams.outbox, streams.outbox_handled),
-            (incoming.inbox, incoming.inbox_handled),
-        )
+        counters, outgoing = peer.counters, peer.outgoing
         return cls(
-            connected=connected,
-            waiting=streams.n_messages,
-            waiting_bytes=streams.n_bytes,
+            connected=peer.is_connected,
+            waiting=outgoing.n_messages,
+            waiting_bytes=outgoing.n_bytes,
             sent_frames=counters.sent_frames,
-            retried_frames=counters.retried_frames,
-            refused_frames=counters.refused_frames
-            + sum(outbox.counters.refused_frames for outbox in outboxes),
+            resent_frames=outgoing.n_resent,
             received_frames=counters.received_frames,
             sent_bytes=counters.sent_bytes,
             received_bytes=counters.received_bytes,
-            dropped=streams.counters.dropped + incoming.counters.dropped,
-            duplicates=incoming.counters.duplicates
-            + sum(inbox.counters.duplicates for inbox in inboxes),
+            dropped=outgoing.counters.dropped + peer.incoming.counters.dropped,
         )
 
 

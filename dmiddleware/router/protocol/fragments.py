@@ -1,12 +1,10 @@
-"""Large frames with events, which travel in fragments into memory that the receiver has granted.
+"""Large events, which travel in fragments into memory that the receiver has granted.
 
-Fragments have their own small conversation in the middle of a stream. The sender asks, the receiver
-answers with the offset from which it wants bytes, and each fragment is answered with the next
-offset. There is one fragment on its way at a time, so a connection never carries more than that
-ahead of other events. After a lost answer or a new connection the sender asks again, and continues
-where the receiver is.
+The sender asks for the memory once. When there is enough, the receiver answers from which byte on
+it wants the event, and the fragments follow in order, in turns with other frames. After a new
+connection the sender asks again, and continues where the receiver is.
 
-:class:`Transfer` is the sender's side and :class:`Assembly` the receiver's. A frame that has
+:class:`Transfer` is the sender's side and :class:`Assembly` the receiver's. An event that has
 arrived in full is processed like any other frame of its stream, so order, acknowledgment and
 back-pressure do not depend on its size.
 """
@@ -36,7 +34,7 @@ class Fragment(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         total: the length of the whole frame, in bytes.
         offset: where the bytes belong.
-        length: how many bytes there are; 0: the sender asks which it may send.
+        length: how many bytes there are; 0: the sender asks for the memory.
     """
 
     total: _Offset
@@ -70,58 +68,52 @@ _decoder: Final = msgspec.msgpack.Decoder(Fragment)
 
 
 class Transfer:
-    """The sender's side of one large frame.
+    """The sender's side of one large frame, over one connection.
 
     Args:
         event: the frame's only event.
         fragment_bytes: the longest fragment.
-        retry_s: seconds after which a fragment without an answer is asked for again.
 
     Attributes:
         total: the frame's length.
-        due_at: when :meth:`next_fragment` returns a question without further input.
     """
 
-    def __init__(self, event: EncodedEvent, *, fragment_bytes: int, retry_s: float) -> None:
+    def __init__(self, event: EncodedEvent, *, fragment_bytes: int) -> None:
         self.total = image_of(event).total
-        self.due_at = 0.0
         self._fragment_bytes = fragment_bytes
-        self._retry_s = retry_s
-        self._offset = 0
-        # Whether the receiver has said where to continue, and no fragment is on its way.
-        self._may_send = False
-        self._asks = True
+        self._has_asked = False
+        self._offset: int | None = None
 
-    def next_fragment(self, now: float) -> Fragment | None:
-        """Return what to send now, or None while an answer is awaited."""
-        if self._may_send and self._offset < self.total:
-            length = min(self._fragment_bytes, self.total - self._offset)
-        elif now >= self.due_at:
-            self._asks, length = True, 0
-        else:
+    @property
+    def is_sent(self) -> bool:
+        """Whether all fragments have been sent."""
+        return self._offset == self.total
+
+    def next_fragment(self) -> Fragment | None:
+        """Return what to send now, or None while the answer is awaited, and at the end."""
+        if self._offset is None:
+            if self._has_asked:
+                return None
+            self._has_asked = True
+            return Fragment(self.total, 0, 0)
+        if self.is_sent:
             return None
-        self._may_send = False
-        self.due_at = now + self._retry_s
-        return Fragment(self.total, self._offset, length)
+        start = self._offset
+        self._offset = min(start + self._fragment_bytes, self.total)
+        return Fragment(self.total, start, self._offset - start)
 
-    def on_progress(self, offset: int) -> None:
-        """Process the receiver's answer: it has everything before ``offset``.
+    def on_grant(self, offset: int) -> None:
+        """Process the receiver's answer: it has the memory, and everything before ``offset``.
 
         Raises:
-            FrameError: if the offset lies outside the frame.
+            FrameError: if it was not asked, or the offset lies outside the frame.
         """
-        if offset > self.total:
+        if not self._has_asked or self._offset is not None or offset > self.total:
             raise FrameError(
-                f"the peer wants byte {offset} of a frame of {self.total} bytes; install the same "
-                "version of dmiddleware on all hosts"
+                f"the peer wants byte {offset} of a frame of {self.total} bytes, which was not "
+                "offered to it; install the same version of dmiddleware on all hosts"
             )
-        # Without a question, only the answer to the newest fragment has a larger offset.
-        if self._asks or offset > self._offset:
-            self._offset, self._asks, self._may_send = offset, False, True
-
-    def ask_at(self, time: float) -> None:
-        """Ask the receiver again at a time, for example because it was full or is back."""
-        self._may_send, self._asks, self.due_at = False, True, time
+        self._offset = offset
 
 
 def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
@@ -130,6 +122,9 @@ def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
     metadata = _encode(fragment)
     if not fragment.length:
         return FrameContents(metadata)
+    place = fragment.offset, fragment.length
+    if (made := image.parts.get(place)) is not None:
+        return made
     if not image.starts:
         image.starts = list(accumulate(map(len, image.pieces[:-1]), initial=0))
     start, end = fragment.offset, fragment.offset + fragment.length
@@ -140,7 +135,9 @@ def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
         parts.append(memoryview(piece)[start - at : end - at])
         start = max(start, at + len(piece))
         index += 1
-    return FrameContents(metadata, (parts[0] if len(parts) == 1 else b"".join(parts),))
+    joined = parts[0] if len(parts) == 1 else b"".join(parts)
+    image.parts[place] = FrameContents(metadata, (joined,))
+    return image.parts[place]
 
 
 class Assembly:
@@ -165,27 +162,25 @@ class Assembly:
         self.total = total
         self.offset = 0
         self._memory = new_memory(total)
-        self._event: EncodedEvent | None = None
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all bytes have arrived."""
         return self.offset == self.total
 
     def add(self, fragment: Fragment, frame: Frame) -> None:
-        """Add the bytes of a fragment, unless they are others than the next ones.
+        """Add the bytes of a fragment.
 
         Raises:
-            FrameError: if the fragment belongs to a frame of another length.
+            FrameError: if they are not the next ones of this frame.
         """
-        if fragment.total != self.total:
+        if fragment.total != self.total or fragment.offset != self.offset:
             raise FrameError(
-                f"got a fragment of a frame of {fragment.total} bytes, but the frame has "
-                f"{self.total} bytes"
+                f"got byte {fragment.offset} of a frame of {fragment.total} bytes, but expected "
+                f"byte {self.offset} of {self.total}"
             )
-        if fragment.length and fragment.offset == self.offset:
-            write_into(self._memory[self.offset :], frame.buffers[0])
-            self.offset += fragment.length
+        write_into(self._memory[self.offset :], frame.buffers[0])
+        self.offset += fragment.length
 
     def event(self) -> EncodedEvent:
         """Return the event of the complete frame, as views of its memory.
@@ -193,6 +188,4 @@ class Assembly:
         Raises:
             FrameError: if the bytes are not a frame with one event.
         """
-        if self._event is None:
-            self._event = event_of_image(self._memory)
-        return self._event
+        return event_of_image(self._memory)

@@ -1,13 +1,13 @@
-"""The handshake: two requests of the dialer, two replies of the listener.
+"""The handshake: two frames of the dialer, two answers of the listener.
 
 ::
 
     dialer                                             listener
-    HELLO     {version, identity, incarnation, nonce}  →
+    HELLO     {version, identity, incarnation,         →
+               limits, nonce}
                                                        ←  CHALLENGE {the same, least incarnation}
     AUTH      {incarnation, least incarnation, HMAC}   →
-                                                       ←  WELCOME   {incarnation, session, limits,
-                                                                     HMAC}
+                                                       ←  WELCOME   {incarnation, session, HMAC}
 
 Each side proves that it has the run's key with an HMAC-SHA256 over everything exchanged so far, so
 no message can be altered on the way and no earlier handshake can be replayed. The session key is
@@ -44,6 +44,7 @@ __all__ = [
     "DialerHandshake",
     "KnownPeers",
     "ListenerHandshake",
+    "check_incarnation",
     "hkdf",
     "INSTANCE_SIZE",
     "MAX_HANDSHAKE_BYTES",
@@ -61,6 +62,11 @@ INSTANCE_SIZE: Final = 16
 """Bytes of a process's random name."""
 
 MAX_INCARNATION: Final = 1 << 48
+
+MAX_UNKNOWN: Final = 1 << 20
+"""How many processes may have used a node id without this node knowing. A larger number would use
+up the incarnations that are left for those to come."""
+
 MIN_EVENT_BYTES: Final = 8192
 """The smallest limit for events that a node may announce."""
 
@@ -70,14 +76,18 @@ MAX_NAMES: Final = 64
 MAX_NAME: Final = 256
 """The most characters in a run id, a role or a label."""
 
+MAX_REASON: Final = 500
+"""The most characters of a refusal that are shown; anyone may have written it."""
+
 NONCE_SIZE: Final = 32
 _CHALLENGE_SIZE: Final = 16
 PENDING_LIMIT: Final = 1024
 PENDING_S: Final = 5.0
 
 _Incarnation: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INCARNATION)]
-_EventBytes: TypeAlias = Annotated[int, Meta(ge=MIN_EVENT_BYTES, le=1 << 48)]
-_Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
+_Name: TypeAlias = Annotated[
+    str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")
+]
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_SIZE, max_length=NONCE_SIZE)]
 _Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 
@@ -106,7 +116,13 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: if they do not.
         """
         raw = _encode(self)
-        msgspec.msgpack.decode(raw, type=Identity)
+        try:
+            msgspec.msgpack.decode(raw, type=Identity)
+        except msgspec.ValidationError as error:
+            raise ValueError(
+                f"{error}; run ids, roles and labels have at most {MAX_NAME} characters, none of "
+                f"them a control character, and there are at most {MAX_NAMES} of each"
+            ) from error
         if len(raw) > MAX_IDENTITY_BYTES:
             raise ValueError(
                 f"the run id, roles and labels have {len(raw)} bytes, but at most "
@@ -119,13 +135,15 @@ class PeerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         max_event_bytes: the largest event that it accepts.
-        credit_bytes: how many bytes it accepts before an acknowledgment grants more.
-        window: how many frames may be unacknowledged.
+        inbox_bytes: how many bytes of each reliable stream it accepts when it has none.
+        outbox_bytes: how many unacknowledged bytes of each reliable stream it keeps.
+        max_event_names: how many event names it accepts from one peer.
     """
 
-    max_event_bytes: _EventBytes
-    credit_bytes: Annotated[int, Meta(ge=0, le=1 << 60)]
-    window: Annotated[int, Meta(ge=1, le=1 << 16)]
+    max_event_bytes: Annotated[int, Meta(ge=MIN_EVENT_BYTES, le=1 << 48)]
+    inbox_bytes: Annotated[int, Meta(ge=1, le=1 << 60)]
+    outbox_bytes: Annotated[int, Meta(ge=1, le=1 << 60)]
+    max_event_names: Annotated[int, Meta(ge=1, le=1 << 32)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +156,7 @@ class Session:
         incarnation: incarnation of the other side.
         own_incarnation: incarnation of this side.
         key: 32 bytes to sign frames with; None without a run key.
-        limits: limits of the other side. Of a dialer only ``max_event_bytes`` is known, because
-            data for it travels in replies.
+        limits: limits of the other side.
     """
 
     number: int
@@ -156,7 +173,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         code: the kind of reason.
         reason: the reason in words.
-        proof: HMAC over the refused request and both of them; empty without a key.
+        proof: HMAC over the refused frame and both of them; empty without a key.
     """
 
     code: str
@@ -170,7 +187,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: _Incarnation
     nonce: _Nonce
     keyed: bool
-    max_event_bytes: _EventBytes
+    limits: PeerLimits
 
 
 class _Challenge(_Hello, frozen=True, forbid_unknown_fields=True):
@@ -191,7 +208,6 @@ class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: Annotated[int, Meta(ge=1)]
     incarnation: _Incarnation
-    limits: PeerLimits
     proof: _Proof
 
 
@@ -212,6 +228,23 @@ def hkdf(key: bytes, *, salt: bytes, info: bytes) -> bytes:
     return hmac.digest(extracted, info + b"\x01", "sha256")
 
 
+def check_incarnation(incarnation: int, known: int) -> None:
+    """Check that an incarnation may be what it claims.
+
+    Args:
+        incarnation: the incarnation.
+        known: the least that it may be, as far as this node knows.
+
+    Raises:
+        FrameError: if more processes than any run has must have been there.
+    """
+    if incarnation > known + MAX_UNKNOWN:
+        raise FrameError(
+            f"the peer claims incarnation {incarnation}, but this node knows of {known}; the peer "
+            "does not follow the protocol"
+        )
+
+
 class KnownPeers(Protocol):
     """What a node knows about the processes that have used each node id."""
 
@@ -219,12 +252,13 @@ class KnownPeers(Protocol):
         """Return the least incarnation that a process may have."""
         ...
 
-    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
-        """Return why an authenticated process may not join, or None if it may.
+    def admit(self, identity: Identity, incarnation: int, *, dialed: bool) -> Refusal | None:
+        """Return why a process may not join, or None if it may.
 
         Args:
             identity: identity of the process.
             incarnation: its incarnation before this handshake.
+            dialed: whether this node has dialed it.
         """
         ...
 
@@ -237,7 +271,7 @@ class DialerHandshake:
         key: the run's key; None without one.
         incarnation: incarnation of the dialer so far.
         nonce: 32 fresh random bytes.
-        max_event_bytes: the largest event that the dialer accepts.
+        limits: limits of the dialer.
         known: decides about the listener.
     """
 
@@ -248,25 +282,35 @@ class DialerHandshake:
         *,
         incarnation: int,
         nonce: bytes,
-        max_event_bytes: int,
+        limits: PeerLimits,
         known: KnownPeers,
     ) -> None:
         self._key = key
         self._run_id = identity.run_id
         self._incarnation = incarnation
         self._known = known
-        hello = _Hello(VERSION, identity, incarnation, nonce, key is not None, max_event_bytes)
+        hello = _Hello(VERSION, identity, incarnation, nonce, key is not None, limits)
         self._hello = _encode(hello)
         self._challenge = b""
         self._auth = b""
         self._peer: _Challenge | None = None
 
+    @property
+    def listener(self) -> Identity | None:
+        """The identity that the listener claims; None before its first answer."""
+        return None if self._peer is None else self._peer.identity
+
     def hello(self) -> bytes:
-        """Return the first request."""
+        """Return the first frame."""
         return self._hello
 
+    @property
+    def awaits_welcome(self) -> bool:
+        """Whether the listener may already have accepted this node."""
+        return bool(self._auth)
+
     def on_challenge(self, raw: bytes | memoryview) -> bytes:
-        """Process the listener's first reply; return the next request.
+        """Process the listener's first answer; return the next frame.
 
         Raises:
             HandshakeRefused: if the listener has another protocol version or run id, if only one
@@ -276,6 +320,7 @@ class DialerHandshake:
         peer = _read_hello(_challenge_decoder, raw, "CHALLENGE")
         _check_run(peer, run_id=self._run_id, keyed=self._key is not None)
         self._check_listener(peer)
+        check_incarnation(peer.least_incarnation, self._incarnation)
         self._peer, self._challenge = peer, bytes(raw)
         self._incarnation = max(self._incarnation, peer.least_incarnation)
         auth = _Auth(
@@ -289,7 +334,7 @@ class DialerHandshake:
         return self._auth
 
     def on_welcome(self, raw: bytes | memoryview) -> Session:
-        """Process the listener's second reply.
+        """Process the listener's second answer.
 
         Raises:
             AuthError: if the listener does not have the run's key.
@@ -305,6 +350,7 @@ class DialerHandshake:
             self._transcript() + self._auth + _unsigned(welcome),
             welcome.proof,
         )
+        check_incarnation(welcome.incarnation, self._known.least_incarnation(self._peer.identity))
         self._check_listener(self._peer)
         return Session(
             number=welcome.session,
@@ -312,11 +358,11 @@ class DialerHandshake:
             incarnation=welcome.incarnation,
             own_incarnation=self._incarnation,
             key=_session_key(self._key, self._transcript()),
-            limits=welcome.limits,
+            limits=self._peer.limits,
         )
 
     def on_refused(self, raw: bytes | memoryview) -> HandshakeRefused:
-        """Read a refusal of the latest request; return the error to raise.
+        """Read a refusal of the latest frame; return the error to raise.
 
         It is ``verified`` if the listener has signed it with the run's key. Anyone can forge or
         replay others, so they end one attempt only.
@@ -327,10 +373,12 @@ class DialerHandshake:
         refusal = _read(_refusal_decoder, raw, "REFUSED")
         expected = _refusal_proof(self._key, self._auth or self._hello, refusal)
         verified = hmac.compare_digest(expected, refusal.proof)
-        return HandshakeRefused(refusal.reason, code=refusal.code, verified=verified)
+        reason = _printable(refusal.reason, MAX_REASON)
+        return HandshakeRefused(reason, code=_printable(refusal.code, MAX_NAME), verified=verified)
 
     def _check_listener(self, peer: _Challenge) -> None:
-        refusal = self._known.admit(peer.identity, peer.incarnation)
+        check_incarnation(peer.incarnation, self._known.least_incarnation(peer.identity))
+        refusal = self._known.admit(peer.identity, peer.incarnation, dialed=True)
         if refusal is not None:
             raise HandshakeRefused(f"the listener is refused: {refusal.reason}", code=refusal.code)
 
@@ -339,12 +387,12 @@ class DialerHandshake:
 
 
 class ListenerHandshake:
-    """The listener's side, for all dialers; it keeps the state between a dialer's two requests.
+    """The listener's side, for all dialers; it keeps the state between a dialer's two frames.
 
     Args:
         identity: identity of the listener.
         key: the run's key; None without one.
-        limits: announced to each dialer.
+        limits: limits of the listener.
         nonce: returns 32 fresh random bytes.
         session_number: returns a fresh, non-zero number that was never returned before.
         incarnation: returns the incarnation of the listener so far.
@@ -397,7 +445,7 @@ class ListenerHandshake:
                 incarnation=self._incarnation(),
                 nonce=self._nonce(),
                 keyed=self._key is not None,
-                max_event_bytes=self._limits.max_event_bytes,
+                limits=self._limits,
                 least_incarnation=self._known.least_incarnation(hello.identity),
             )
         )
@@ -426,7 +474,9 @@ class ListenerHandshake:
         _, hello, hello_raw, challenge = known
         transcript = _transcript(hello_raw, challenge)
         _check_proof(self._key, b"dialer", transcript + _unsigned(auth), auth.proof)
-        refusal = self._known.admit(hello.identity, hello.incarnation)
+        check_incarnation(auth.incarnation, self._known.least_incarnation(hello.identity))
+        check_incarnation(auth.least_incarnation, self._incarnation())
+        refusal = self._known.admit(hello.identity, hello.incarnation, dialed=False)
         if refusal is not None:
             raise HandshakeRefused(refusal.reason, code=refusal.code)
         if auth.incarnation < self._known.least_incarnation(hello.identity):
@@ -437,7 +487,7 @@ class ListenerHandshake:
             )
         number = self._session_number()
         incarnation = max(self._incarnation(), auth.least_incarnation)
-        welcome = _Welcome(number, incarnation, self._limits, b"")
+        welcome = _Welcome(number, incarnation, b"")
         proof = _proof(self._key, b"listener", transcript + bytes(raw) + _encode(welcome))
         session = Session(
             number=number,
@@ -445,7 +495,7 @@ class ListenerHandshake:
             incarnation=auth.incarnation,
             own_incarnation=incarnation,
             key=_session_key(self._key, transcript),
-            limits=msgspec.structs.replace(self._limits, max_event_bytes=hello.max_event_bytes),
+            limits=hello.limits,
         )
         return _encode(msgspec.structs.replace(welcome, proof=proof)), session
 
@@ -503,6 +553,11 @@ def _check_run(peer: _Hello, *, run_id: str, keyed: bool) -> None:
             f"{peer.identity.run_id!r}; check the address, or give both the same run id",
             code="run",
         )
+
+
+def _printable(text: str, most: int) -> str:
+    """Return a text of a stranger, so that it is one line, and changes nothing on a terminal."""
+    return "".join(one if one.isprintable() else "\ufffd" for one in text[:most])
 
 
 def _transcript(hello: bytes, challenge: bytes) -> bytes:

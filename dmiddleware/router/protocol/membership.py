@@ -54,13 +54,11 @@ class Member:
     Attributes:
         identity: the node's identity.
         incarnation: the newest incarnation that it has used.
-        session: the session that its frames carry.
         connected: whether it is connected.
     """
 
     identity: Identity
     incarnation: int
-    session: int
     connected: bool = True
 
     @property
@@ -170,7 +168,7 @@ class Membership:
         """Note a completed handshake."""
         identity = session.identity
         known = self._members.get(identity.node_id)
-        member = Member(identity, session.incarnation, session.number)
+        member = Member(identity, session.incarnation)
         self._members[identity.node_id] = member
         self._note_heard(identity.node_id, now)
         if known is None:
@@ -188,23 +186,12 @@ class Membership:
             changes.insert(0, MembershipChange("left", gone, "replaced by a new process"))
         return changes
 
-    def on_heard(
-        self, node_id: str, session: int, incarnation: int, now: float
-    ) -> list[MembershipChange]:
-        """Note that an authenticated frame arrived; a disconnected node rejoins.
-
-        Frames of a session that has been replaced are ignored.
-        """
-        known = self._members.get(node_id)
-        if known is None or known.session != session:
-            return []
+    def on_heard(self, node_id: str, incarnation: int, now: float) -> None:
+        """Note that an authenticated frame of a connected node has arrived."""
         self._note_heard(node_id, now)
-        if known.connected and known.incarnation >= incarnation:
-            return []
-        incarnation = max(known.incarnation, incarnation)
-        member = replace(known, connected=True, incarnation=incarnation)
-        self._members[node_id] = member
-        return [] if known.connected else [MembershipChange("rejoined", member)]
+        known = self._members[node_id]
+        if known.incarnation < incarnation:
+            self._members[node_id] = replace(known, incarnation=incarnation)
 
     def on_progress(self, node_id: str, now: float) -> None:
         """Note that bytes have moved over the connection of a node, without a complete frame."""
@@ -225,20 +212,12 @@ class Membership:
             found.append(node_id)
         return found
 
-    def on_left(
-        self, node_id: str, reason: str, *, for_good: bool = False
-    ) -> list[MembershipChange]:
-        """Note that a node said goodbye or is known to be dead.
-
-        Args:
-            node_id: the node.
-            reason: why it left.
-            for_good: whether its session is over, so that late frames do not bring it back.
-        """
+    def on_left(self, node_id: str, reason: str) -> list[MembershipChange]:
+        """Note that a node said goodbye, or that its connection has ended."""
         known = self.get(node_id)
         if known is None:
             return []
-        gone = replace(known, connected=False, session=0 if for_good else known.session)
+        gone = replace(known, connected=False)
         # The nodes that left first come first.
         del self._members[node_id]
         self._members[node_id] = gone

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dmiddleware.router.protocol.handshake import MIN_EVENT_BYTES
+from dmiddleware.router.protocol.handshake import MIN_EVENT_BYTES, PeerLimits
 from dmiddleware.router.protocol.membership import HEARTBEAT_S, MISSED_HEARTBEATS
 from dmiddleware.router.wire.frame import MAX_FRAME_BYTES
 
@@ -40,10 +40,8 @@ class NodeOptions:
             events that are acknowledged when accepted, and when handled.
         inbox_bytes: how many bytes from one peer may wait for their handlers before the peer has
             to wait.
-        window: how many frames to one peer may be unacknowledged.
         batch_bytes: small events share frames of up to this size.
         fragment_bytes: events of more than four times this size are sent in fragments of this size.
-        retry_s: seconds after which an unacknowledged frame is sent again.
         heartbeat_s: seconds between two heartbeats.
         missed_heartbeats: how many heartbeats a peer may miss before it counts as disconnected.
         forget_after_s: how many seconds accepted events are kept for a disconnected peer.
@@ -58,16 +56,21 @@ class NodeOptions:
     max_event_bytes: int = field(default_factory=half_of_memory)
     outbox_bytes: int = 8 << 20
     inbox_bytes: int = 64 << 20
-    window: int = 8
     batch_bytes: int = 1 << 19
     fragment_bytes: int = 4 << 20
-    retry_s: float = 2.0
     heartbeat_s: float = HEARTBEAT_S
     missed_heartbeats: int = MISSED_HEARTBEATS
     forget_after_s: float = 120.0
     max_lossy: int = 1024
     max_peers: int = 4096
     max_event_names: int = 1024
+
+    @property
+    def limits(self) -> PeerLimits:
+        """What the node announces to its peers."""
+        return PeerLimits(
+            self.max_event_bytes, self.inbox_bytes, self.outbox_bytes, self.max_event_names
+        )
 
     @property
     def largest_whole_bytes(self) -> int:
@@ -83,7 +86,7 @@ class NodeOptions:
             raise ValueError(
                 f"fragment_bytes must be from 1 to {_MAX_FRAGMENT_BYTES}, got {self.fragment_bytes}"
             )
-        for name in ("window", "max_peers", "max_event_names"):
+        for name in ("inbox_bytes", "outbox_bytes", "max_peers", "max_event_names"):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

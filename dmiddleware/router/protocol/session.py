@@ -1,48 +1,26 @@
-"""One peer of a node: its session, its keys, and its streams in both directions."""
+"""One peer of a node: its current connection, and its streams in both directions."""
 
 from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
-import msgspec
-
+from dmiddleware.errors import RouterError
 from dmiddleware.event_names import base_name, task_number
-from dmiddleware.router.protocol.handshake import Session, hkdf
+from dmiddleware.router.protocol.handshake import DialerHandshake, Identity, Session
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.streams import (
-    HANDLED,
-    EventBatch,
-    IncomingStreams,
-    OutgoingStreams,
-)
+from dmiddleware.router.protocol.session_frames import SessionFrames
+from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES, Acknowledgments
-from dmiddleware.router.wire.frame import FrameMac, FrameType
+from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
 
-__all__ = [
-    "READY_EVENT",
-    "ParkedPoll",
-    "PeerCounters",
-    "PeerSession",
-    "ReplayWindow",
-    "Request",
-    "Response",
-]
+__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing", "is_glob"]
 
 READY_EVENT: Final = "task.ready"
 """Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
 
-HOLD_BYTES: Final = 1 << 14
-"""While a frame is unacknowledged, fewer bytes of events than this are held back."""
-
-_REPLAY_WINDOW: Final = 4096
-"""Requests that are this far behind the newest one are rejected."""
-
-_REPLAY_MASK: Final = (1 << _REPLAY_WINDOW) - 1
-
-_encode = msgspec.msgpack.Encoder().encode
+_GLOB_CHARACTERS: Final = frozenset("*?[")
 
 
 @dataclass(slots=True)
@@ -53,81 +31,114 @@ class PeerCounters:
     sent_bytes: int = 0
     received_frames: int = 0
     received_bytes: int = 0
-    retried_frames: int = 0
-    refused_frames: int = 0
 
 
-class ReplayWindow:
-    """The request numbers of a session that have been seen, so that none is accepted twice.
+class Route(Protocol):
+    """What carries the frames of a link."""
 
-    The requests of one session arrive over two connections, and thousands may arrive over a busy
-    one while the thread that sends a heartbeat over the other waits for its turn.
-    """
+    @property
+    def has_room(self) -> bool:
+        """Whether one more frame with events should be added."""
+        ...
 
-    __slots__ = ("_bits", "_highest")
+    @property
+    def n_moved(self) -> int:
+        """A number that grows while bytes move, in either direction."""
+        ...
 
-    def __init__(self) -> None:
-        self._highest = 0
-        self._bits = 0
+    def allow(self, max_frame_bytes: int) -> None:
+        """Accept longer frames from now on."""
+        ...
 
-    def add(self, number: int) -> bool:
-        """Add a number; return whether it is new. Numbers below the window count as seen."""
-        if number > self._highest:
-            shift = min(number - self._highest, _REPLAY_WINDOW)
-            self._bits = (self._bits << shift | 1) & _REPLAY_MASK
-            self._highest = number
-            return True
-        behind = self._highest - number
-        if behind >= _REPLAY_WINDOW or self._bits >> behind & 1:
-            return False
-        self._bits |= 1 << behind
-        return True
+    def put(self, frame: WireBytes, *, urgent: bool = False) -> None:
+        """Add a frame, without sending it yet."""
+        ...
+
+    def flush(self) -> bool:
+        """Send what can be sent; return whether that is everything."""
+        ...
+
+    def close(self, error: RouterError | None = None) -> None:
+        """End the connection, without waiting."""
+        ...
 
 
-class ParkedPoll(msgspec.Struct, frozen=True):
-    """A poll that waits until there is something to send.
+class Sharing(Protocol):
+    """Memory that the two nodes of a link may share."""
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether both nodes share memory."""
+        ...
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a frame of the peer has been read from memory."""
+        ...
+
+    def proof(self) -> bytes:
+        """Return what to show the authenticated peer; empty: nothing."""
+        ...
+
+    def agree(self, proof: bytes) -> None:
+        """Share memory from now on, if the proof of the peer is right."""
+        ...
+
+    def take(self, raw: memoryview) -> memoryview:
+        """Return a frame that has arrived, from memory if necessary."""
+        ...
+
+    def close(self) -> None:
+        """Stop sharing."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """One connection of a node, from the handshake on.
 
     Attributes:
-        node_id: the dialer that polls.
-        session: the session of the poll; a newer session ends the wait.
-        number: number of the poll, which its reply repeats.
+        route: carries its frames.
+        dialed: whether this node dialed.
+        covers_body: whether the arrays of frames are signed too.
+        sharing: memory that may be shared with the peer; None: none.
+        handshake: the dialer's side of the handshake; None at a listener.
+        identity: the process at the other end, as far as it is known.
+        session: its frames, after the handshake.
+        peer: the peer, after the handshake.
+        is_stalled: whether more frames can be made when the route has room.
+        is_over: whether everything that still arrives is ignored.
+        owes_heartbeat: whether a heartbeat is due.
+        owes_states: whether the states of the inboxes are due.
+        owes_resend: whether to let the peer send again what was dropped.
+        n_resends: how often it was told so and has not begun yet; what arrives before is dropped.
+        n_agains: how often this node was told so and has not begun yet.
+        owes_proof: whether to show the peer which memory may be shared.
+        owes_goodbye: whether to say goodbye when nothing else is left to send.
+        said_goodbye: whether this node has said it.
     """
 
-    node_id: str
-    session: int
-    number: int
+    route: Route
+    dialed: bool
+    covers_body: bool
+    sharing: Sharing | None = None
+    handshake: DialerHandshake | None = None
+    identity: Identity | None = None
+    session: SessionFrames | None = None
+    peer: PeerSession | None = None
+    is_stalled: bool = False
+    is_over: bool = False
+    owes_heartbeat: bool = False
+    owes_states: bool = False
+    owes_resend: bool = False
+    n_resends: int = 0
+    n_agains: int = 0
+    owes_proof: bool = False
+    owes_goodbye: bool = False
+    said_goodbye: bool = False
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A request of a dialer.
-
-    Attributes:
-        number: its number in the session, which the reply must repeat.
-        raw: the frame.
-        kind: the type of the frame.
-        batch: the events in it; None for other requests.
-    """
-
-    number: int
-    raw: WireBytes
-    kind: FrameType
-    batch: EventBatch | None = None
-
-
-class Response(NamedTuple):
-    """A listener's response to a request.
-
-    Attributes:
-        content: the frame to reply with, or a poll to reply to later.
-        session: number of the authenticated session that the request belongs to or has started;
-            0 without one.
-    """
-
-    content: WireBytes | ParkedPoll
-    session: int
-
-
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class PeerSession:
     """One peer: its current session, and the streams to and from it.
 
@@ -136,101 +147,89 @@ class PeerSession:
     Attributes:
         node_id: the peer.
         session: result of the latest handshake.
-        dialed: whether this node dialed.
+        since: the number of the session in which the numbers of the frames began.
         outgoing: the streams to the peer.
         incoming: the streams from the peer.
-        sign: signs frames to the peer; None without a key.
-        check: checks frames from the peer; None without a key.
+        link: the connection with it; None while there is none.
         patterns: events that the peer subscribes to, as globs.
         inherited: events that the peer's predecessor subscribed to; it receives them too until it
             is ready for the task that they belong to.
         ready_for: number of the newest task that the peer is ready for; 0: of none yet.
         event_names: names of the events that the peer has sent.
+        sent_names: names of the events that were sent to the peer.
         has_announced: whether the peer has announced its subscriptions in this incarnation.
-        acks: ``(stream, sequence, credit)`` to send with the next frame.
-        busy: ``(stream, sequence, delay_s)`` to send with the next frame.
-        kept: ``(stream, sequence)`` to send with the next frame.
-        progress: ``(stream, sequence, offset)`` to send with the next frame.
-        owes_acknowledgment: whether a frame must be sent for them.
         gone_since: when the peer disconnected; None while it is connected.
         forgotten: whether its waiting events were dropped.
-        goodbye_sent: whether this node has said goodbye.
-        n_requests: number of the latest request to the peer.
-        pending: numbers of the requests to the peer that have no reply yet.
-        replay_window: numbers of the requests from the peer.
+        avoids_sharing: whether the next connection shares no memory, because the last one failed.
         counters: frames and bytes.
     """
 
     node_id: str
     session: Session
-    dialed: bool
+    since: int
     outgoing: OutgoingStreams
     incoming: IncomingStreams
-    sign: FrameMac | None = None
-    check: FrameMac | None = None
+    link: Link | None = None
     patterns: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
     ready_for: int = 0
     event_names: set[str] = field(default_factory=set)
+    sent_names: set[str] = field(default_factory=set)
     has_announced: bool = False
-    acks: list[tuple[int, int, int]] = field(default_factory=list)
-    busy: list[tuple[int, int, float]] = field(default_factory=list)
-    kept: list[tuple[int, int]] = field(default_factory=list)
-    progress: list[tuple[int, int, int]] = field(default_factory=list)
-    owes_acknowledgment: bool = False
     gone_since: float | None = None
     forgotten: bool = False
-    goodbye_sent: bool = False
-    n_requests: int = 0
-    pending: set[int] = field(default_factory=set)
-    replay_window: ReplayWindow = field(default_factory=ReplayWindow)
+    avoids_sharing: bool = False
     counters: PeerCounters = field(default_factory=PeerCounters)
-    _matches: dict[str, bool] = field(default_factory=dict)
+    _announced: Patterns | None = None
+    _inherited: Patterns | None = None
 
     @classmethod
-    def start(
-        cls, session: Session, old: PeerSession | None, options: NodeOptions, *, dialed: bool
-    ) -> PeerSession:
-        """Start with a process that has not been seen before.
+    def start(cls, session: Session, old: PeerSession | None, options: NodeOptions) -> PeerSession:
+        """Start with a process that has not been seen before, or has been forgotten.
 
         Args:
             session: the first session with it.
             old: its predecessor under the same node id, whose waiting events it receives.
             options: limits and timeouts of this node.
-            dialed: whether this node dialed.
         """
         incoming = IncomingStreams(
-            max_bytes=options.inbox_bytes, window=options.window, max_lossy=options.max_lossy
+            max_bytes=options.inbox_bytes,
+            peer_bytes=session.limits.outbox_bytes,
+            max_lossy=options.max_lossy,
         )
         if old is not None:
             old.outgoing.on_new_peer()
-            peer = cls(session.identity.node_id, session, dialed, old.outgoing, incoming)
+            peer = cls(session.identity.node_id, session, session.number, old.outgoing, incoming)
             peer.inherited = tuple(dict.fromkeys((*old.patterns, *old.inherited)))
+            peer.sent_names = old.sent_names
             return peer
-        batch_bytes = min(options.batch_bytes, MAX_BATCH_BYTES)
         outgoing = OutgoingStreams(
             max_bytes=options.outbox_bytes,
-            window=min(options.window, session.limits.window),
-            batch_bytes=batch_bytes,
-            hold_bytes=min(batch_bytes, HOLD_BYTES),
-            retry_s=options.retry_s,
+            batch_bytes=min(options.batch_bytes, MAX_BATCH_BYTES),
             max_lossy=options.max_lossy,
             fragment_bytes=options.fragment_bytes,
             largest_whole_bytes=options.largest_whole_bytes,
         )
-        return cls(session.identity.node_id, session, dialed, outgoing, incoming)
+        return cls(session.identity.node_id, session, session.number, outgoing, incoming)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection with it."""
+        return self.link is not None
 
     def subscribes_to(self, event: str) -> bool:
         """Return whether the peer subscribes to an event."""
-        matches = self._matches.get(event)
-        if matches is None:
-            matches = self.has_announced_event(event) or _matches_any(event, self.inherited)
-            self._matches[event] = matches
-        return matches
+        if self.has_announced_event(event):
+            return True
+        if self._inherited is None:
+            self._inherited = Patterns(self.inherited)
+        return self._inherited.match(event)
 
     def has_announced_event(self, event: str) -> bool:
         """Return whether the peer itself, and not its predecessor, has subscribed to an event."""
-        return _matches_any(event, self.patterns)
+        if self._announced is None:
+            self._announced = Patterns(self.patterns)
+        return self._announced.match(event)
 
     def set_patterns(self, patterns: tuple[str, ...], *, ready: bool) -> None:
         """Store the subscriptions that the peer has announced.
@@ -244,49 +243,25 @@ class PeerSession:
         self.ready_for = max(later, default=int(ready))
         if ready:
             self.inherited = tuple(n for n in self.inherited if task_number(n) > self.ready_for)
-        self._matches.clear()
-
-    def next_number(self) -> int:
-        """Return the number of the next request in this session."""
-        self.n_requests += 1
-        self.pending.add(self.n_requests)
-        return self.n_requests
-
-    def take_acknowledgments(self) -> bytes:
-        """Return, encoded, the acknowledgments collected since the last call; empty for none."""
-        if not (self.acks or self.busy or self.kept or self.progress):
-            return b""
-        acknowledgments = _encode(
-            Acknowledgments(
-                tuple(self.acks), tuple(self.busy), tuple(self.kept), tuple(self.progress)
-            )
-        )
-        self.acks.clear()
-        self.busy.clear()
-        self.kept.clear()
-        self.progress.clear()
-        self.owes_acknowledgment = False
-        return acknowledgments
-
-    def acknowledge_handled(self) -> None:
-        """Add the newest acknowledgment of events that were handled, if there is one."""
-        inbox = self.incoming.inbox_handled
-        if inbox.acknowledged:
-            self.acks = [ack for ack in self.acks if ack[0] != HANDLED]
-            self.acks.append((HANDLED, inbox.acknowledged, inbox.credit))
-
-    def use_keys(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
-        """Derive one key per direction from a session, so no frame can be sent back."""
-        self.sign = self.check = None
-        if session.key is None:
-            return
-        salt = session.number.to_bytes(8, "little")
-        to_listener, to_dialer = (
-            FrameMac(hkdf(session.key, salt=salt, info=direction), cover_body=cover_body)
-            for direction in (b"dmw to listener", b"dmw to dialer")
-        )
-        self.sign, self.check = (to_listener, to_dialer) if dialed else (to_dialer, to_listener)
+        self._announced = self._inherited = None
 
 
-def _matches_any(event: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(event, pattern) for pattern in patterns)
+class Patterns:
+    """Names of events, globs allowed.
+
+    Args:
+        patterns: the names and globs.
+    """
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._globs = [pattern for pattern in patterns if is_glob(pattern)]
+        self._names = frozenset(patterns).difference(self._globs)
+
+    def match(self, name: str) -> bool:
+        """Return whether a name is among them."""
+        return name in self._names or any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a subscription may match several names."""
+    return not _GLOB_CHARACTERS.isdisjoint(pattern)

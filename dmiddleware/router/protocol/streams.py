@@ -1,38 +1,30 @@
 """The event streams between two nodes: reliable, latest and lossy, in both directions.
 
-Reliable events arrive once, in order and whole, within bounded memory. :class:`Outbox` numbers
-frames, keeps each until it is acknowledged, and sends it again under the same number if no
-acknowledgment arrives. :class:`Inbox` accepts each number once, restores the order, and makes the
-sender wait when it is full. Frames are acknowledged in order: an acknowledgment covers all frames
-up to its number. A frame that arrives early is only *kept*: the sender does not send it to this
-process again, but it does to a process that replaces it.
+Reliable events arrive once, in order and whole, within bounded memory; see
+:mod:`~dmiddleware.router.protocol.delivery`. There are two such streams. In one, an acknowledgment
+means *accepted into the inbox*; in the other, that all events of the frame have been *handled*. Of
+``latest`` events only the newest of each name is sent, and ``lossy`` events are dropped, and
+counted, when too many are waiting or a connection ends.
 
-There are two such streams. In one, an acknowledgment means *accepted into the inbox*; in the
-other, that all events of the frame have been *handled*.
-
-:class:`OutgoingStreams` and :class:`IncomingStreams` add two more: of ``latest`` events only the
-newest of each name is sent, and ``lossy`` events are dropped, and counted, when too many are
-waiting.
-
-One pair serves one direction between two nodes. It outlives connections and ends with the
-incarnation of either node.
+One pair of :class:`OutgoingStreams` and :class:`IncomingStreams` serves two nodes. It outlives
+their connections, and ends with the incarnation of either node.
 """
 
 from __future__ import annotations
 
-import enum
-import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import msgspec
 
 from dmiddleware.errors import FrameError
 from dmiddleware.event_names import base_name
+from dmiddleware.router.protocol.delivery import Inbox, Outbox
 from dmiddleware.router.protocol.fragments import Assembly, Fragment, Transfer
+from dmiddleware.router.protocol.session_frames import States
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
 from dmiddleware.router.wire.frame import MAX_BUFFERS
 
@@ -43,12 +35,7 @@ __all__ = [
     "HANDLED",
     "EventBatch",
     "IncomingStreams",
-    "Inbox",
-    "Message",
-    "Outbox",
     "OutgoingStreams",
-    "PendingFrame",
-    "Verdict",
 ]
 
 RELIABLE, LATEST, LOSSY, HANDLED = range(4)
@@ -66,259 +53,8 @@ HANDLED_BATCH_BYTES: Final = 1 << 14
 A frame is acknowledged as a whole, so a successor handles up to this much again.
 """
 
-
-class Message(Protocol):
-    """An encoded message."""
-
-    @property
-    def size(self) -> int:
-        """Number of bytes that count against the bounds."""
-
-
-T = TypeVar("T", bound=Message)
-
-
-@dataclass(slots=True)
-class PendingFrame(Generic[T]):
-    """A frame that has been sent and not yet acknowledged.
-
-    Attributes:
-        sequence: its number, from 1.
-        messages: its messages, in order.
-        size: total bytes of the messages.
-        attempts: how often it has been sent.
-        not_before: earliest time of the next attempt, in seconds.
-        kept: whether the receiver has it, although it has not acknowledged it.
-        in_fragments: whether it is sent in fragments, and so never again as a whole.
-    """
-
-    sequence: int
-    messages: tuple[T, ...]
-    size: int
-    attempts: int = 0
-    not_before: float = 0.0
-    kept: bool = False
-    in_fragments: bool = False
-
-
-@dataclass(slots=True)
-class OutboxCounters:
-    """Counters of an outbox."""
-
-    accepted: int = 0
-    acknowledged: int = 0
-    sent_frames: int = 0
-    retried_frames: int = 0
-    refused_frames: int = 0
-
-
-class Outbox(Generic[T]):
-    """The sender's side of the reliable stream.
-
-    Args:
-        max_bytes: how many bytes may wait here; beyond that :meth:`offer` refuses. An empty outbox
-            accepts one message of any size.
-        window: how many frames may be unacknowledged.
-        batch_bytes: small messages are joined into frames of up to this size.
-        hold_bytes: while a frame is unacknowledged, messages are held back until this many bytes
-            are waiting. This fills frames under load and adds little latency otherwise.
-        retry_s: seconds after which an unacknowledged frame is sent again.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_bytes: int,
-        window: int = 8,
-        batch_bytes: int = 1 << 18,
-        hold_bytes: int = 0,
-        retry_s: float = 2.0,
-    ) -> None:
-        if max_bytes < 1 or window < 1 or batch_bytes < 1:
-            raise ValueError(
-                f"max_bytes, window and batch_bytes must be at least 1, got {max_bytes}, {window} "
-                f"and {batch_bytes}"
-            )
-        self._max_bytes = max_bytes
-        self._window = window
-        self._batch_bytes = batch_bytes
-        self._hold_bytes = hold_bytes
-        self._retry_s = retry_s
-        self._waiting: deque[T] = deque()
-        self._waiting_bytes = 0
-        self._pending: OrderedDict[int, PendingFrame[T]] = OrderedDict()
-        self._next_sequence = 1
-        self._bytes = 0
-        self._credit = 2**63
-        self.counters = OutboxCounters()
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are accepted and not yet acknowledged."""
-        return self._bytes
-
-    @property
-    def n_messages(self) -> int:
-        """Messages that are accepted and not yet acknowledged."""
-        return len(self._waiting) + sum(len(frame.messages) for frame in self._pending.values())
-
-    @property
-    def empty(self) -> bool:
-        """Whether everything accepted has been acknowledged."""
-        return not self._waiting and not self._pending
-
-    def offer(self, message: T) -> bool:
-        """Accept a message, or return False if the outbox is full; the caller then retries."""
-        if self._bytes and self._bytes + message.size > self._max_bytes:
-            return False
-        self.push(message)
-        return True
-
-    def push(self, message: T) -> None:
-        """Accept a message even if the outbox is full; for control messages that cannot wait."""
-        self._waiting.append(message)
-        self._waiting_bytes += message.size
-        self._bytes += message.size
-        self.counters.accepted += 1
-
-    def next_frame(self, now: float) -> PendingFrame[T] | None:
-        """Return a frame to send now, or None.
-
-        Frames that are due for another attempt come first, then waiting messages, joined, as far
-        as the window and the receiver's credit allow.
-        """
-        for frame in self._pending.values():
-            if frame.not_before <= now:
-                self.counters.retried_frames += 1
-                return self._sent(frame, now)
-        packed = self._pack()
-        return None if packed is None else self._sent(packed, now)
-
-    def next_time(self) -> float | None:
-        """Return when :meth:`next_frame` has something without further input; None: never."""
-        due_at: float | None = None
-        for frame in self._pending.values():
-            if (
-                not frame.kept
-                and not frame.in_fragments
-                and (due_at is None or frame.not_before < due_at)
-            ):
-                due_at = frame.not_before
-        return due_at
-
-    def on_ack(self, sequence: int, credit: int) -> None:
-        """Process an acknowledgment.
-
-        Args:
-            sequence: the newest frame that is acknowledged, with all before it.
-            credit: how many more bytes the receiver accepts.
-        """
-        self._credit = credit
-        while self._pending and next(iter(self._pending)) <= sequence:
-            _, frame = self._pending.popitem(last=False)
-            self._bytes -= frame.size
-            self.counters.acknowledged += len(frame.messages)
-
-    def on_kept(self, sequence: int) -> None:
-        """Note that the receiver has a frame, and will acknowledge it later."""
-        frame = self._pending.get(sequence)
-        if frame is not None:
-            frame.kept, frame.not_before = True, math.inf
-
-    def on_fragments(self, sequence: int) -> None:
-        """Note that a frame is sent in fragments from now on, until it is acknowledged."""
-        frame = self._pending[sequence]
-        frame.in_fragments, frame.not_before = True, math.inf
-
-    def on_busy(self, sequence: int, delay_s: float, now: float) -> None:
-        """Note that the receiver is full; the frame is sent again after ``delay_s`` seconds."""
-        frame = self._pending.get(sequence)
-        if frame is not None and not frame.kept:
-            self.counters.refused_frames += 1
-            if not frame.in_fragments:
-                frame.not_before = now + delay_s
-
-    def on_failed(self, sequence: int, now: float) -> None:
-        """Note that a send failed; the frame may be sent again at once."""
-        frame = self._pending.get(sequence)
-        if frame is not None and not frame.kept and not frame.in_fragments:
-            frame.not_before = now
-
-    def on_reconnect(self, now: float) -> None:
-        """Start a new connection to the same incarnation: send pending frames again."""
-        self._credit = 2**63
-        for frame in self._pending.values():
-            if not frame.kept and not frame.in_fragments:
-                frame.not_before = now
-
-    def on_new_peer(self) -> None:
-        """Start over with a new incarnation of the peer.
-
-        Messages that the old one had not acknowledged are numbered from 1 again. Messages that it
-        had acknowledged are lost with it.
-        """
-        messages = [m for frame in self._pending.values() for m in frame.messages]
-        self._waiting.extendleft(reversed(messages))
-        self._waiting_bytes = self._bytes
-        self._pending.clear()
-        self._next_sequence = 1
-        self._credit = 2**63
-
-    def give_up(self) -> None:
-        """Drop everything that was not acknowledged.
-
-        Pending frames are emptied but keep their numbers, so that a peer that reconnects after all
-        sees no gap in the sequence.
-        """
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        for frame in self._pending.values():
-            frame.messages, frame.size = (), 0
-            if frame.in_fragments:
-                frame.in_fragments, frame.not_before = False, 0.0
-        self._bytes = 0
-
-    def unacknowledged(self) -> list[T]:
-        """Return, in order, the messages that would be lost if the outbox were dropped now."""
-        pending = [m for frame in self._pending.values() for m in frame.messages]
-        return pending + list(self._waiting)
-
-    def _pack(self) -> PendingFrame[T] | None:
-        if not self._waiting or not self._window_open():
-            return None
-        if self._waiting_bytes < self._hold_bytes and self._is_in_flight():
-            return None
-        if self._pending and self._credit < self._waiting[0].size:
-            # With nothing pending, a frame is sent regardless: its BUSY or ACK brings new credit.
-            return None
-        messages = [self._waiting.popleft()]
-        size = messages[0].size
-        limit = min(self._batch_bytes, self._credit)
-        while self._waiting and size + self._waiting[0].size <= limit:
-            message = self._waiting.popleft()
-            messages.append(message)
-            size += message.size
-        self._waiting_bytes -= size
-        frame = PendingFrame(self._next_sequence, tuple(messages), size)
-        self._next_sequence += 1
-        self._credit -= size
-        self._pending[frame.sequence] = frame
-        return frame
-
-    def _is_in_flight(self) -> bool:
-        """Whether the newest frame has not reached the receiver yet, as far as is known."""
-        return bool(self._pending) and not self._pending[self._next_sequence - 1].kept
-
-    def _window_open(self) -> bool:
-        # The window starts at the oldest unacknowledged frame, as the receiver counts it.
-        oldest = next(iter(self._pending), self._next_sequence)
-        return self._next_sequence < oldest + self._window
-
-    def _sent(self, frame: PendingFrame[T], now: float) -> PendingFrame[T]:
-        frame.attempts += 1
-        frame.not_before = now + self._retry_s
-        self.counters.sent_frames += 1
-        return frame
+HOLD_BYTES: Final = 1 << 14
+"""Under load, up to this many bytes of small events are held back to share a frame."""
 
 
 class EventBatch(msgspec.Struct, frozen=True):
@@ -328,15 +64,15 @@ class EventBatch(msgspec.Struct, frozen=True):
         stream: ``RELIABLE``, ``LATEST``, ``LOSSY`` or ``HANDLED``.
         sequence: the frame's number in its stream.
         events: the events, in order.
-        is_retry: whether it has been sent before.
         fragment: the only part of the frame that is sent; None: all of it.
+        asks: whether the peer should answer the frame with its state.
     """
 
     stream: int
     sequence: int
     events: tuple[EncodedEvent, ...]
-    is_retry: bool = False
     fragment: Fragment | None = None
+    asks: bool = False
 
 
 @dataclass(slots=True)
@@ -352,10 +88,7 @@ class OutgoingStreams:
 
     Args:
         max_bytes: bound of each of the two reliable streams.
-        window: how many frames of each of them may be unacknowledged.
-        batch_bytes: small events are joined into frames of up to this size.
-        hold_bytes: see :class:`Outbox`.
-        retry_s: seconds after which an unacknowledged frame is sent again.
+        batch_bytes: small events are joined to frames of up to this size.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
         fragment_bytes: the size of fragments.
         largest_whole_bytes: larger events are sent in fragments.
@@ -363,52 +96,53 @@ class OutgoingStreams:
     Attributes:
         outbox: the reliable stream that is acknowledged when accepted.
         outbox_handled: the one that is acknowledged when handled.
+        counters: what was left out.
     """
 
     def __init__(
         self,
         *,
         max_bytes: int,
-        window: int,
         batch_bytes: int = 1 << 18,
-        hold_bytes: int = 0,
-        retry_s: float = 2.0,
         max_lossy: int = 1024,
         fragment_bytes: int = 4 << 20,
         largest_whole_bytes: int = 16 << 20,
     ) -> None:
         self.outbox, self.outbox_handled = (
             Outbox[EncodedEvent](
-                max_bytes=max_bytes,
-                window=window,
-                batch_bytes=bytes_each,
-                hold_bytes=min(hold_bytes, bytes_each),
-                retry_s=retry_s,
+                max_bytes=max_bytes, batch_bytes=bytes_each, hold_bytes=min(HOLD_BYTES, bytes_each)
             )
             for bytes_each in (batch_bytes, min(batch_bytes, HANDLED_BATCH_BYTES))
         )
         self._outboxes = {RELIABLE: self.outbox, HANDLED: self.outbox_handled}
         self.counters = OutgoingCounters()
-        self._retry_s = retry_s
-        self._latest: dict[str, EncodedEvent] = {}
-        self._lossy: deque[EncodedEvent] = deque()
-        self._max_lossy = max_lossy
         self._batch_bytes = batch_bytes
-        self._sequences = {LATEST: 0, LOSSY: 0}
-        self._pending_latest: EventBatch | None = None
-        self._latest_retry_at = 0.0
+        self._max_lossy = max_lossy
         self._fragment_bytes = fragment_bytes
         self._largest_whole_bytes = largest_whole_bytes
-        # The frames of each stream that are sent in fragments, by sequence; the oldest one is
-        # under way, so that a later one never takes the memory that it needs.
-        self._transfers: dict[int, dict[int, tuple[EventBatch, Transfer]]] = {}
+        # Nothing is sent before the peer's first state over the connection has arrived, nor while
+        # it accepts nothing.
+        self._is_open = self._is_paused = False
+        self._latest: dict[str, EncodedEvent] = {}
+        self._unconfirmed: EventBatch | None = None
+        self._lossy: deque[EncodedEvent] = deque()
+        # The lossy frames that the peer has not mentioned yet: their numbers and events.
+        self._lossy_sent: deque[tuple[int, int]] = deque()
+        self._sequences = {LATEST: 0, LOSSY: 0}
+        # The large frame of each stream that is being sent.
+        self._transfers: dict[int, tuple[EventBatch, Transfer]] = {}
         self._sent_fragment = False
 
     @property
-    def empty(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether the peer has sent its states over this connection."""
+        return self._is_open
+
+    @property
+    def is_empty(self) -> bool:
         """Whether no reliable or latest event is waiting or unacknowledged."""
-        is_sent = self.outbox.empty and self.outbox_handled.empty
-        return is_sent and not self._latest and self._pending_latest is None
+        is_sent = self.outbox.is_empty and self.outbox_handled.is_empty
+        return is_sent and not self._latest and self._unconfirmed is None
 
     @property
     def n_messages(self) -> int:
@@ -421,6 +155,11 @@ class OutgoingStreams:
         return self.outbox.n_bytes + self.outbox_handled.n_bytes
 
     @property
+    def n_resent(self) -> int:
+        """How many reliable frames were sent again."""
+        return self.outbox.n_resent + self.outbox_handled.n_resent
+
+    @property
     def undelivered(self) -> Counter[str]:
         """How many accepted reliable events have not been acknowledged, by name."""
         events = self.outbox.unacknowledged() + self.outbox_handled.unacknowledged()
@@ -429,10 +168,15 @@ class OutgoingStreams:
         del counts[SUBSCRIPTIONS_EVENT]
         return counts
 
+    def drain(self) -> None:
+        """Have everything acknowledged soon, because nothing may follow."""
+        for outbox in self._outboxes.values():
+            outbox.is_draining = True
+
     def give_up(self) -> Counter[str]:
         """Drop all waiting events; return the lost reliable ones, as :attr:`undelivered`."""
         self._latest.clear()
-        self._pending_latest = None
+        self._unconfirmed = None
         self._lossy.clear()
         self._transfers.clear()
         lost = self.undelivered
@@ -445,11 +189,11 @@ class OutgoingStreams:
         if event.event in self._latest:
             self.counters.superseded += 1
         self._latest[event.event] = event
-        pending = self._pending_latest
-        if pending is not None and LATEST not in self._transfers:
+        unconfirmed = self._unconfirmed
+        if unconfirmed is not None and LATEST not in self._transfers:
             # The old version will not be sent again, so a slow reader must not keep it in memory.
-            kept = tuple(old for old in pending.events if old.event != event.event)
-            self._pending_latest = msgspec.structs.replace(pending, events=kept)
+            kept = tuple(old for old in unconfirmed.events if old.event != event.event)
+            self._unconfirmed = msgspec.structs.replace(unconfirmed, events=kept)
 
     def put_lossy(self, event: EncodedEvent) -> None:
         """Queue an event that may be dropped."""
@@ -458,119 +202,105 @@ class OutgoingStreams:
             self.counters.dropped += 1
         self._lossy.append(event)
 
-    def next_batch(self, now: float) -> EventBatch | None:
+    def next_batch(self) -> EventBatch | None:
         """Return what to send now: latest events first, then reliable, then lossy ones.
 
         Fragments of large events take turns with all others.
         """
-        batch = self._next_fragment(now) if self._transfers and not self._sent_fragment else None
-        batch = batch or self._next_whole(now) or self._next_fragment(now)
+        if not self._is_open or self._is_paused:
+            return None
+        batch = self._next_fragment() if self._transfers and not self._sent_fragment else None
+        batch = batch or self._next_whole() or self._next_fragment()
         self._sent_fragment = batch is not None and batch.fragment is not None
         return batch
 
-    def _next_whole(self, now: float) -> EventBatch | None:
-        return (
-            self._next_latest(now)
-            or self._next_reliable(RELIABLE, now)
-            or self._next_reliable(HANDLED, now)
-            or self._next_lossy()
-        )
+    def take_ask(self) -> int | None:
+        """Return the reliable stream whose state the peer should send, behind what was sent."""
+        for stream, outbox in self._outboxes.items():
+            if stream not in self._transfers and outbox.take_ask():
+                return stream
+        return None
 
-    def next_time(self) -> float | None:
-        """Return when :meth:`next_batch` has something without further input; None: never."""
-        due_at = self._next_whole_time()
-        for transfers in self._transfers.values():
-            _, transfer = next(iter(transfers.values()))
-            due_at = transfer.due_at if due_at is None else min(due_at, transfer.due_at)
-        return due_at
+    def on_connect(self, capacity: int) -> None:
+        """Start over with the same process, which says how far it has got.
 
-    def _next_whole_time(self) -> float | None:
-        due_at = self.outbox.next_time()
-        if not self.outbox_handled.empty:
-            times = (due_at, self.outbox_handled.next_time())
-            due_at = min((time for time in times if time is not None), default=None)
-        if (
-            self._pending_latest is None
-            or LATEST in self._transfers
-            or (due_at is not None and due_at < self._latest_retry_at)
-        ):
-            return due_at
-        return self._latest_retry_at
+        Args:
+            capacity: how many bytes each of its inboxes takes when it is empty.
+        """
+        self._is_open = False
+        self._transfers.clear()
+        for outbox in self._outboxes.values():
+            outbox.on_connect(capacity)
 
-    def on_ack(self, stream: int, sequence: int, credit: int) -> None:
-        """Process the acknowledgment of a frame."""
-        for number in [one for one in self._transfers.get(stream, ()) if one <= sequence]:
-            self._end_transfer(stream, number)
-        if (outbox := self._outboxes.get(stream)) is not None:
-            outbox.on_ack(sequence, credit)
-        elif stream == LATEST:
-            pending = self._pending_latest
-            if pending is not None and sequence >= pending.sequence:
-                self._pending_latest = None
-
-    def on_kept(self, stream: int, sequence: int) -> None:
-        """Note that the peer has a frame, and will acknowledge it later."""
-        self._end_transfer(stream, sequence)
-        if (outbox := self._outboxes.get(stream)) is not None:
-            outbox.on_kept(sequence)
-
-    def on_progress(self, stream: int, sequence: int, offset: int) -> None:
-        """Note that the peer has the bytes of a frame in fragments before ``offset``.
+    def on_states(self, states: States) -> None:
+        """Process the peer's states.
 
         Raises:
-            FrameError: if the offset lies outside the frame.
+            FrameError: if no peer that follows the protocol can have sent them.
         """
-        if (transfer := self._transfer(stream, sequence)) is not None:
-            transfer.on_progress(offset)
-
-    def on_busy(self, stream: int, sequence: int, delay_s: float, now: float) -> None:
-        """Note that the peer is full."""
-        if (transfer := self._transfer(stream, sequence)) is not None:
-            transfer.ask_at(now + delay_s)
-        if (outbox := self._outboxes.get(stream)) is not None:
-            outbox.on_busy(sequence, delay_s, now)
-
-    def on_failed(self, batch: EventBatch, now: float) -> None:
-        """Note that a send failed; its lossy events count as dropped."""
-        if (transfer := self._transfer(batch.stream, batch.sequence)) is not None:
-            transfer.ask_at(now)
-        if (outbox := self._outboxes.get(batch.stream)) is not None:
-            outbox.on_failed(batch.sequence, now)
-        elif batch.stream == LATEST:
-            self._latest_retry_at = min(self._latest_retry_at, now)
-        elif transfer is not None or batch.fragment is None:
-            self._end_transfer(LOSSY, batch.sequence)
-            self.counters.dropped += len(batch.events)
-
-    def on_reconnect(self, now: float) -> None:
-        """Start a new connection to the same process."""
-        self._drop_lossy_transfer()
-        for transfers in self._transfers.values():
-            for _, transfer in transfers.values():
-                transfer.ask_at(now)
-        for outbox in self._outboxes.values():
-            outbox.on_reconnect(now)
-        self._latest_retry_at = now
+        for stream, outbox in self._outboxes.items():
+            if (state := states.of(stream)) is not None:
+                outbox.on_state(state)
+        self._on_lossy(states.lossy)
+        self._on_latest(states.latest, is_lost=not self._is_open)
+        self._is_open, self._is_paused = True, not states.accepts
+        for stream, sequence, offset in states.grants:
+            batch, transfer = self._transfers.get(stream, (None, None))
+            if batch is not None and transfer is not None and batch.sequence == sequence:
+                transfer.on_grant(offset)
 
     def on_new_peer(self) -> None:
         """Start over with another process under the same node id."""
-        self._drop_lossy_transfer()
+        self._is_open = False
         self._transfers.clear()
         for outbox in self._outboxes.values():
             outbox.on_new_peer()
-        if self._pending_latest is not None:
-            for event in self._pending_latest.events:
-                self._latest.setdefault(event.event, event)
-        self._pending_latest = None
+        if self._unconfirmed is not None:
+            self._latest = {e.event: e for e in self._unconfirmed.events} | self._latest
+            self._unconfirmed = None
+        self._count_lost_lossy()
         self._sequences = {LATEST: 0, LOSSY: 0}
 
-    def _next_fragment(self, now: float) -> EventBatch | None:
-        for stream, transfers in self._transfers.items():
-            batch, transfer = next(iter(transfers.values()))
-            fragment = transfer.next_fragment(now)
+    def _on_latest(self, sequence: int, *, is_lost: bool) -> None:
+        """Confirm the latest events that have arrived; send them again if they were lost."""
+        unconfirmed = self._unconfirmed
+        if unconfirmed is None:
+            return
+        if sequence >= unconfirmed.sequence:
+            self._unconfirmed = None
+        elif is_lost:
+            # Newer versions take their places. What has arrived of a large event is kept.
+            again = {e.event: e for e in unconfirmed.events if e.event not in self._latest}
+            if not again or not self._in_fragments(unconfirmed):
+                self._latest = again | self._latest
+                self._unconfirmed = None
+
+    def _on_lossy(self, sequence: int) -> None:
+        while self._lossy_sent and self._lossy_sent[0][0] <= sequence:
+            self._lossy_sent.popleft()
+        if not self._is_open:
+            self._count_lost_lossy()
+
+    def _count_lost_lossy(self) -> None:
+        self.counters.dropped += sum(n_events for _, n_events in self._lossy_sent)
+        self._lossy_sent.clear()
+
+    def _next_whole(self) -> EventBatch | None:
+        return (
+            self._next_latest()
+            or self._next_reliable(RELIABLE)
+            or self._next_reliable(HANDLED)
+            or self._next_lossy()
+        )
+
+    def _next_fragment(self) -> EventBatch | None:
+        for stream, (batch, transfer) in self._transfers.items():
+            fragment = transfer.next_fragment()
             if fragment is not None:
-                # The next one is of another stream, if there is any.
-                self._transfers[stream] = self._transfers.pop(stream)
+                del self._transfers[stream]
+                if not transfer.is_sent:
+                    # The next one is of another stream, if there is any.
+                    self._transfers[stream] = batch, transfer
                 return msgspec.structs.replace(batch, fragment=fragment)
         return None
 
@@ -578,48 +308,22 @@ class OutgoingStreams:
         """Return whether a frame has to be sent in fragments; if so, start that."""
         if len(batch.events) != 1 or not self._is_large(batch.events[0]):
             return False
-        transfer = Transfer(
-            batch.events[0], fragment_bytes=self._fragment_bytes, retry_s=self._retry_s
-        )
-        self._transfers.setdefault(batch.stream, {})[batch.sequence] = batch, transfer
+        transfer = Transfer(batch.events[0], fragment_bytes=self._fragment_bytes)
+        self._transfers[batch.stream] = batch, transfer
         return True
 
     def _is_large(self, event: EncodedEvent) -> bool:
         return event.size > self._largest_whole_bytes or len(event.buffers) >= MAX_BUFFERS
 
-    def _transfer(self, stream: int, sequence: int) -> Transfer | None:
-        _, transfer = self._transfers.get(stream, {}).get(sequence, (None, None))
-        return transfer
-
-    def _end_transfer(self, stream: int, sequence: int) -> None:
-        transfers = self._transfers.get(stream, {})
-        transfers.pop(sequence, None)
-        if not transfers:
-            self._transfers.pop(stream, None)
-
-    def _drop_lossy_transfer(self) -> None:
-        self.counters.dropped += len(self._transfers.pop(LOSSY, ()))
-
-    def _next_latest(self, now: float) -> EventBatch | None:
-        if LATEST in self._transfers:
+    def _next_latest(self) -> EventBatch | None:
+        if self._unconfirmed is not None or not self._latest:
             return None
-        pending = self._pending_latest
-        if pending is not None:
-            if self._latest_retry_at > now:
-                return None
-            # No acknowledgment arrived: send again, with newer versions where there are any.
-            newest = {event.event: event for event in pending.events} | self._latest
-            is_retry = True
-        else:
-            newest, is_retry = self._latest, False
-        if not newest:
-            return None
-        events = self._fitting(newest)
-        self._latest = {name: newest[name] for name in list(newest)[len(events) :]}
+        events = self._fitting(self._latest)
+        for event in events:
+            del self._latest[event.event]
         self._sequences[LATEST] += 1
-        batch = EventBatch(LATEST, self._sequences[LATEST], events, is_retry)
-        self._pending_latest = batch
-        self._latest_retry_at = now + self._retry_s
+        batch = EventBatch(LATEST, self._sequences[LATEST], events)
+        self._unconfirmed = batch
         return None if self._in_fragments(batch) else batch
 
     def _fitting(self, newest: dict[str, EncodedEvent]) -> tuple[EncodedEvent, ...]:
@@ -632,15 +336,15 @@ class OutgoingStreams:
             count += 1
         return tuple(newest.values())[:count]
 
-    def _next_reliable(self, stream: int, now: float) -> EventBatch | None:
-        outbox = self._outboxes[stream]
-        while (frame := outbox.next_frame(now)) is not None:
-            is_retry = frame.attempts > 1
-            batch = EventBatch(stream, frame.sequence, frame.messages, is_retry)
-            if not self._in_fragments(batch):
-                return batch
-            outbox.on_fragments(frame.sequence)
-        return None
+    def _next_reliable(self, stream: int) -> EventBatch | None:
+        # Its next frame comes after all fragments of the last one.
+        if stream in self._transfers:
+            return None
+        frame = self._outboxes[stream].next_frame()
+        if frame is None:
+            return None
+        batch = EventBatch(stream, frame.sequence, frame.messages, asks=frame.asks)
+        return None if self._in_fragments(batch) else batch
 
     def _next_lossy(self) -> EventBatch | None:
         if not self._lossy or LOSSY in self._transfers:
@@ -652,194 +356,8 @@ class OutgoingStreams:
             size += events[-1].size
         self._sequences[LOSSY] += 1
         batch = EventBatch(LOSSY, self._sequences[LOSSY], tuple(events))
+        self._lossy_sent.append((batch.sequence, len(events)))
         return None if self._in_fragments(batch) else batch
-
-
-class Verdict(enum.Enum):
-    """How the receiver answers a frame."""
-
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-    BUSY = "busy"
-
-
-@dataclass(slots=True)
-class InboxCounters:
-    """Counters of an inbox."""
-
-    delivered: int = 0
-    duplicates: int = 0
-    refused: int = 0
-
-
-@dataclass(slots=True)
-class Inbox(Generic[T]):
-    """The receiver's side of the reliable stream.
-
-    A frame that arrives early, within the window, is kept until the gap before it is filled. The
-    frame that fills the gap is accepted even if the inbox is full, because nothing can be taken
-    before it. The inbox therefore holds at most ``max_bytes`` plus two of the largest frames.
-
-    Args:
-        max_bytes: how many bytes may wait to be taken.
-        window: how many frames the sender may have unacknowledged.
-        max_unhandled: how many messages may be taken and not yet handled; a frame is acknowledged
-            once :meth:`on_handled` was called for each of its messages. None: no limit; a frame is
-            acknowledged once it is accepted.
-
-    Attributes:
-        acknowledged: the newest frame that is acknowledged, with all before it; 0: none.
-    """
-
-    max_bytes: int
-    window: int = 8
-    max_unhandled: int | None = None
-    acknowledged: int = 0
-    counters: InboxCounters = field(default_factory=InboxCounters)
-    _highest: int = 0
-    _unhandled: deque[list[int]] = field(default_factory=deque)
-    _n_taken: int = 0
-    _early: dict[int, tuple[T, ...]] = field(default_factory=dict)
-    _ready: deque[T] = field(default_factory=deque)
-    _bytes: int = 0
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are accepted and not yet taken, early frames included."""
-        return self._bytes
-
-    @property
-    def credit(self) -> int:
-        """How many more bytes are accepted."""
-        return max(0, self.max_bytes - self._bytes)
-
-    def __len__(self) -> int:
-        return len(self._ready)
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether messages can be taken."""
-        # After the limit was reached, half of the messages are handled before more are taken.
-        limit = self.max_unhandled
-        return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
-
-    @property
-    def waiting(self) -> Iterator[T]:
-        """The messages that are accepted and not yet taken, early ones included."""
-        return chain(self._ready, *self._early.values())
-
-    def has(self, sequence: int) -> bool:
-        """Return whether a frame was accepted.
-
-        Raises:
-            FrameError: if no sender with this window can have sent this number.
-        """
-        if not 1 <= sequence <= self._highest + self.window:
-            raise FrameError(
-                f"got frame {sequence} after frame {self._highest}, outside the window of "
-                f"{self.window}; the peer does not follow the protocol, check that all hosts have "
-                "the same version of dmiddleware"
-            )
-        return sequence <= self._highest or sequence in self._early
-
-    def on_frame(self, sequence: int, messages: Sequence[T]) -> Verdict:
-        """Process a frame.
-
-        Returns:
-            ``BUSY`` frames have to be sent again. Others are acknowledged up to
-            :attr:`acknowledged`, and kept if they come after it.
-
-        Raises:
-            FrameError: if no sender with this window can have sent this number.
-        """
-        if self.has(sequence):
-            self.counters.duplicates += 1
-            return Verdict.DUPLICATE
-        size = sum(message.size for message in messages)
-        fills_gap = sequence == self._highest + 1
-        if self._bytes + size > self.max_bytes and not self._must_accept(fills_gap):
-            self.counters.refused += 1
-            return Verdict.BUSY
-        self._bytes += size
-        self._early[sequence] = tuple(messages)
-        self._release()
-        return Verdict.ACCEPTED
-
-    def take(
-        self,
-        n: int | None = None,
-        *,
-        max_bytes: int | None = None,
-        holds: Callable[[T], bool] | None = None,
-    ) -> list[T]:
-        """Remove and return the next messages in order.
-
-        Args:
-            n: the largest number of messages; None: no limit.
-            max_bytes: the largest number of bytes, although one message is always returned; None:
-                no limit. Taking messages makes room for new ones, so a caller that takes more than
-                it handles at once raises the bound on memory by that much.
-            holds: whether a message stays here, with those after it; None: none does.
-        """
-        taken: list[T] = []
-        size = 0
-        if n is not None and self.max_unhandled is not None:
-            n = min(n, self.max_unhandled - self._n_taken)
-        while self._ready and (n is None or len(taken) < n):
-            if holds is not None and holds(self._ready[0]):
-                break
-            if taken and max_bytes is not None and size + self._ready[0].size > max_bytes:
-                break
-            taken.append(self._ready.popleft())
-            size += taken[-1].size
-        self._bytes -= size
-        self._n_taken += len(taken)
-        self.counters.delivered += len(taken)
-        return taken
-
-    def take_out(self, matches: Callable[[T], bool]) -> list[T]:
-        """Remove and return messages that need not wait for those before them.
-
-        Not for an inbox whose messages are acknowledged when handled.
-        """
-        taken = [message for message in self._ready if matches(message)]
-        if taken:
-            self._ready = deque(message for message in self._ready if not matches(message))
-            self._bytes -= sum(message.size for message in taken)
-            self.counters.delivered += len(taken)
-        return taken
-
-    def on_handled(self) -> bool:
-        """Note that the oldest message that was taken has been handled.
-
-        Returns:
-            Whether :attr:`acknowledged` has changed.
-        """
-        self._n_taken -= 1
-        self._unhandled[0][1] -= 1
-        return self._acknowledge_handled()
-
-    def _must_accept(self, fills_gap: bool) -> bool:
-        # An empty inbox accepts a message of any size; a full one the frame that fills the gap.
-        return self._bytes == 0 or (fills_gap and not self._ready)
-
-    def _release(self) -> None:
-        while self._highest + 1 in self._early:
-            self._highest += 1
-            messages = self._early.pop(self._highest)
-            self._ready.extend(messages)
-            if self.max_unhandled is not None:
-                self._unhandled.append([self._highest, len(messages)])
-        if self.max_unhandled is None:
-            self.acknowledged = self._highest
-        else:
-            self._acknowledge_handled()
-
-    def _acknowledge_handled(self) -> bool:
-        before = self.acknowledged
-        while self._unhandled and self._unhandled[0][1] == 0:
-            self.acknowledged = self._unhandled.popleft()[0]
-        return self.acknowledged != before
 
 
 @dataclass(slots=True)
@@ -848,7 +366,6 @@ class IncomingCounters:
 
     superseded: int = 0
     dropped: int = 0
-    duplicates: int = 0
 
 
 class IncomingStreams:
@@ -856,23 +373,32 @@ class IncomingStreams:
 
     Args:
         max_bytes: bound of each of the two reliable streams.
-        window: how many frames of each of them the peer may have unacknowledged.
+        peer_bytes: how many unacknowledged bytes of each of them the peer keeps.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
 
     Attributes:
         inbox: the reliable stream that is acknowledged when accepted.
         inbox_handled: the one that is acknowledged when handled.
+        counters: what was left out.
     """
 
-    def __init__(self, *, max_bytes: int, window: int, max_lossy: int = 1024) -> None:
-        self.inbox: Inbox[EncodedEvent] = Inbox(max_bytes, window)
-        self.inbox_handled: Inbox[EncodedEvent] = Inbox(max_bytes, window, MAX_UNHANDLED)
+    def __init__(
+        self, *, max_bytes: int, peer_bytes: int | None = None, max_lossy: int = 1024
+    ) -> None:
+        self.inbox: Inbox[EncodedEvent] = Inbox(max_bytes, peer_bytes=peer_bytes)
+        self.inbox_handled: Inbox[EncodedEvent] = Inbox(
+            max_bytes, max_unhandled=MAX_UNHANDLED, peer_bytes=peer_bytes
+        )
         self.counters = IncomingCounters()
+        self._inboxes = {RELIABLE: self.inbox, HANDLED: self.inbox_handled}
         self._latest: dict[str, EncodedEvent] = {}
         self._lossy: deque[EncodedEvent] = deque()
         self._max_lossy = max_lossy
         self._seen = {LATEST: 0, LOSSY: 0}
+        self._told: dict[int, int] = {}
+        self._is_latest_due = False
         self._assemblies: dict[int, Assembly] = {}
+        self._grants: list[Assembly] = []
 
     @property
     def large_bytes(self) -> int:
@@ -883,66 +409,96 @@ class IncomingStreams:
         arrived = sum(event.image.total for event in waiting if event.image is not None)
         return arrived + sum(assembly.total for assembly in self._assemblies.values())
 
-    def assembly(self, stream: int, sequence: int) -> Assembly | None:
-        """Return the memory that was granted for a frame in fragments, or None."""
-        found = self._assemblies.get(stream)
-        return found if found is not None and found.sequence == sequence else None
-
-    def grant(self, assembly: Assembly) -> None:
-        """Receive a frame in fragments; an unfinished one of the same stream is dropped."""
-        self._assemblies[assembly.stream] = assembly
-
-    def drop_unfinished(self) -> None:
-        """Free the memory of frames that have not arrived in full; they can start over."""
-        self._assemblies.clear()
-
-    def has(self, stream: int, sequence: int) -> bool:
-        """Return whether a frame was accepted, or is older than one that was.
-
-        Raises:
-            FrameError: for an unknown stream, or a number that no peer can have sent.
-        """
-        if (inbox := self.inbox_of(stream)) is not None:
-            return inbox.has(sequence)
-        if stream not in self._seen:
-            raise FrameError(
-                f"got an event on unknown stream {stream}; install the same version of dmiddleware "
-                "on all hosts"
-            )
-        return sequence <= self._seen[stream]
-
     @property
     def has_events(self) -> bool:
         """Whether :meth:`take`, or the inbox of events to be handled, would return something."""
         return bool(self._latest or self._lossy or len(self.inbox) or self.inbox_handled.has_ready)
 
-    def inbox_of(self, stream: int) -> Inbox[EncodedEvent] | None:
-        """Return the inbox of a reliable stream; None for other streams."""
-        if stream == RELIABLE:
-            return self.inbox
-        return self.inbox_handled if stream == HANDLED else None
+    @property
+    def is_due(self) -> bool:
+        """Whether the states should be sent now, rather than with the next heartbeat."""
+        return (
+            self.inbox.is_due
+            or self.inbox_handled.is_due
+            or self._is_latest_due
+            or bool(self._grants)
+        )
 
-    def on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> Verdict:
+    @property
+    def has_news(self) -> bool:
+        """Whether the states have changed since they were sent over this connection."""
+        return (
+            self.is_due
+            or self._told != self._seen
+            or self.inbox.has_news
+            or self.inbox_handled.has_news
+        )
+
+    def take_states(self, *, since: int = 0, accepts: bool = True, resend: bool = False) -> States:
+        """Return the states, which are sent now; the arguments are a part of them."""
+        states = States(
+            tuple((stream, *inbox.take_state()) for stream, inbox in self._inboxes.items()),
+            self._seen[LATEST],
+            self._seen[LOSSY],
+            since=since,
+            accepts=accepts,
+            resend=resend,
+            grants=tuple((one.stream, one.sequence, one.offset) for one in self._grants),
+        )
+        self._grants.clear()
+        self._told = self._seen.copy()
+        self._is_latest_due = False
+        return states
+
+    def on_restart(self) -> None:
+        """Note that the sender goes back to what it is told next, and asks again for memory."""
+        self._grants.clear()
+        # Lossy events do not continue.
+        self.drop_unfinished(LOSSY)
+        self._told = {}
+        for inbox in self._inboxes.values():
+            inbox.on_disconnect()
+
+    def check_next(self, stream: int, sequence: int) -> None:
+        """Check that a frame may be the next one of its stream.
+
+        Raises:
+            FrameError: if it may not.
+        """
+        last = self._seen.get(stream)
+        if last is None:
+            inbox = self._inbox_of(stream)
+            is_next, last = sequence == inbox.accepted + 1, inbox.accepted
+        else:
+            is_next = sequence > last
+        if not is_next:
+            raise FrameError(
+                f"got frame {sequence} of stream {stream} after frame {last}; the peer does not "
+                "follow the protocol, check that all hosts have the same version of dmiddleware"
+            )
+
+    def on_ask(self, stream: int, *, until_empty: bool = True) -> None:
+        """Note that the peer asks for the state of a reliable stream.
+
+        Raises:
+            FrameError: if it is another stream.
+        """
+        self._inbox_of(stream).on_ask(until_empty=until_empty)
+
+    def on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> None:
         """Process the events of a frame.
 
         Raises:
-            FrameError: for an unknown stream, or a number that no peer can have sent.
+            FrameError: for an unknown stream, or if it is not the next frame, or too large.
         """
-        verdict = self._on_events(stream, sequence, events)
-        if self._assemblies and verdict is Verdict.ACCEPTED:
-            assembly = self._assemblies.get(stream)
-            if assembly is not None and self.has(stream, assembly.sequence):
-                del self._assemblies[stream]
-        return verdict
-
-    def _on_events(self, stream: int, sequence: int, events: Sequence[EncodedEvent]) -> Verdict:
-        if (inbox := self.inbox_of(stream)) is not None:
-            return inbox.on_frame(sequence, events)
-        if self.has(stream, sequence):
-            self.counters.duplicates += 1
-            return Verdict.DUPLICATE
+        self.check_next(stream, sequence)
+        self._assemblies.pop(stream, None)
+        if stream not in self._seen:
+            self._inboxes[stream].on_frame(sequence, events)
+            return
         self._seen[stream] = sequence
         if stream == LATEST:
+            self._is_latest_due = True
             for event in events:
                 # A later task of the peer's program supersedes what an earlier one has sent.
                 name = base_name(event.event)
@@ -953,7 +509,25 @@ class IncomingStreams:
             while len(self._lossy) > self._max_lossy:
                 self._lossy.popleft()
                 self.counters.dropped += 1
-        return Verdict.ACCEPTED
+
+    def assembly(self, stream: int, sequence: int) -> Assembly | None:
+        """Return the memory that was granted for a large frame, or None."""
+        found = self._assemblies.get(stream)
+        return found if found is not None and found.sequence == sequence else None
+
+    def grant(self, assembly: Assembly) -> None:
+        """Receive a large frame; an unfinished one of the same stream is dropped."""
+        self._assemblies[assembly.stream] = assembly
+        self._grants.append(assembly)
+
+    def drop_unfinished(self, *streams: int) -> None:
+        """Free the memory of large frames that have not arrived in full; they can start over.
+
+        Args:
+            streams: their streams; none: all.
+        """
+        for stream in streams or tuple(self._assemblies):
+            self._assemblies.pop(stream, None)
 
     def take(
         self,
@@ -975,3 +549,12 @@ class IncomingStreams:
         while self._lossy and len(taken) < n:
             taken.append(self._lossy.popleft())
         return taken
+
+    def _inbox_of(self, stream: int) -> Inbox[EncodedEvent]:
+        inbox = self._inboxes.get(stream)
+        if inbox is None:
+            raise FrameError(
+                f"got a frame of the unknown stream {stream}; install the same version of "
+                "dmiddleware on all hosts"
+            )
+        return inbox

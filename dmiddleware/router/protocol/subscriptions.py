@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Annotated, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from dmiddleware.errors import FrameError, FrameTooLarge
+from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
 from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.session import Link, PeerSession, is_glob
 from dmiddleware.router.wire.envelope import (
     FRAME_OVERHEAD,
     MAX_EVENT_NAME,
     SUBSCRIPTIONS_EVENT,
     EncodedEvent,
+    event_of,
 )
 from dmiddleware.router.wire.frame import read_metadata
 
-__all__ = ["Subscriptions"]
+__all__ = ["OWN_EVENTS", "Subscriptions"]
 
 _logger = logging.getLogger(__name__)
+
+OWN_EVENTS: Final = frozenset({"node.joined", "node.left", "node.rejoined", "node.forgotten"})
+"""Events that each router emits itself; a peer must not."""
+
+MAX_GLOBS: Final = 64
+"""How many globs may be among the subscriptions of a node. Each of them is compared with each name,
+while names are looked up."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _Pattern: TypeAlias = Annotated[str, Meta(max_length=MAX_EVENT_NAME)]
@@ -37,7 +45,7 @@ class Subscriptions:
         node_id: this node.
         peers: the peers; call :meth:`on_peers_changed` when they change.
         options: limits of this node.
-        unsent: gains the peers that something is queued for.
+        unsent: gains the connections with peers that something is queued for.
 
     Attributes:
         ready: the peers that have announced all their initial subscriptions.
@@ -49,7 +57,7 @@ class Subscriptions:
         node_id: str,
         peers: Mapping[str, PeerSession],
         options: NodeOptions,
-        unsent: dict[str, None],
+        unsent: dict[Link, None],
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
@@ -68,11 +76,11 @@ class Subscriptions:
         """Set the events (globs allowed) that this node receives, and announce them.
 
         Raises:
-            ValueError: if these are more than ``max_event_names``.
+            ValueError: if these are more than ``max_event_names``, or too many of them are globs.
         """
         own = tuple(sorted(set(patterns)))
-        if len(own) > self._options.max_event_names:
-            raise ValueError(_too_many(len(own), self._options.max_event_names))
+        if (problem := self._problem(own)) is not None:
+            raise ValueError(problem)
         if own != self._own:
             self._own = own
             self._announce()
@@ -89,8 +97,8 @@ class Subscriptions:
             return
         skeleton = _encode((self._is_ready, self._own))
         # Peers never wait for each other's announcements, however full the outbox is.
-        peer.outgoing.outbox.push(EncodedEvent(SUBSCRIPTIONS_EVENT, skeleton, (), len(skeleton)))
-        self._unsent[peer.node_id] = None
+        peer.outgoing.outbox.push(event_of(SUBSCRIPTIONS_EVENT, skeleton))
+        self._note_queued(peer)
 
     def _announce(self) -> None:
         for peer in self._peers.values():
@@ -106,6 +114,52 @@ class Subscriptions:
                 if not peer.forgotten and peer.subscribes_to(event)
             )
         return found
+
+    def check_name(self, event: str, targets: Iterable[str]) -> None:
+        """Check that the targets accept one more event name, if this one is new to them.
+
+        Raises:
+            RouterError: if one of them does not; the error names it.
+        """
+        name = base_name(event)
+        if name in OWN_EVENTS:
+            raise RouterError(f"{name!r} is emitted by the router itself; use another name")
+        for node_id in targets:
+            peer = self._peers.get(node_id)
+            if peer is None or name in peer.sent_names:
+                continue
+            most = peer.session.limits.max_event_names
+            if len(peer.sent_names) >= most:
+                raise RouterError(
+                    f"could not emit {event!r}: this node has sent {most} other event names to "
+                    f"node {node_id}, which accepts no more; use fewer names, or raise "
+                    "max_event_names in the NodeOptions of all nodes"
+                )
+        for node_id in targets:
+            if (peer := self._peers.get(node_id)) is not None:
+                peer.sent_names.add(name)
+
+    def check_received_names(self, peer: PeerSession, events: Iterable[EncodedEvent]) -> None:
+        """Check that a peer may send events of these names.
+
+        Raises:
+            FrameError: if it may not.
+        """
+        names = {base_name(name) for name in {event.event for event in events}}
+        if names <= peer.event_names:
+            return
+        if not names.isdisjoint(OWN_EVENTS):
+            raise FrameError(
+                f"node {peer.node_id} sends an event that each router emits itself: "
+                + ", ".join(sorted(names & OWN_EVENTS))
+            )
+        peer.event_names |= names - {SUBSCRIPTIONS_EVENT}
+        most = self._options.max_event_names
+        if len(peer.event_names) > most:
+            raise FrameError(
+                f"node {peer.node_id} has used more than {most} event names; use fewer, or raise "
+                "max_event_names in the NodeOptions of all nodes"
+            )
 
     def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
         """Check that this node and the targets accept an event of this size.
@@ -150,13 +204,14 @@ class Subscriptions:
         """Process the subscriptions that a peer announces.
 
         Raises:
-            FrameError: if the announcement cannot be decoded, or has more than ``max_event_names``.
+            FrameError: if the announcement cannot be decoded, or has more than ``max_event_names``
+                or too many globs.
         """
         ready, patterns = read_metadata(
             _announcement_decoder, event.skeleton, "announcement of subscriptions"
         )
-        if len(patterns) > self._options.max_event_names:
-            raise FrameError(_too_many(len(patterns), self._options.max_event_names))
+        if (problem := self._problem(patterns)) is not None:
+            raise FrameError(problem)
         had = {n for n, event in self._latest.items() if peer.has_announced_event(event.event)}
         peer.set_patterns(patterns, ready=ready)
         self.n_announcements += 1
@@ -165,6 +220,22 @@ class Subscriptions:
             # Permanent: a peer may have done its work and left before this node checks.
             self.ready.add(peer.node_id)
         self._send_latest(peer, had)
+
+    def _problem(self, patterns: Collection[str]) -> str | None:
+        """Return why these are too many subscriptions, or None."""
+        n_globs = sum(map(is_glob, patterns))
+        if n_globs > MAX_GLOBS:
+            return (
+                f"{n_globs} globs are more than the {MAX_GLOBS} that a node may subscribe to; "
+                "subscribe to names, or to fewer globs that match more"
+            )
+        most = self._options.max_event_names
+        if len(patterns) > most:
+            return (
+                f"{len(patterns)} subscriptions are more than the {most} that max_event_names "
+                "allows; use globs, or raise it in the NodeOptions of all nodes"
+            )
+        return None
 
     def readmit(self, peer: PeerSession) -> None:
         """Send to a forgotten peer again, starting with what it missed."""
@@ -178,27 +249,20 @@ class Subscriptions:
         self._subscribers.clear()
         self._smallest_limit = None
 
+    def _note_queued(self, peer: PeerSession) -> None:
+        if peer.link is not None:
+            self._unsent[peer.link] = None
+
     def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
-            if name not in had and peer.subscribes_to(event.event):
-                most = peer.session.limits.max_event_bytes - FRAME_OVERHEAD
-                if event.size <= most:
-                    peer.outgoing.put_latest(event)
-                    self._unsent[peer.node_id] = None
-                else:
-                    peer.outgoing.counters.dropped += 1
-                    _logger.warning(
-                        "node %s does not get the event %r, which has %d bytes, because it accepts "
-                        "at most %d; raise its max_event_bytes",
-                        peer.node_id,
-                        name,
-                        event.size,
-                        most,
-                    )
-
-
-def _too_many(n_patterns: int, most: int) -> str:
-    return (
-        f"{n_patterns} subscriptions are more than the {most} that max_event_names allows; use "
-        "globs, or raise it in the NodeOptions of all nodes"
-    )
+            if name in had or not peer.subscribes_to(event.event):
+                continue
+            try:
+                self.check_name(name, (peer.node_id,))
+                self.check_size(event, (peer.node_id,))
+            except RouterError as error:
+                peer.outgoing.counters.dropped += 1
+                _logger.warning("node %s does not get an event: %s", peer.node_id, error)
+            else:
+                peer.outgoing.put_latest(event)
+                self._note_queued(peer)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 from dmiddleware.errors import TopologyError
 from dmiddleware.registry import nearest
@@ -15,7 +15,6 @@ from dmiddleware.registry import nearest
 __all__ = [
     "NodeAddresses",
     "Scheme",
-    "RedisAddress",
     "TopologyName",
     "check_address",
     "count_listening",
@@ -25,7 +24,7 @@ __all__ = [
 ]
 
 TopologyName = Literal["mesh", "star", "alone"]
-Scheme = Literal["ipc", "tcp", "tls+tcp", "redis"]
+Scheme = Literal["ipc", "tcp", "tls+tcp"]
 
 _MEMORY = "memory://"
 """The scheme of addresses within one process."""
@@ -71,7 +70,6 @@ def plan(
     bind: str = "",
     ports: Sequence[int] = (),
     attach_to: Sequence[str] = (),
-    redis: str = "",
     n_hubs: int = 1,
 ) -> list[NodeAddresses]:
     """Plan the network of nodes that are started together.
@@ -83,8 +81,7 @@ def plan(
     Args:
         topology: the topology.
         node_ids: the ids of the nodes, all different.
-        protocol: ``ipc`` on one host, ``tcp`` or ``tls+tcp`` across hosts, ``redis`` through a
-            server that all nodes can reach.
+        protocol: ``ipc`` on one host, ``tcp`` or ``tls+tcp`` across hosts.
         run_dir: folder for the sockets of ``ipc``.
         address: the host's address, for ``tcp`` and ``tls+tcp``.
         bind: the local address to listen on, such as ``0.0.0.0`` for all interfaces, if it differs
@@ -92,8 +89,6 @@ def plan(
         ports: for ``tcp`` and ``tls+tcp``, the ports of the listening nodes; if there are fewer,
             the numbers after the last one are used.
         attach_to: addresses of nodes that were started elsewhere; every node dials them.
-        redis: for ``redis``, the common prefix of all addresses, to which ``/`` and the node id are
-            added.
         n_hubs: for ``star``, how many of the nodes are hubs, the first ones.
 
     Raises:
@@ -110,11 +105,8 @@ def plan(
     for other in attach_to:
         check_address(other)
     n_listening = count_listening(topology, len(node_ids), attach_to, n_hubs)
-    listening = node_ids[:n_listening]
-    if protocol == "redis":
-        advertised = listen = local = [f"{redis}/{node_id}" for node_id in listening]
-    elif protocol == "ipc":
-        if run_dir is None and listening:
+    if protocol == "ipc":
+        if run_dir is None and n_listening:
             raise TopologyError("ipc needs a folder for its sockets; pass run_dir")
         advertised = listen = local = [
             f"ipc://{run_dir}/{index}.sock" for index in range(n_listening)
@@ -170,12 +162,9 @@ def check_address(address: str, *, any_port: bool = False) -> None:
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in get_args(Scheme) or not rest:
         raise TopologyError(
-            f"{address!r} is not a valid address; write ipc:///path, tcp://host:port, "
-            "tls+tcp://host:port or redis://host:port/db/name"
+            f"{address!r} is not a valid address; write ipc:///path, tcp://host:port or "
+            "tls+tcp://host:port"
         )
-    if scheme == "redis":
-        RedisAddress.parse(address)
-        return
     if scheme == "ipc":
         if len(rest.encode()) > MAX_IPC_PATH:
             raise TopologyError(
@@ -198,10 +187,7 @@ def is_loopback(address: str) -> bool:
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         return True
-    if scheme == "redis":
-        host = RedisAddress.parse(address).host
-    else:
-        host = rest.rpartition(":")[0].strip("[]")
+    host = rest.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
     try:
@@ -222,44 +208,3 @@ def _ports(count: int, ports: Sequence[int]) -> list[int]:
     if len(set(found)) != len(found):
         raise TopologyError(f"each listening node needs a different port, got {found}")
     return found
-
-
-_FORM = re.compile(r"redis://" + _HOST + r":(?P<port>\d+)/(?P<db>\d+)/(?P<name>\S+)")
-
-
-@dataclass(frozen=True, slots=True)
-class RedisAddress:
-    """The address of a node that is reached through a redis server.
-
-    Attributes:
-        host: host of the redis server.
-        port: port of the redis server.
-        db: number of its database.
-        name: name of the node in this database.
-    """
-
-    host: str
-    port: int
-    db: int
-    name: str
-
-    @classmethod
-    def parse(cls, address: str) -> Self:
-        """Parse ``redis://host:port/db/name``.
-
-        Raises:
-            TopologyError: if it is not such an address.
-        """
-        matched = _FORM.fullmatch(address)
-        if matched is None or not 0 < int(matched["port"]) < 65536:
-            raise TopologyError(
-                f"{address!r} is not a valid redis address; write redis://host:port/db/name, "
-                "as in redis://127.0.0.1:6379/0/run/0 (pass a password in DITASK_REDIS_PASSWORD)"
-            )
-        return cls(
-            matched["host"].strip("[]"), int(matched["port"]), int(matched["db"]), matched["name"]
-        )
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"redis://{host}:{self.port}/{self.db}/{self.name}"

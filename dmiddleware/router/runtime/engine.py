@@ -2,25 +2,26 @@
 
 A thread that has passed a frame to the node calls :meth:`Engine.update` with the lock held and then
 :meth:`Engine.deliver_and_send` without it. Frames are made under the lock and sent outside it.
+Nothing here waits for a peer, except emitters that have no room.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import zlib
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError
+from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError, TransportError
 from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.session import Link, PeerSession
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
-from dmiddleware.router.runtime.sender import SendAction, Sender, send_all
-from dmiddleware.router.transport import Transport
+from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
 
@@ -29,10 +30,14 @@ __all__ = ["Engine"]
 _logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-"""The time between two ticks of a node that listens: it looks for broken connections."""
+"""The time between two ticks of a node that watches strangers or silent peers."""
 
 _IDLE_TICK_S: Final = 60.0
-"""The longest time between two ticks of other nodes."""
+"""The longest time between two ticks."""
+
+_N_MOMENTS: Final = 8
+"""At how many moments between two heartbeats the nodes of a host send theirs. Those that arrive
+together cost a peer much less than those that each wake it."""
 
 
 class Engine:
@@ -40,15 +45,14 @@ class Engine:
 
     Args:
         node: used with :attr:`lock` held.
-        transport: moves the bytes.
         codec: encodes and decodes events.
         clock: times deadlines.
+        memory: shared with peers of the same host; None: none is.
 
     Attributes:
         lock: guards the node and all attributes of the engine.
         room: notified when emitters may find room, or would wait in vain.
         members: notified when peers have joined, left or announced something.
-        sender: sends what is waiting for peers.
         receiver: delivers what they have sent.
         traffic: counts events.
         fatal: the error that stopped this node; emitters raise it.
@@ -57,16 +61,19 @@ class Engine:
     """
 
     def __init__(
-        self, node: NodeProtocol, *, transport: Transport, codec: Codec, clock: Clock
+        self,
+        node: NodeProtocol,
+        *,
+        codec: Codec,
+        clock: Clock,
+        memory: SharedMemory | None = None,
     ) -> None:
         self.node = node
-        self.transport = transport
         self.clock = clock
         self.lock = threading.RLock()
         self.room = threading.Condition(self.lock)
         self.members = threading.Condition(self.lock)
         self.traffic = TrafficCounters()
-        self.sender = Sender(node)
         self.receiver = Receiver(
             node,
             self.lock,
@@ -74,15 +81,18 @@ class Engine:
             traffic=self.traffic,
             clock=clock,
             on_subscriptions_changed=self.flush,
+            on_taken=self._send_unsent,
             on_handled=self._on_handled,
         )
         self.fatal: RouterError | None = None
         self.refusals: dict[str, RouterError] = {}
         self.closing = False
         self._codec = codec
+        self._memory = memory
         self._ticking = threading.Condition(self.lock)
         self._n_sessions = 0
         self._next_tick = 0.0
+        self._next_beat = 0.0
 
     def emit(
         self,
@@ -102,9 +112,11 @@ class Engine:
                 self._note_unsubscribed(event)
         if not targets and (event.delivery != "latest" or to is not None):
             return
-        encoded = encode_event(event.name, [list(args), kwargs], self._codec, self._stage_arrays)
+        stage = None if self._memory is None else partial(self._stage_arrays, event, targets)
+        encoded = encode_event(event.name, [list(args), kwargs], self._codec, stage)
         waiting: list[str] = []
         with self.lock:
+            self.node.subscriptions.check_name(event.name, targets)
             self.node.subscriptions.check_size(encoded, targets)
             if event.delivery == "reliable":
                 waiting = self._offer(event, encoded, targets)
@@ -116,16 +128,31 @@ class Engine:
                     if (peer := self.node.peers.get(node_id)) is not None:
                         peer.outgoing.put_lossy(encoded)
                 self._count_sent(encoded, len(targets))
-            sends = self.sender.take_sends(self.clock.now(), targets)
-        send_all(sends)
+            links = self._fill_peers(targets)
+        self.send(links)
         if waiting:
             self._wait_for_room(event, encoded, waiting, targets)
 
-    def _stage_arrays(self, arrays: Sequence[memoryview]) -> list[memoryview] | None:
-        # Events that are sent in fragments would fill the staging memory, and are copied anyway.
-        if sum(map(len, arrays)) > self.node.options.largest_whole_bytes:
+    def _stage_arrays(
+        self, event: Event, targets: Sequence[str], arrays: Sequence[memoryview]
+    ) -> list[memoryview] | None:
+        """Copy the arrays of an event to memory that its only reader shares."""
+        memory, n_bytes = self._memory, sum(map(len, arrays))
+        # Events that are sent in fragments are copied anyway. Another reader would see what the
+        # first one changes in place.
+        if (
+            memory is None
+            or not memory.min_bytes <= n_bytes <= self.node.options.largest_whole_bytes
+            or len(targets) != 1
+            or event.delivery == "latest"
+        ):
             return None
-        return self.transport.stage_arrays(arrays)
+        with self.lock:
+            peer = self.node.peers.get(targets[0])
+            sharing = None if peer is None or peer.link is None else peer.link.sharing
+            if sharing is None or not sharing.is_agreed:
+                return None
+        return memory.stage_arrays(arrays)
 
     def _named(
         self, event: Event, subscribers: tuple[str, ...], to: Collection[int]
@@ -172,7 +199,7 @@ class Engine:
             taken = [node_id for node_id in waiting if node_id not in refused]
             waiting[:] = refused
             # Sent with the lock held: this wait may last long, on account of other peers.
-            send_all(self.sender.take_sends(self.clock.now(), taken))
+            self.send(self._fill_peers(taken))
             return self.closing or self.fatal is not None or not waiting
 
         with self.lock:
@@ -196,9 +223,9 @@ class Engine:
 
     def _describe(self, node_id: str) -> str:
         peer = self.node.peers.get(node_id)
-        state = "connected" if self.node.is_connected(node_id) else "disconnected"
-        held = "no events"
+        state, held = "disconnected", "no events"
         if peer is not None:
+            state = "connected" if peer.is_connected else state
             held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
         return f"node {node_id} ({state}; its outbox holds {held})"
 
@@ -209,14 +236,12 @@ class Engine:
         traffic.sent += n_peers
         traffic.sent_bytes += n_peers * encoded.size
 
-    def update(self, node_id: str | None = None) -> list[SendAction]:
+    def update(self) -> list[Link]:
         """Process what a frame or the time has changed; called with the lock held.
 
-        Args:
-            node_id: a peer to which there is a new route.
-
         Returns:
-            What to send; pass it to :meth:`deliver_and_send`, without the lock.
+            The connections with something to send; pass them to :meth:`deliver_and_send`, without
+            the lock.
         """
         now, node = self.clock.now(), self.node
         if node.changes:
@@ -224,37 +249,73 @@ class Engine:
             for change in changes:
                 self.receiver.add(_membership_event(change))
             self.members.notify_all()
-            self._tick_by(now + TICK_S, now)
-        sends = self.sender.take_sends(now, () if node_id is None else (node_id,))
+            self.tick_by(now + TICK_S)
+        links = list(node.unsent)
+        node.unsent.clear()
+        for link in links:
+            node.fill(link)
+        if node.ended:
+            ended, node.ended = node.ended, []
+            for link, reason in ended:
+                link.route.close(TransportError(reason))
         self.room.notify_all()
         if node.closing or node.n_sessions != self._n_sessions:
             self._n_sessions = node.n_sessions
             self.members.notify_all()
-        self._tick_by(self.sender.earliest, now)
-        return sends
+        return links
+
+    def send(self, links: Iterable[Link]) -> None:
+        """Send what waits on connections, and what can be made when there is room again."""
+        for link in links:
+            while link.route.flush() and link.is_stalled:
+                with self.lock:
+                    self.node.fill(link)
+
+    def on_room(self, link: Link) -> None:
+        """Continue with a connection that has room again."""
+        with self.lock:
+            self.node.fill(link)
+        self.send((link,))
+
+    def _fill_peers(self, node_ids: Iterable[str]) -> list[Link]:
+        """Make the frames that can be sent to peers now; called with the lock held."""
+        links = []
+        for node_id in node_ids:
+            peer = self.node.peers.get(node_id)
+            if peer is not None and peer.link is not None:
+                self.node.fill(peer.link)
+                links.append(peer.link)
+        return links
+
+    def _send_unsent(self) -> None:
+        """Send what has become due because events were taken."""
+        if self.node.unsent:
+            with self.lock:
+                links = self.update()
+            self.send(links)
 
     def _on_handled(self, peer: PeerSession) -> None:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)
-            sends = self.update() if peer.owes_acknowledgment and not self.closing else []
+            links = self.update() if self.node.unsent and not self.closing else []
             self.receiver.wake()
-        send_all(sends)
+        self.send(links)
 
-    def deliver_and_send(self, sends: Iterable[SendAction]) -> None:
+    def deliver_and_send(self, links: Iterable[Link]) -> None:
         """Deliver what has arrived and send what is due; called without the lock."""
-        # Others may be waiting for an event that arrived, and the peer for its reply. So one batch
+        # Others may be waiting for an event that arrived, and the peer for its answer. So one batch
         # is delivered first, and the rest after sending.
         self.receiver.deliver_ready(once=True)
-        send_all(sends)
+        self.send(links)
         self.receiver.deliver_ready()
 
     def flush(self) -> None:
         """Send whatever can be sent to any peer, and re-check all waits."""
         with self.lock:
-            sends = self.update()
+            links = self.update()
             self.members.notify_all()
-        self.deliver_and_send(sends)
+        self.deliver_and_send(links)
 
     def fail(self, error: RouterError) -> None:
         """Stop this node with an error, which emitters and waits raise."""
@@ -269,43 +330,48 @@ class Engine:
         self.receiver.close()
         self._wake_all()
 
-    def tick(self, *, often: bool) -> None:
+    def tick(self, due_at: float) -> None:
         """Do what is due, then wait until more may be.
 
         Args:
-            often: whether to wait for :data:`TICK_S` at most.
+            due_at: when something else is due.
         """
         with self.lock:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
                 self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
-            sends = self.sender.take_sends(now, self.sender.overdue(now))
-            sends += self.update()
+            if now >= self._next_beat:
+                self.node.beat()
+                self._next_beat = now + self._until_next_beat(now)
+            links = self.update()
             # A little late, so that the time has really come.
-            due_at = max(now, min(self.node.tick_at, now + _IDLE_TICK_S)) + TICK_S
-            self._next_tick = now + TICK_S if often else due_at
-        self.deliver_and_send(sends)
+            self._next_tick = min(
+                due_at, self._next_beat, self.node.tick_at + TICK_S, now + _IDLE_TICK_S
+            )
+        self.deliver_and_send(links)
         with self.lock:
-            self._wait_for_tick()
+            while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
+                planned = self._next_tick
+                self.clock.wait_for(self._ticking, partial(self._is_tick_before, planned), left_s)
+
+    def tick_by(self, due_at: float) -> None:
+        """Tick at a certain time at the latest; called with the lock held."""
+        if due_at < self._next_tick:
+            self._next_tick = due_at
+            self._ticking.notify_all()
+
+    def _until_next_beat(self, now: float) -> float:
+        """Return the seconds to the next moment at which nodes of this host send a heartbeat."""
+        heartbeat_s = self.node.options.heartbeat_s
+        moment = zlib.crc32(self.node.identity.node_id.encode()) % _N_MOMENTS / _N_MOMENTS
+        left_s = heartbeat_s - (now - moment * heartbeat_s) % heartbeat_s
+        # Not twice at the same moment, for example because of rounding.
+        return left_s if left_s > heartbeat_s / 100 else left_s + heartbeat_s
 
     def _wake_all(self) -> None:
         self.room.notify_all()
         self.members.notify_all()
         self._ticking.notify_all()
-
-    def _tick_by(self, due_at: float, now: float) -> None:
-        if now < due_at < self._next_tick:
-            self._next_tick = due_at
-            self._ticking.notify_all()
-
-    def _wait_for_tick(self) -> None:
-        """Wait until something may be due, which a frame that arrives can bring forward."""
-        now = self.clock.now()
-        # Overdue frames have no open route, and are sent as soon as there is one.
-        self._next_tick = min(self._next_tick, self.sender.earliest_after(now))
-        while not self.closing and (left_s := self._next_tick - self.clock.now()) > 0:
-            planned = self._next_tick
-            self.clock.wait_for(self._ticking, partial(self._is_tick_before, planned), left_s)
 
     def _is_tick_before(self, planned: float) -> bool:
         return self.closing or self._next_tick < planned

@@ -62,6 +62,7 @@ class Receiver:
         traffic: counts them.
         clock: times the waits.
         on_subscriptions_changed: called without the lock when a peer has announced subscriptions.
+        on_taken: called without the lock when events were taken from the node.
         on_handled: called without the lock with the peer whose oldest event that is acknowledged
             when handled was handled.
     """
@@ -75,6 +76,7 @@ class Receiver:
         traffic: TrafficCounters,
         clock: Clock,
         on_subscriptions_changed: Callable[[], None],
+        on_taken: Callable[[], None],
         on_handled: Callable[[PeerSession], None],
     ) -> None:
         self._node = node
@@ -83,6 +85,7 @@ class Receiver:
         self._traffic = traffic
         self._clock = clock
         self._on_subscriptions_changed = on_subscriptions_changed
+        self._on_taken = on_taken
         self._on_handled = on_handled
         self._changed = threading.Condition(lock)
         self._local: deque[DecodedEvent] = deque()
@@ -228,6 +231,7 @@ class Receiver:
             if not batch and not announced:
                 self._busy, self._must_block = False, self._offer is None
                 self._changed.notify_all()
+        self._on_taken()
         if announced:
             self._on_subscriptions_changed()
             return batch or self._next_batch(stop=False)

@@ -41,7 +41,7 @@ from typing import Final
 
 from dmiddleware.router.wire.byte_pieces import ALIGNMENT, BytePieces, WireBytes, write_into
 
-__all__ = ["SlabPool", "SlabReader", "sweep"]
+__all__ = ["SlabPool", "SlabReader", "is_slab_name", "sweep"]
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +61,11 @@ _KEPT_MAPPINGS: Final = 64
 
 _NAME: Final = re.compile(r"(?P<pid>\d+)-[0-9a-f]{16}\.slab")
 _TICKET: Final = struct.Struct(f"<{_TOKEN_BYTES}sQQ")
+
+
+def is_slab_name(name: str) -> bool:
+    """Return whether a file with this name may be opened or removed."""
+    return _NAME.fullmatch(name) is not None
 
 
 def sweep(directory: Path) -> int:
@@ -124,6 +129,7 @@ class SlabPool:
         self._secret = secrets.token_bytes(32)
         self._n_uses = 0
         self._warned = False
+        self._is_closed = False
 
     @property
     def n_bytes(self) -> int:
@@ -225,8 +231,12 @@ class SlabPool:
                     self._remove(slab)
 
     def close(self) -> None:
-        """Remove all files; the readers' views stay valid. May be called twice."""
+        """Remove all files and create no more; the readers' views stay valid.
+
+        May be called twice.
+        """
         with self._lock:
+            self._is_closed = True
             for slab in list(self._slabs.values()):
                 self._remove(slab)
 
@@ -267,6 +277,8 @@ class SlabPool:
         return self._make(capacity) if in_use + capacity <= self._max_bytes else None
 
     def _make(self, capacity: int) -> _Slab | None:
+        if self._is_closed:
+            return None
         path = self._directory / f"{os.getpid()}-{secrets.token_hex(8)}.slab"
         try:
             memory = _create(path, capacity)
@@ -318,7 +330,7 @@ class SlabReader:
             return None
         token, start, length = _TICKET.unpack_from(ticket)
         name = ticket[_TICKET.size :].decode(errors="replace")
-        if length > max_bytes or _NAME.fullmatch(name) is None:
+        if length > max_bytes or not is_slab_name(name):
             return None
         with self._lock:
             memory = self._map(name)

@@ -1,25 +1,20 @@
-"""Certificates for ``tls+tcp``, connections that are secured by them, and why one was refused."""
+"""Certificates for ``tls+tcp``, and why a connection with them was refused."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import socket
 import ssl
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import msgspec
 
 from dmiddleware.errors import AuthError, TransportError
-from dmiddleware.router.transport.framing import HEAD_BYTES, FrameWriter, Piece
-from dmiddleware.router.transport.io_loop import READ, WRITE
+from dmiddleware.router.transport.nng_library import ffi, lib
+from dmiddleware.router.transport.nng_operation import failure, text_of
 
-if TYPE_CHECKING:
-    import pynng
-
-__all__ = ["TlsFiles", "TlsSocket"]
+__all__ = ["TlsFiles"]
 
 _GREETING_BYTES: Final = 8
 
@@ -57,26 +52,28 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             raise self._unreadable(error) from error
         return context
 
-    def config(self, *, listens: bool) -> pynng.TLSConfig:
+    def config(self, *, listens: bool) -> Any:
         """Return nng's configuration for one side of a connection.
 
         Raises:
             TransportError: if a file is missing or not a certificate.
         """
-        # Loading nng takes time, and plain sockets do not need it.
-        import pynng
-
         self._check_files()
-        try:
-            return pynng.TLSConfig(
-                pynng.TLSConfig.MODE_SERVER if listens else pynng.TLSConfig.MODE_CLIENT,
-                server_name=None if listens else self.server_name,
-                ca_files=[self.ca],
-                cert_key_file=self.cert_and_key,
-                auth_mode=pynng.TLSConfig.AUTH_MODE_REQUIRED,
-            )
-        except pynng.NNGException as error:
-            raise self._unreadable(error) from error
+        made = ffi.new("nng_tls_config **")
+        mode = lib.NNG_TLS_MODE_SERVER if listens else lib.NNG_TLS_MODE_CLIENT
+        if code := lib.nng_tls_config_alloc(made, mode):
+            raise failure("use TLS", code)
+        config = ffi.gc(made[0], lib.nng_tls_config_free)
+        code = lib.nng_tls_config_auth_mode(config, lib.NNG_TLS_AUTH_MODE_REQUIRED)
+        if not code and not listens:
+            code = lib.nng_tls_config_server_name(config, self.server_name.encode())
+        code = code or lib.nng_tls_config_ca_file(config, os.fsencode(self.ca))
+        code = code or lib.nng_tls_config_cert_key_file(
+            config, os.fsencode(self.cert_and_key), ffi.NULL
+        )
+        if code:
+            raise self._unreadable(text_of(code))
+        return config
 
     def check(self, address: str, *, timeout_s: float) -> None:
         """Perform a TLS handshake to find out why the certificates were refused.
@@ -138,7 +135,7 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
                     f"the certificate file {file!r} does not exist; check the paths in TlsFiles"
                 )
 
-    def _unreadable(self, error: Exception) -> TransportError:
+    def _unreadable(self, error: Exception | str) -> TransportError:
         return TransportError(
             f"could not read the certificates: {error}; {self.ca!r} must hold certificates in "
             f"PEM form, and {self.cert_and_key!r} a certificate and its private key"
@@ -156,123 +153,3 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
             return True
         except OSError:
             return False
-
-
-class TlsSocket:
-    """A connected socket with encryption.
-
-    Args:
-        secured: the socket.
-        is_ready: whether its handshake is done.
-    """
-
-    reports_rest = False
-
-    def __init__(self, secured: ssl.SSLSocket, *, is_ready: bool) -> None:
-        secured.setblocking(False)
-        self.is_ready = is_ready
-        self.descriptor = secured.fileno()
-        self._secured = secured
-        # OpenSSL allows one call at a time.
-        self._lock = threading.Lock()
-
-    @classmethod
-    def accepting(cls, files: TlsFiles) -> Callable[[socket.socket], TlsSocket]:
-        """Return a function that secures the connections of a listener.
-
-        Raises:
-            TransportError: if a file is missing or not a certificate.
-        """
-        context = files.context(listens=True)
-
-        def secure(accepted: socket.socket) -> TlsSocket:
-            accepted.setblocking(False)
-            secured = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-            return cls(secured, is_ready=False)
-
-        return secure
-
-    @classmethod
-    def dialed(
-        cls, connected: socket.socket, files: TlsFiles, address: str, *, timeout_s: float
-    ) -> TlsSocket:
-        """Secure the connection to a listener, and wait until it has accepted the certificate.
-
-        Raises:
-            AuthError: if either side refuses the other's certificate.
-            TransportError: if the listener does not speak TLS.
-            OSError: if the connection broke, or did not answer in time.
-        """
-        context = files.context(listens=False)
-        connected.settimeout(max(0.01, timeout_s))
-        try:
-            secured = context.wrap_socket(connected, server_hostname=files.server_name)
-        except OSError as error:
-            raise files.refusal(address, error) or error from None
-        try:
-            # In TLS 1.3 this side's handshake ends before the listener has checked the certificate.
-            cls._await_greeting(secured, files, address)
-            return cls(secured, is_ready=True)
-        except BaseException:
-            secured.close()
-            raise
-
-    @staticmethod
-    def _await_greeting(secured: ssl.SSLSocket, files: TlsFiles, address: str) -> None:
-        greeting = b""
-        while len(greeting) < HEAD_BYTES:
-            try:
-                part = secured.recv(HEAD_BYTES - len(greeting))
-            except (ssl.SSLError, ConnectionError) as error:
-                raise files.refusal(address, error) or files.refused(address) from error
-            if not part:
-                raise files.refused(address)
-            greeting += part
-
-    def prepare(self) -> int:
-        """Continue the handshake; return the event that it waits for, or 0 once it is done."""
-        try:
-            self._secured.do_handshake()
-        except ssl.SSLWantReadError:
-            return READ
-        except ssl.SSLWantWriteError:
-            return WRITE
-        return 0
-
-    def receive(self, targets: list[memoryview], *, fill: bool) -> int | None:
-        """Receive bytes; return how many, 0 at the end, or None if there are none yet."""
-        with self._lock:
-            try:
-                return self._secured.recv_into(targets[0])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return None
-
-    def send(self, writer: FrameWriter) -> bool:
-        """Send what is waiting; return False when the socket accepts no more."""
-        while pieces := writer.pieces():
-            sent = self.send_patiently(pieces)
-            if sent is None:
-                return False
-            writer.sent(sent)
-        return True
-
-    def send_patiently(self, pieces: list[Piece]) -> int | None:
-        """Send some bytes without waiting; return how many, or None if the socket is full."""
-        if len(pieces) > 1:
-            # OpenSSL takes one piece at a time, and the same one again if the socket was full.
-            pieces[:] = [b"".join(pieces)]
-        with self._lock:
-            try:
-                return self._secured.send(pieces[0])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return None
-
-    def shut(self) -> None:
-        """Close the connection for both sides; bytes that are already sent still arrive."""
-        with contextlib.suppress(OSError):
-            # The method of SSLSocket would continue without encryption.
-            socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        self._secured.close()

@@ -26,8 +26,8 @@ from dmiddleware.router.wire.frame import (
 __all__ = [
     "EncodedEvent",
     "EventImage",
-    "Acknowledgments",
     "encode_event",
+    "event_of",
     "event_of_image",
     "frame_contents",
     "image_of",
@@ -66,11 +66,14 @@ class EventImage(msgspec.Struct, eq=False):
         pieces: the bytes, in order.
         total: how many there are.
         starts: where each piece starts, once that was computed.
+        parts: the contents of the frames with its fragments, by their places, once they were made:
+            they are the same for all peers, and so is the digest that signs them.
     """
 
     pieces: Sequence[bytes | memoryview]
     total: int
     starts: list[int] = []
+    parts: dict[tuple[int, int], FrameContents] = {}
 
 
 class EncodedEvent(msgspec.Struct, eq=False):
@@ -91,24 +94,6 @@ class EncodedEvent(msgspec.Struct, eq=False):
     size: int
     contents: FrameContents | None = None
     image: EventImage | None = None
-
-
-class Acknowledgments(msgspec.Struct, array_like=True, frozen=True):
-    """Replies to frames with events.
-
-    Attributes:
-        acks: ``(stream, sequence, credit in bytes)`` of the newest frames that are acknowledged,
-            with all before them.
-        busy: ``(stream, sequence, delay in seconds)`` of frames to send again later.
-        kept: ``(stream, sequence)`` of frames that have arrived and will be acknowledged later.
-        progress: ``(stream, sequence, offset)`` of frames in fragments, and from where on their
-            bytes are wanted.
-    """
-
-    acks: tuple[tuple[_Count, _Count, _Count], ...] = ()
-    busy: tuple[tuple[_Count, _Count, Annotated[float, Meta(ge=0, le=3600)]], ...] = ()
-    kept: tuple[tuple[_Count, _Count], ...] = ()
-    progress: tuple[tuple[_Count, _Count, _Count], ...] = ()
 
 
 class _Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -151,7 +136,7 @@ def encode_event(
     if views:
         staged = None if stage_arrays is None else stage_arrays(views)
         buffers = tuple([copy_bytes(view) for view in views] if staged is None else staged)
-    encoded = EncodedEvent(event, skeleton, buffers, _size(event, skeleton, buffers))
+    encoded = event_of(event, skeleton, buffers)
     if encoded.size > _SPILL_BYTES:
         # It may take long, and this is the last chance without the router's lock.
         frame_contents((encoded,))
@@ -199,7 +184,7 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
     for envelope in envelopes:
         event, skeleton, n_buffers = envelope.event, envelope.skeleton, envelope.n_buffers
         if not n_buffers:
-            events.append(EncodedEvent(event, skeleton, (), _size(event, skeleton, ())))
+            events.append(event_of(event, skeleton))
             continue
         end = offset + n_buffers
         if not offset <= end <= len(frame.buffers):
@@ -207,9 +192,7 @@ def unpack_events(frame: Frame) -> list[EncodedEvent]:
                 f"event {event!r} has {n_buffers} arrays, but only {len(frame.buffers) - offset} "
                 "arrived"
             )
-        buffers = tuple(frame.buffers[offset:end])
-        size = _size(event, skeleton, buffers)
-        events.append(EncodedEvent(event, skeleton, buffers, size))
+        events.append(event_of(event, skeleton, tuple(frame.buffers[offset:end])))
         offset = end
     if offset != len(frame.buffers):
         raise FrameError(
@@ -243,6 +226,11 @@ def event_of_image(raw: memoryview) -> EncodedEvent:
     return events[0]
 
 
-def _size(event: str, skeleton: bytes, buffers: Sequence[bytes | memoryview]) -> int:
+def event_of(
+    event: str, skeleton: bytes | memoryview, buffers: tuple[bytes | memoryview, ...] = ()
+) -> EncodedEvent:
+    """Return an event with the size that both sides count."""
     size = _EVENT_OVERHEAD + len(event) + len(skeleton)
-    return size + _BUFFER_OVERHEAD * len(buffers) + sum(map(len, buffers)) if buffers else size
+    if buffers:
+        size += _BUFFER_OVERHEAD * len(buffers) + sum(map(len, buffers))
+    return EncodedEvent(event, skeleton, buffers, size)

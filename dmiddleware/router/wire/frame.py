@@ -11,7 +11,7 @@
         16     8  incarnation      of the sender, as agreed with its peers
         24     4  stream           data streams are independent of each other
         28     4  metadata length  (at most 64 KiB)
-        32     8  sequence         of the request in its session
+        32     8  sequence         in its session, direction and lane
         40     8  frame length     of the whole frame
         48     4  buffers          how many (at most 8,192 in a frame that is sent as a whole)
         52     8  data sequence    of the events in their stream
@@ -49,11 +49,11 @@ __all__ = [
     "FrameContents",
     "OutgoingFrame",
     "encode_frame",
+    "asks",
     "decode_frame",
     "digest_if_large",
-    "has_other_version",
-    "session_of",
     "type_of",
+    "version_of",
     "read_metadata",
     "VERSION",
     "MAX_FRAME_BYTES",
@@ -65,7 +65,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 32 << 20
 """The longest frame that any node reads; larger events travel in fragments."""
 
@@ -75,7 +75,6 @@ MAX_BUFFERS: Final = 8192
 _MAGIC: Final = b"DMWR"
 _PREFIX: Final = struct.Struct("<4sHBBQQIIQQIQ4x")
 _TYPE_AT: Final = 6
-_SESSION: Final = struct.Struct("<Q")
 _MAC_SIZE: Final = 32
 _NO_MAC: Final = bytes(_MAC_SIZE)
 HEADER_SIZE: Final = _PREFIX.size + _MAC_SIZE
@@ -91,10 +90,11 @@ class FrameType(enum.IntEnum):
     WELCOME = 4
     REFUSED = 5
     DATA = 16
-    ACK = 17
-    BUSY = 18
-    POLL = 19
     FRAGMENT = 20
+    STATE = 21
+    ASK = 22
+    SHARE = 23
+    AGAIN = 24
     HEARTBEAT = 32
     BYE = 35
 
@@ -109,12 +109,17 @@ class FrameFlag(enum.IntFlag):
     SPILLED = 2
     """The first buffer holds the metadata, which is too long for its usual place."""
 
+    ASKS = 4
+    """The peer should answer it with the state of its inboxes."""
+
 
 # Converting numbers to enum members would take as long as decoding a whole frame.
 _TYPES: Final = {int(kind): kind for kind in FrameType}
-_FLAGS: Final = [FrameFlag(bits) for bits in range(4)]
-_COVERING: Final = (FrameFlag.MAC_BODY, FrameFlag.MAC_BODY | FrameFlag.SPILLED)
+_FLAGS: Final = [FrameFlag(bits) for bits in range(8)]
+_COVERING: Final = frozenset(flags for flags in _FLAGS if FrameFlag.MAC_BODY in flags)
+_ASKING: Final = frozenset(flags for flags in _FLAGS if FrameFlag.ASKS in flags)
 _MAC_BODY: Final = int(FrameFlag.MAC_BODY)
+_ASKS: Final = int(FrameFlag.ASKS)
 
 _JOINED: Final = 4 * 1024
 """Shorter frames are sent as one piece."""
@@ -131,7 +136,7 @@ class Frame(msgspec.Struct, frozen=True):
         session: agreed on in the handshake; 0 before it.
         incarnation: incarnation of the sender.
         stream: number of the data stream.
-        sequence: number of the request in its session.
+        sequence: number of the frame in its session, direction and lane.
         data_sequence: number of the events in their stream.
         metadata: msgpack bytes, at most 64 KiB.
         buffers: raw bytes; after decoding, views of the received frame.
@@ -180,13 +185,16 @@ class FrameContents:
         flags: how to read the frame.
 
     Attributes:
-        flags: how to read the frame.
+        flag_bits: the flags, as a number.
         metadata_size: the metadata's length.
         n_buffers: how many buffers there are.
         size: the frame's length.
     """
 
-    __slots__ = ("_body", "_body_digest", "_head", "flags", "metadata_size", "n_buffers", "size")
+    __slots__ = (
+        *("_body", "_body_digest", "_head"),
+        *("flag_bits", "metadata_size", "n_buffers", "size"),
+    )
 
     def __init__(
         self,
@@ -194,7 +202,7 @@ class FrameContents:
         buffers: Sequence[bytes | memoryview] = (),
         flags: FrameFlag = FrameFlag.NONE,
     ) -> None:
-        self.flags = flags
+        self.flag_bits = int(flags)
         self.metadata_size, self.n_buffers = len(metadata), len(buffers)
         self._head: bytes | memoryview = metadata
         self._body: list[bytes | memoryview] = []
@@ -236,6 +244,7 @@ class OutgoingFrame(BytePieces):
         max_size: the largest frame that the receiver accepts, in bytes.
         max_buffers: the most buffers that it accepts.
         session: see :class:`Frame`, as for the arguments after it.
+        asks: whether the peer should answer it.
 
     Raises:
         FrameTooLarge: if the frame exceeds ``max_size``, or has too many bytes of metadata or too
@@ -257,6 +266,7 @@ class OutgoingFrame(BytePieces):
         stream: int = 0,
         sequence: int = 0,
         data_sequence: int = 0,
+        asks: bool = False,
     ) -> None:
         self._pieces = ()
         self._size = contents.size
@@ -277,7 +287,9 @@ class OutgoingFrame(BytePieces):
             _MAGIC,
             VERSION,
             kind,
-            contents.flags | _MAC_BODY if mac is not None and mac.cover_body else contents.flags,
+            contents.flag_bits
+            | (_MAC_BODY if mac is not None and mac.cover_body else 0)
+            | (_ASKS if asks else 0),
             session,
             incarnation,
             stream,
@@ -423,32 +435,28 @@ def read_metadata(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, 
         raise FrameError(f"the received bytes are not a valid {what}: {error}") from error
 
 
-def session_of(raw: bytes | bytearray | memoryview) -> int:
-    """Return the session number in a frame, to find the key that checks it.
-
-    Raises:
-        FrameError: if ``raw`` is too short.
-    """
-    if len(raw) < HEADER_SIZE:
-        raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
-    session: int = _SESSION.unpack_from(raw, 8)[0]
-    return session
-
-
-def has_other_version(raw: bytes | bytearray | memoryview) -> bool:
-    """Return whether a frame is one of another protocol version, without checking the rest."""
-    magic, version, *_ = _PREFIX.unpack_from(raw)
-    return bool(magic == _MAGIC and version != VERSION)
-
-
 def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
     """Return the type in a frame, without checking the rest.
 
     Raises:
         FrameError: if ``raw`` is too short, or the type is unknown.
     """
-    session_of(raw)
+    if len(raw) < HEADER_SIZE:
+        raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
     return _frame_type(raw[_TYPE_AT])
+
+
+def asks(frame: Frame) -> bool:
+    """Return whether a frame should be answered with the state of the inboxes."""
+    return frame.flags in _ASKING
+
+
+def version_of(raw: bytes | bytearray | memoryview) -> int | None:
+    """Return the protocol version of a frame, without checking the rest; None: it is no frame."""
+    if len(raw) < _PREFIX.size:
+        return None
+    magic, version, *_ = _PREFIX.unpack_from(raw)
+    return int(version) if magic == _MAGIC else None
 
 
 def _frame_type(kind: int) -> FrameType:

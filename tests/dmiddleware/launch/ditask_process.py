@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -29,7 +29,10 @@ class _Ditask(subprocess.Popen[str]):
 
 
 def start(
-    folder: Path, *options: str, env: Mapping[str, str] | None = None
+    folder: Path,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start ditask; its output and errors can be read from ``stdout``.
 
@@ -37,9 +40,10 @@ def start(
         folder: the working directory, and the folder for temporary files.
         options: command-line options.
         env: environment variables in addition to those of this process.
+        within: a command that runs it, such as ``ip netns exec NAME``.
     """
     return _Ditask(
-        [*DITASK, *options],
+        [*within, *DITASK, *options],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -48,7 +52,7 @@ def start(
     )
 
 
-def write_key(file: Path, text: str = "k" * 40) -> Path:
+def write_key(file: Path, text: str = "0123456789" * 4) -> Path:
     """Write a key file that only this user can read."""
     file.touch(mode=0o600)
     file.write_text(text)

@@ -93,7 +93,7 @@ class Entry:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     ditask_process.write_key(tmp_path / "key")
-    ditask_process.write_key(tmp_path / "other-key", "o" * 40)
+    ditask_process.write_key(tmp_path / "other-key", "abcdefghij" * 4)
     return tmp_path
 
 

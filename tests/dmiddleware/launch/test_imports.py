@@ -13,7 +13,7 @@ from tests.dmiddleware.launch.ditask_process import start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
-SLOW = {"torch", "treetensor", "numpy", "pynng", "asyncio", "importlib.metadata", "rich"}
+SLOW = {"torch", "treetensor", "numpy", "asyncio", "importlib.metadata", "rich"}
 
 # The learner and the collector exchange events before they look. A collector that never waits would
 # fill large frames, whose fragments need numpy.
@@ -53,14 +53,10 @@ def loaded(folder: Path, *options: str) -> set[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--protocol", "tcp")], ids=["ipc", "tcp"])
-def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_nng(
+def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_asyncio(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     assert loaded(tmp_path, *options) & SLOW == set()
-
-
-def test_nng_is_loaded_on_request(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "--mq-type", "nng") & SLOW >= {"pynng"}
 
 
 def test_the_command_imports_modules_of_the_current_folder(tmp_path: Path) -> None:

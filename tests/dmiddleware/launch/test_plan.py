@@ -160,7 +160,6 @@ def test_roles_that_cannot_be_assigned_are_refused(
         ({"ports": (5000,)}, "--protocol tcp"),
         ({"address": "10.0.0.1"}, "--protocol tcp"),
         ({"bind": "0.0.0.0"}, "--protocol tcp"),
-        ({"protocol": "redis", "redis": "redis://h:1/0/r", "bind": "0.0.0.0"}, "--mq-type redis"),
         ({"topology": "ring"}, "ring"),
         ({"protocol": "tcp", "ports": (5, 6, 7), "n_workers": 2}, "3 ports"),
         ({"roles": COLLECTORS, "attach_to": ("nowhere",), "joins": True}, "nowhere"),

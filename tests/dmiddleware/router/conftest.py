@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dmiddleware.router.transport.memory import MemoryNetwork
-from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.transport.redis import RedisTransport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.certificates import Authority
-from tests.dmiddleware.router.endpoints import Endpoints
-from tests.dmiddleware.router.redis_server import RedisServer
-from tests.dmiddleware.router.unix_sockets import nothing_left
+from tests.dmiddleware.router.endpoints import RouterEndpoints
+from tests.dmiddleware.router.process_resources import nothing_left
+from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
-KINDS = (
-    *("memory", "ipc", "tcp", "tls", "redis", "shared memory"),
-    *("nng ipc", "nng tcp", "nng tls"),
-)
+KINDS = ("memory", "ipc", "tcp", "tls")
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "ours")
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def leaves_nothing() -> Iterator[None]:
-    """Check that a test over Unix-domain sockets leaves no thread and no descriptor."""
-    with nothing_left():
-        yield
 
 
 @pytest.fixture
@@ -54,29 +35,45 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/0.sock"
 
 
-names = itertools.count()
-
-
 @pytest.fixture(params=KINDS)
-def endpoints(request: pytest.FixtureRequest, address: str) -> Endpoints:
+def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEndpoints]:
+    """Two transports, which leave no thread and no descriptor."""
     kind = request.param
     if kind == "memory":
-        network = MemoryNetwork()
-        return Endpoints("memory://a", network.transport("one"), network.transport("other"))
-    make = NngTransport if kind.startswith("nng") else SocketTransport
-    if kind.endswith("tls"):
-        ours: Authority = request.getfixturevalue("authority")
-        one, other = (make(tls=ours.files(name)) for name in ("one", "other"))
-        return Endpoints("tls+tcp://127.0.0.1:0", one, other)
-    if kind == "redis":
-        server: RedisServer = request.getfixturevalue("redis_server")
-        return Endpoints(f"{server.url}/{next(names)}", RedisTransport(), RedisTransport())
-    if kind.endswith("tcp"):
-        return Endpoints("tcp://127.0.0.1:0", make(), make())
-    if kind.endswith("ipc"):
-        return Endpoints(address, make(), make())
-    folder: Path = request.getfixturevalue("folder")
-    sharing = [
-        SharedMemoryTransport(SocketTransport(), directory=folder, min_bytes=1) for _ in range(2)
-    ]
-    return Endpoints(address, *sharing)
+        network = StreamNetwork()
+        found = StreamEndpoints("memory://a", network.transport("a"), network.transport("b"))
+    elif kind == "tls":
+        authority: Authority = request.getfixturevalue("authority")
+        found = StreamEndpoints(
+            "tls+tcp://127.0.0.1:0",
+            NngStreamTransport(tls=authority.files("one")),
+            NngStreamTransport(tls=authority.files("other")),
+        )
+    else:
+        listened = address if kind == "ipc" else "tcp://127.0.0.1:0"
+        found = StreamEndpoints(listened, NngStreamTransport(), NngStreamTransport())
+    start_nng()
+    with nothing_left():
+        yield found
+
+
+@pytest.fixture(params=(*KINDS, "shared memory"))
+def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndpoints:
+    """Return what two routers need to be connected."""
+    kind = request.param
+    if kind == "memory":
+        network = StreamNetwork()
+        one, other = ({"transport": network.transport(name)} for name in ("a", "b"))
+        return RouterEndpoints("memory://a", one, other)
+    if kind == "tls":
+        authority: Authority = request.getfixturevalue("authority")
+        one, other = (
+            {"transport": NngStreamTransport(tls=authority.files(name))}
+            for name in ("one", "other")
+        )
+        return RouterEndpoints("tls+tcp://127.0.0.1:0", one, other)
+    if kind == "shared memory":
+        folder: Path = request.getfixturevalue("folder")
+        one, other = ({"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2))
+        return RouterEndpoints(address, one, other)
+    return RouterEndpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})

@@ -1,124 +1,189 @@
-"""Shared-memory transports over one folder, and transports that record or remove slabs."""
+"""Routers that share a folder, over a transport that counts bytes and can remove slabs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dmiddleware.router.transport import (
-    Channel,
+import numpy as np
+
+from dmiddleware.pipeline import Event
+from dmiddleware.router import Router
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.stream import (
     Listener,
-    OnReply,
-    Reply,
-    RequestHandler,
-    Transport,
+    OnBytes,
+    OnConnection,
+    OnSent,
+    Piece,
+    Stream,
 )
-from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.router.transport.shared_memory import SharedMemoryTransport
-from dmiddleware.router.wire.byte_pieces import WireBytes
-from tests.dmiddleware.router.endpoints import unlimited
-from tests.dmiddleware.router.request_handlers import echo
 
-__all__ = ["MAX_BYTES", "RecordingTransport", "SlabRemovingTransport", "big", "shared", "talking"]
+__all__ = [
+    "DEADLINE_S",
+    "KEY",
+    "Node",
+    "WatchedTransport",
+    "array_of",
+    "big",
+    "eventually",
+    "is_in_a_file_of",
+    "two_nodes",
+]
 
-MAX_BYTES = 4 << 20
+KEY = bytes(range(32))
+DEADLINE_S = 20.0
 
 
-class RecordingTransport:
-    """A transport that records the sizes of its requests and replies."""
+def eventually(predicate: Callable[[], bool]) -> bool:
+    """Wait until a predicate is true; return whether it is."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not predicate():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+class WatchedTransport:
+    """nng, but the bytes are counted.
+
+    Attributes:
+        sent: how many bytes each call has sent.
+        on_bytes: called before bytes that have arrived are processed.
+    """
 
     def __init__(self) -> None:
-        self._inner = NngTransport()
-        self.asked: list[int] = []
-        self.replied: list[int] = []
+        self._inner = NngStreamTransport()
+        self.sent: list[int] = []
+        self.on_bytes: Callable[[], None] = lambda: None
 
-    def listen(self, address: str, serve: Any, **options: Any) -> Listener:
-        def serve_and_count(raw: memoryview, connection: int, reply: Reply) -> None:
-            def count_and_reply(answer: WireBytes | None, *, urgent: bool = False) -> None:
-                self.replied.append(len(answer or b""))
-                reply(answer, urgent=urgent)
+    def close(self, *, timeout_s: float) -> bool:
+        return self._inner.close(timeout_s=timeout_s)
 
-            serve(raw, connection, count_and_reply)
+    def dial(self, address: str, *, timeout_s: float) -> Stream:
+        return _WatchedStream(self._inner.dial(address, timeout_s=timeout_s), self)
 
-        return self._inner.listen(address, serve_and_count, **options)
-
-    def dial(self, address: str, **options: Any) -> Channel:
-        return RecordingChannel(self._inner.dial(address, **options), self.asked)
-
-    def covers_body(self, address: str) -> bool:
-        return self._inner.covers_body(address)
+    def listen(self, address: str, on_connection: OnConnection) -> Listener:
+        return self._inner.listen(
+            address, lambda stream: on_connection(_WatchedStream(stream, self))
+        )
 
 
-class RecordingChannel(Channel):
-    """A channel that records the sizes of its requests."""
-
-    def __init__(self, inner: Channel, asked: list[int]) -> None:
+class _WatchedStream:
+    def __init__(self, inner: Stream, transport: WatchedTransport) -> None:
         self._inner = inner
-        self._asked = asked
+        self._transport = transport
         self.close = inner.close
 
-    def request(self, raw: WireBytes) -> memoryview:
-        self._asked.append(len(raw))
-        return self._inner.request(raw)
+    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
+        self._transport.sent.append(sum(map(len, pieces)))
+        return self._inner.send(pieces, on_sent)
 
-    def send(self, raw: WireBytes, on_reply: OnReply, **options: Any) -> None:
-        self._asked.append(len(raw))
-        self._inner.send(raw, on_reply, **options)
+    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
+        def watched(outcome: Any) -> None:
+            self._transport.on_bytes()
+            on_bytes(outcome)
+
+        self._inner.receive(targets, watched)
 
 
-def shared(folder: Path, inner: Transport | None = None, **options: Any) -> SharedMemoryTransport:
-    return SharedMemoryTransport(inner or NngTransport(), directory=folder, **options)
+class Node:
+    """A router that keeps the events it receives.
+
+    Args:
+        memory: what it shares; None: nothing.
+        settings: of the router.
+    """
+
+    def __init__(self, memory: SharedMemory | None, **settings: Any) -> None:
+        self.transport = WatchedTransport()
+        self.router = Router(key=KEY, transport=self.transport, shared_memory=memory, **settings)
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.left: list[int] = []
+        self._changed = threading.Condition()
+        self.router.attach(self._deliver)
+        self.router.subscribe("big", active=True)
+
+    def emit(self, array: np.ndarray[Any, Any], **declared: Any) -> None:
+        """Emit an event with an array."""
+        self.router.emit(Event("big", **declared), (array,), {})
+
+    def received(self, n: int) -> list[np.ndarray[Any, Any]]:
+        """Wait for so many arrays in all, and return them."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.arrays) >= n, DEADLINE_S)
+            return list(self.arrays)
+
+    def shares_with(self, node_id: int) -> bool:
+        """Return whether it shares memory with a peer."""
+        with self.router.lock:
+            peer = self.router.node.peers.get(str(node_id))
+            link = None if peer is None else peer.link
+            return link is not None and link.sharing is not None and link.sharing.is_agreed
+
+    def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self._changed:
+            if name == "big":
+                self.arrays.append(args[0])
+            elif name == "node.left":
+                self.left.append(args[0])
+            self._changed.notify_all()
 
 
 @contextlib.contextmanager
-def talking(
+def two_nodes(
     address: str,
-    listens: Transport,
-    dials: Transport,
-    serve: RequestHandler = echo,
-) -> Iterator[Channel]:
-    listener = listens.listen(
-        address, serve, on_disconnect=lambda _: None, limits=unlimited(MAX_BYTES)
-    )
-    try:
-        channel = dials.dial(
-            address, connect_timeout_s=20.0, reply_timeout_s=20.0, max_frame_bytes=MAX_BYTES
-        )
-        try:
-            yield channel
-        finally:
-            channel.close()
-            channel.close()
-    finally:
-        listener.close()
-        listener.close()
+    one: SharedMemory | None,
+    other: SharedMemory | None,
+    *,
+    agree: bool = True,
+    **settings: Any,
+) -> Iterator[tuple[Node, Node]]:
+    """Yield nodes 0, which listens, and 1, which dials, once they are connected.
+
+    Args:
+        address: where node 0 listens.
+        one: what node 0 shares.
+        other: what node 1 shares.
+        agree: whether they have to share memory before.
+        settings: of both routers.
+    """
+    listens = Node(one, listen=address, **settings)
+    with listens.router:
+        dials = Node(other, node_id=1, dial=[listens.router.address], **settings)
+        with dials.router:
+            for node in (listens, dials):
+                node.router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("big",))
+            if agree:
+                assert eventually(lambda: listens.shares_with(1) and dials.shares_with(0))
+            yield listens, dials
 
 
-class SlabRemovingTransport(RecordingTransport):
-    """A transport that removes the slab files before and after each request."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def _remove(self) -> None:
-        for path in big(self._folder):
-            path.unlink()
-
-    def listen(self, address: str, serve: Any, **options: Any) -> Listener:
-        def serve_and_remove(raw: memoryview, connection: int, reply: Reply) -> None:
-            def remove_and_reply(answer: WireBytes | None, *, urgent: bool = False) -> None:
-                self._remove()
-                reply(answer, urgent=urgent)
-
-            self._remove()
-            serve(raw, connection, remove_and_reply)
-
-        return super().listen(address, serve_and_remove, **options)
+def array_of(n_bytes: int, value: int = 1) -> np.ndarray[Any, Any]:
+    return np.full(n_bytes, value, np.uint8)
 
 
 def big(folder: Path) -> list[Path]:
     """Return the slabs in a folder."""
-    return [path for path in folder.iterdir() if path.stat().st_size > 1000]
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > 1000:
+                found.append(path)
+    return found
+
+
+def is_in_a_file_of(folder: Path, array: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array is in memory that maps a file of a folder."""
+    place = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= place < int(end, 16):
+            return str(folder) in line
+    return False

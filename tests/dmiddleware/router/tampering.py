@@ -1,88 +1,134 @@
-"""A transport with someone on the way who reads, forges and replays replies."""
+"""A transport with someone on the way who reads, forges and replays frames."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
-from dmiddleware.router.transport import Channel, OnReply
-from dmiddleware.router.transport.sockets import SocketTransport
-from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.frame import FrameContents, FrameType, OutgoingFrame
+from dmiddleware.errors import RouterError
+from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece, Stream
+from dmiddleware.router.wire.frame import (
+    MAX_FRAME_BYTES,
+    FrameContents,
+    FrameType,
+    OutgoingFrame,
+)
+from dmiddleware.router.wire.stream_frames import FrameReader, FrameWriter
 
 __all__ = ["TamperingTransport", "forged_refusal"]
 
+Forge = Callable[[bytes], bytes | None]
+Note = Callable[[bytes], None]
 
-def forged_refusal(code: str) -> bytes:
+
+def forged_refusal(code: str, reason: str = "forged") -> bytes:
     """Return a refusal without a signature, as anyone can make it."""
-    refusal = {"code": code, "reason": "forged"}
-    contents = FrameContents(msgspec.msgpack.encode(refusal))
+    contents = FrameContents(msgspec.msgpack.encode({"code": code, "reason": reason}))
     return bytes(OutgoingFrame(FrameType.REFUSED, contents, None, max_size=4096))
 
 
-class TamperingTransport(SocketTransport):
-    """Passes requests and replies through someone else.
+class TamperingTransport(NngStreamTransport):
+    """Passes the frames of dialed connections through someone else.
 
     Args:
-        forge: returns a reply to a request, which then does not reach the listener; or None.
-        note: sees each request and its real reply.
+        forge: returns an answer to a frame, which then does not reach the listener; or None.
+        note: sees each frame of the listener.
     """
 
-    def __init__(
-        self,
-        forge: Callable[[bytes], bytes | None],
-        note: Callable[[bytes, bytes], None] = lambda request, reply: None,
-    ) -> None:
+    def __init__(self, forge: Forge, note: Note = lambda frame: None) -> None:
         super().__init__()
         self._forge = forge
         self._note = note
 
-    def dial(self, address: str, **options: Any) -> Channel:
-        return _TamperingChannel(super().dial(address, **options), self._forge, self._note)
+    def dial(self, address: str, *, timeout_s: float) -> Stream:  # type: ignore[override]
+        return _TamperedStream(super().dial(address, timeout_s=timeout_s), self._forge, self._note)
 
 
-class _TamperingChannel(Channel):
-    def __init__(
-        self,
-        inner: Channel,
-        forge: Callable[[bytes], bytes | None],
-        note: Callable[[bytes, bytes], None],
-    ) -> None:
+class _TamperedStream:
+    """A connection whose frames are read on both ways."""
+
+    def __init__(self, inner: NngStream, forge: Forge, note: Note) -> None:
         self._inner = inner
         self._forge = forge
         self._note = note
+        self._sent = FrameReader(MAX_FRAME_BYTES)
+        self._came = FrameReader(MAX_FRAME_BYTES)
+        self._lock = threading.RLock()
+        self._arrived = bytearray()
+        self._error: RouterError | None = None
+        self._waiting: tuple[Sequence[memoryview], OnBytes] | None = None
+        self._buffer = memoryview(bytearray(1 << 16))
+        self._is_receiving = False
 
-    def request(self, raw: WireBytes) -> memoryview:
-        forged = self._forge(bytes(raw))
-        if forged is not None:
-            return memoryview(bytearray(forged))
-        reply = self._inner.request(raw)
-        self._note(bytes(raw), bytes(reply))
-        return reply
+    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
+        passed = FrameWriter()
+        for frame in _frames(self._sent, b"".join(pieces)):
+            forged = self._forge(frame)
+            if forged is None:
+                passed.put(frame)
+            else:
+                self._add(forged)
+        content = b"".join(piece for batch in iter(passed.next, []) for piece in batch)
+        return not content or self._inner.send([content], on_sent)
 
-    def send(
-        self,
-        raw: WireBytes,
-        on_reply: OnReply,
-        *,
-        timeout_s: float | None,
-        urgent: bool = False,
-    ) -> None:
-        forged = self._forge(bytes(raw))
-        if forged is not None:
-            reply = memoryview(bytearray(forged))
-            threading.Thread(target=on_reply, args=(reply,), daemon=True).start()
-            return
-
-        def pass_on(outcome: Any) -> None:
-            if isinstance(outcome, memoryview):
-                self._note(bytes(raw), bytes(outcome))
-            on_reply(outcome)
-
-        self._inner.send(raw, pass_on, timeout_s=timeout_s, urgent=urgent)
+    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
+        with self._lock:
+            self._waiting = targets, on_bytes
+            if not self._is_receiving:
+                self._is_receiving = True
+                self._inner.receive([self._buffer], self._on_bytes)
+        self._inner._thread.post(self._pass_on)
 
     def close(self) -> None:
         self._inner.close()
+
+    def _on_bytes(self, outcome: int | RouterError) -> None:
+        if not isinstance(outcome, int):
+            self._error = outcome
+            self._pass_on()
+            return
+        for frame in _frames(self._came, bytes(self._buffer[:outcome])):
+            self._note(frame)
+            self._add(frame)
+        self._inner.receive([self._buffer], self._on_bytes)
+
+    def _add(self, frame: bytes) -> None:
+        """Let a frame arrive."""
+        writer = FrameWriter()
+        writer.put(frame)
+        with self._lock:
+            self._arrived += b"".join(piece for batch in iter(writer.next, []) for piece in batch)
+        self._inner._thread.post(self._pass_on)
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            if self._waiting is None or not (self._arrived or self._error):
+                return
+            (targets, on_bytes), self._waiting = self._waiting, None
+            n_bytes = 0
+            for target in targets:
+                part = self._arrived[n_bytes : n_bytes + len(target)]
+                target[: len(part)] = part
+                n_bytes += len(part)
+            del self._arrived[:n_bytes]
+            outcome: int | RouterError = n_bytes
+            if not n_bytes:
+                assert self._error is not None
+                outcome = self._error
+        self._inner._guarded(partial(on_bytes, outcome))
+
+
+def _frames(reader: FrameReader, content: bytes) -> Iterator[bytes]:
+    """Yield the frames that are complete with these bytes."""
+    while content:
+        n_bytes = 0
+        for target in reader.targets:
+            part = content[n_bytes : n_bytes + len(target)]
+            target[: len(part)] = part
+            n_bytes += len(part)
+        content = content[n_bytes:]
+        yield from map(bytes, reader.add(n_bytes))

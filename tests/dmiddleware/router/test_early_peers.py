@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport.sockets import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamListener, NngStreamTransport
+from dmiddleware.router.transport.stream import OnConnection, Stream
 
 DEADLINE_S = 20.0
 
 
-class SlowTransport(SocketTransport):
-    """Listens, and returns only once a peer has connected or the deadline is over."""
+class SlowTransport(NngStreamTransport):
+    """Listens, and returns only after a peer has connected and said hello."""
 
-    connected = False
+    def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
+        connected = threading.Event()
 
-    def __init__(self, peer: Router) -> None:
-        super().__init__()
-        self._peer = peer
+        def note(stream: Stream) -> float:
+            pause_s = on_connection(stream)
+            connected.set()
+            return pause_s
 
-    def listen(self, *args: Any, **kwargs: Any) -> Any:
-        listener = super().listen(*args, **kwargs)
-        self.connected = wait_until(lambda: bool(self._peer.peers()), DEADLINE_S)
+        listener = super().listen(address, note)
+        assert connected.wait(DEADLINE_S)
+        # Its hello arrives meanwhile.
+        time.sleep(0.2)
         return listener
 
 
@@ -35,13 +39,13 @@ class SlowTransport(SocketTransport):
 def test_a_peer_that_connects_early_is_served(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/early"
     arrived = threading.Event()
-    with Router(node_id=1, dial=[address]) as peer:
-        transport = SlowTransport(peer)
-        with Router(node_id=0, listen=address, transport=transport) as router:
-            assert transport.connected
-            router.attach(lambda name, args, kwargs: arrived.set())
-            router.subscribe("hello", active=True)
-            assert wait_until(lambda: bool(peer.subscribers("hello")), DEADLINE_S)
-            # Larger than what a stranger may send.
-            peer.emit(Event("hello"), (b"x" * 1_000_000,), {})
-            assert arrived.wait(DEADLINE_S)
+    with (
+        Router(node_id=1, dial=[address]) as peer,
+        Router(node_id=0, listen=address, transport=SlowTransport()) as router,
+    ):
+        router.attach(lambda name, args, kwargs: arrived.set())
+        router.subscribe("hello", active=True)
+        assert wait_until(lambda: bool(peer.subscribers("hello")), DEADLINE_S)
+        # Larger than what a stranger may send.
+        peer.emit(Event("hello"), (b"x" * 1_000_000,), {})
+        assert arrived.wait(DEADLINE_S)

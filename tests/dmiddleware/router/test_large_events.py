@@ -1,4 +1,4 @@
-"""Large events between two routers, over every transport."""
+"""Large events between two routers, over every kind of connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from dmiddleware.errors import FrameTooLarge
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.sockets import SocketTransport
-from tests.dmiddleware.router.endpoints import Endpoints
+from tests.dmiddleware.router.endpoints import RouterEndpoints
 
 KEY = bytes(range(32))
 DEADLINE_S = 60.0
@@ -45,14 +44,12 @@ class Received:
 
 @contextlib.contextmanager
 def two(
-    endpoints: Endpoints, listens: NodeOptions, dials: NodeOptions
+    endpoints: RouterEndpoints, listens: NodeOptions, dials: NodeOptions
 ) -> Iterator[tuple[Router, Router, Received, Received]]:
     address = endpoints.address
     with (
-        Router(listen=address, key=KEY, transport=endpoints.listens, options=listens) as one,
-        Router(
-            node_id=1, dial=[one.address], key=KEY, transport=endpoints.dials, options=dials
-        ) as other,
+        Router(listen=address, key=KEY, options=listens, **endpoints.listens) as one,
+        Router(node_id=1, dial=[one.address], key=KEY, options=dials, **endpoints.dials) as other,
     ):
         received = [Received(router, "bulk", "small") for router in (one, other)]
         for router in (one, other):
@@ -60,10 +57,12 @@ def two(
         yield one, other, *received
 
 
-def test_large_events_arrive_over_every_transport(endpoints: Endpoints) -> None:
+def test_large_events_arrive_over_every_kind_of_connection(
+    router_endpoints: RouterEndpoints,
+) -> None:
     options = NodeOptions(fragment_bytes=50_000)
     array = np.random.default_rng(0).integers(0, 256, 3 * MB, dtype=np.uint8)
-    with two(endpoints, options, options) as (one, other, at_one, at_other):
+    with two(router_endpoints, options, options) as (one, other, at_one, at_other):
         for sender, received in ((one, at_other), (other, at_one)):
             for number, delivery in enumerate(("reliable", "latest", "lossy"), start=1):
                 event = Event("bulk", delivery=delivery)  # type: ignore[arg-type]
@@ -73,8 +72,8 @@ def test_large_events_arrive_over_every_transport(endpoints: Endpoints) -> None:
                 np.testing.assert_array_equal(got["w"], array)
 
 
-def test_the_default_sizes_carry_events_of_any_size(endpoints: Endpoints) -> None:
-    with two(endpoints, NodeOptions(), NodeOptions()) as (_, other, at_one, _):
+def test_the_default_sizes_carry_events_of_any_size(router_endpoints: RouterEndpoints) -> None:
+    with two(router_endpoints, NodeOptions(), NodeOptions()) as (_, other, at_one, _):
         array = np.arange(5 * MB, dtype=np.int32)
         other.emit(Event("bulk"), (array,), {})
         other.emit(Event("bulk"), (7,), {})
@@ -89,7 +88,7 @@ def test_an_event_above_the_stated_memory_is_refused_and_the_next_one_arrives(
     address: str, dialer_sends: bool, delivery: Any
 ) -> None:
     small, large = NodeOptions(max_event_bytes=MB), NodeOptions()
-    endpoints = Endpoints(address, SocketTransport(), SocketTransport())
+    endpoints = RouterEndpoints(address, {}, {})
     options = (small, large) if dialer_sends else (large, small)
     with two(endpoints, *options) as (one, other, at_one, at_other):
         sender, received = (other, at_one) if dialer_sends else (one, at_other)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import pickle
 import queue
+import signal
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +20,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.errors import (
+    ConfigError,
     DeliveryTimeout,
     HandshakeRefused,
     NoSubscriber,
@@ -25,11 +32,15 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport import Channel
-from dmiddleware.router.transport.sockets import SocketTransport
-from tests.dmiddleware.router.unix_sockets import comes_true, threads
+from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
+from dmiddleware.router.wire.stream_frames import FrameWriter
+from tests.dmiddleware.router.endpoints import RouterEndpoints
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
+from tests.dmiddleware.router.stream_ends import start_nng
 
 KEY = bytes(range(32))
+OTHER_KEY = bytes(range(1, 33))
 DEADLINE_S = 20.0
 
 
@@ -227,14 +238,14 @@ def test_a_suspended_router_accepts_nothing_and_closes_without_a_goodbye(listen:
             failing.suspend()
             failing.subscribe("e", active=False)
             learner.emit(Event("e"), (1,), {})
-            assert comes_true(lambda: learner.peer_traffic()[1].refused_frames > 0)
+            assert comes_true(lambda: learner.peer_traffic()[1].waiting == 1)
             again = Received(failing, "e")
             assert again.of("e", 1) == [(1,)]
             failing.suspend()
         got.of("node.left", 1)
         assert got.events[-1][2] == {"reason": "the connection broke"}
         learner.emit(Event("e"), (2,), {})
-        assert learner.peer_traffic()[1].waiting == 1
+        assert comes_true(lambda: learner.peer_traffic()[1].waiting == 1)
         assert first.count("e") == again.count("e") == 1
 
 
@@ -254,7 +265,6 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
             assert comes_true(lambda: hanging.holding)
             for number in range(1, 600):
                 learner.emit(Event("e"), (number, bytes(1000)), {})
-            assert comes_true(lambda: learner.peer_traffic()[1].refused_frames > 0)
             # The handler holds one event, and the inbox has room for one behind it.
             waiting = 598
             assert comes_true(lambda: learner.peer_traffic()[1].waiting == waiting)
@@ -396,7 +406,7 @@ def test_a_slow_reader_makes_the_emitter_wait_and_its_deadline_names_the_peer(li
         assert b.traffic()["e"].sent == accepted
 
 
-@pytest.mark.parametrize("key", [bytes(32), None])
+@pytest.mark.parametrize("key", [OTHER_KEY, None])
 def test_a_wrong_key_ends_the_wait_for_peers(listen: str, key: bytes | None) -> None:
     with (
         Router(node_id=0, listen=listen, key=KEY) as learner,
@@ -412,7 +422,7 @@ def test_a_node_that_is_refused_until_its_start_timeout_gives_the_reason(listen:
         Router(
             node_id=1,
             dial=[learner.address],
-            key=bytes(32),
+            key=OTHER_KEY,
             expected_peers=1,
             start_timeout_s=0.5,
         ) as collector,
@@ -489,6 +499,36 @@ def test_waiting_for_subscribers_is_not_over_when_a_peer_has_connected(listen: s
 def test_an_address_beyond_this_host_needs_a_key() -> None:
     with pytest.raises(TopologyError, match="has no key"):
         Router(listen="tcp://0.0.0.0:5555")
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"a" * 32, b"0123456" * 5, bytes(range(31))])
+def test_a_key_that_can_be_guessed_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"openssl rand -hex 32"):
+        Router(listen="tcp://0.0.0.0:0", key=key)
+
+
+def test_a_peer_with_an_old_version_gets_both_versions(
+    listen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = struct.Struct("<4sB3xIQQ")
+    hello = bytearray(encode_frame(Frame(FrameType.HELLO, metadata=b"hello"), max_size=4096))
+    hello[4:6] = (3).to_bytes(2, "little")
+    request = head.pack(b"DMWU", 1, len(hello), 7, len(hello)) + hello
+    with Router(listen=listen, key=KEY) as router:
+        for n_first in (20, 30, len(request)):
+            with connect(router.address) as old:
+                old.sendall(request[:n_first])
+                if request[n_first:]:
+                    time.sleep(0.05)
+                    old.sendall(request[n_first:])
+                answer = old.recv(4096)
+                magic, kind, size, number, total = head.unpack_from(answer)
+                assert (magic, kind, number) == (b"DMWU", 2, 7)
+                assert size == total == len(answer) - head.size
+                assert version_of(answer[head.size :]) == VERSION == 4
+                assert is_hung_up_on(old)
+        assert comes_true(lambda: router.node.n_refused == 3)
+    assert "the peer has protocol version 3, this side 4; install" in caplog.text
 
 
 def test_using_a_closed_router_raises(listen: str) -> None:
@@ -570,6 +610,11 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         except HandshakeRefused as error:
             errors.append(error)
 
+    def is_waiting() -> bool:
+        n_sent = router.traffic()["e"].sent if "e" in router.traffic() else 0
+        time.sleep(0.2)
+        return n_sent > 0 and router.traffic()["e"].sent == n_sent
+
     with (
         Router(node_id=2, listen=elsewhere, run_id="other", key=KEY),
         two(f"ipc://{tmp_path}/0.sock", outbox_bytes=1000, inbox_bytes=1000) as (reader, router),
@@ -581,35 +626,35 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         router.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         emitting = threading.Thread(target=fill, daemon=True)
         emitting.start()
-        assert comes_true(lambda: router.peer_traffic()[0].refused_frames > 0)
+        assert comes_true(is_waiting)
         router.dial(elsewhere)
         emitting.join(DEADLINE_S)
         assert len(errors) == 1
 
 
-class Dialing(SocketTransport):
-    """A transport that calls a function for each dialed address, and then fails."""
+class Recording(NngStreamTransport):
+    """Records the connections that it dials."""
 
-    def __init__(self, **by_name: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._by_name = by_name
+        self.dialed: list[NngStream] = []
 
-    def dial(self, address: str, **options: Any) -> Channel:
-        self._by_name[address.rpartition("/")[2]]()
-        raise TransportError("nobody is there")
+    def dial(self, address: str, *, timeout_s: float) -> NngStream:
+        stream = super().dial(address, timeout_s=timeout_s)
+        self.dialed.append(stream)
+        return stream
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_internal_error_while_dialing_ends_waits() -> None:
-    def fail() -> None:
+def test_an_internal_error_while_dialing_ends_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(address: str, *, timeout_s: float) -> NngStream:
         raise ValueError("a defect")
 
+    transport = NngStreamTransport()
+    monkeypatch.setattr(transport, "dial", fail)
     with (
-        Router(dial=["ipc:///a"], transport=Dialing(a=fail)) as router,
-        pytest.raises(
-            RouterError,
-            match=r"dialing ipc:///a failed with an internal error: ValueError\('a defect",
-        ),
+        Router(dial=["ipc:///a"], transport=transport) as router,
+        pytest.raises(RouterError, match=r"internal error: ValueError\('a defect"),
     ):
         router.wait_for_peers(1, timeout_s=600.0)
 
@@ -626,37 +671,44 @@ def test_an_internal_error_in_a_thread_ends_waits(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_address_passed_twice_is_dialed_once(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/0.sock"
+    address, transport = f"ipc://{tmp_path}/0.sock", Recording()
     with (
         Router(node_id=0, listen=address) as listener,
-        Router(node_id=1, dial=[address, address]) as dialer,
+        Router(node_id=1, dial=[address, address], transport=transport) as dialer,
     ):
         dialer.dial(address)
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
-        assert threads().count(f"router-dial-{address}") == 1
+        assert len(transport.dialed) == 1
         assert listener.peer_ids() == [1]
 
 
-def test_closing_stops_all_dialers_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmiddleware.router.runtime.dialer.REPLY_TIMEOUT_S", 600.0)
-    began, release = threading.Event(), threading.Event()
+def break_connection(router: Router, peer: int) -> None:
+    """Close a router's connection to a peer, without a word."""
+    with router.lock:
+        link = router.node.peers[str(peer)].link
+    if link is not None:
+        link.route.close()
 
-    def hang() -> None:
-        began.set()
-        assert release.wait(DEADLINE_S)
 
-    router = Router(dial=["ipc:///a", "ipc:///b"], transport=Dialing(a=hang, b=lambda: None))
-    router.start()
-    assert began.wait(DEADLINE_S)
-    closing = threading.Thread(target=router.close)
-    closing.start()
-    try:
-        assert comes_true(lambda: "router-dial-ipc:///b" not in threads(), DEADLINE_S / 2)
-        assert "router-dial-ipc:///a" in threads()
-    finally:
-        release.set()
-        closing.join(DEADLINE_S)
-    assert not closing.is_alive()
+def test_connections_that_break_lose_and_duplicate_nothing(
+    router_endpoints: RouterEndpoints,
+) -> None:
+    with (
+        Router(listen=router_endpoints.address, key=KEY, **router_endpoints.listens) as one,
+        Router(node_id=1, dial=[one.address], key=KEY, **router_endpoints.dials) as other,
+    ):
+        received = [Received(router, "e") for router in (one, other)]
+        for router in (one, other):
+            router.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
+        for number in range(400):
+            for router in (one, other):
+                router.emit(Event("e"), (number, bytes(number % 7 * 10_000)), {})
+            if number % 80 == 40:
+                break_connection(*((one, 1) if number % 160 == 40 else (other, 0)))
+        for got in received:
+            assert [args[0] for args in got.of("e", 400)] == list(range(400))
+        assert one.node.n_sessions >= 3
+        assert one.close() == other.close() == {}
 
 
 def test_closing_leaves_no_thread_behind(listen: str) -> None:
@@ -664,6 +716,71 @@ def test_closing_leaves_no_thread_behind(listen: str) -> None:
     with two(listen) as (learner, _):
         learner.wait_for_peers(1, timeout_s=DEADLINE_S)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_router_leaves_nothing_when_it_has_closed(
+    router_endpoints: RouterEndpoints, fails: bool
+) -> None:
+    start_nng()
+    before, n_before = set(threading.enumerate()), n_descriptors()
+    address = router_endpoints.address
+    with contextlib.suppress(KeyError), contextlib.ExitStack() as stack:
+        one = stack.enter_context(Router(listen=address, key=KEY, **router_endpoints.listens))
+        other = stack.enter_context(
+            Router(node_id=1, dial=[one.address], key=KEY, **router_endpoints.dials)
+        )
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        if fails:
+            raise KeyError
+    assert set(threading.enumerate()) <= before
+    # nng closes the descriptors of TLS connections in the background.
+    assert comes_true(lambda: n_descriptors() <= n_before, 2.0)
+    if address.startswith("ipc://"):
+        socket_file = Path(address.removeprefix("ipc://"))
+        assert not [one for one in socket_file.parent.iterdir() if one.is_socket()]
+
+
+def test_a_folder_whose_lock_another_process_holds_is_named(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started_at = time.monotonic()
+        router = Router(listen=f"ipc://{tmp_path}/0.sock", key=KEY)
+        with pytest.raises(TransportError, match=f"the lock of {tmp_path} "):
+            router.start()
+        assert time.monotonic() - started_at < 5.0
+    finally:
+        os.close(descriptor)
+    with router:
+        assert router.address
+
+
+@pytest.mark.process
+def test_a_forked_process_gets_an_error(listen: str) -> None:
+    with two(listen) as (one, other):
+        other.wait_for_peers(1, timeout_s=DEADLINE_S)
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(int(DEADLINE_S))
+                n_errors = 0
+                for attempt in (
+                    lambda: other.emit(Event("e"), (), {}),
+                    lambda: other.dial("tcp://127.0.0.1:1"),
+                    other.close,
+                    one.start,
+                ):
+                    try:
+                        attempt()
+                    except RouterStateError:
+                        n_errors += 1
+                os._exit(n_errors)
+            except BaseException:  # noqa: BLE001 (nothing of the test must run here)
+                os._exit(99)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 4
+        assert other.peer_ids() == [0]
 
 
 def test_an_event_whose_callback_raises_does_not_stop_later_events(
@@ -703,19 +820,33 @@ def test_an_event_that_cannot_be_unpickled_is_counted_and_skipped(listen: str) -
         assert learner.traffic()["e"].undecodable == 1
 
 
+def framed(*frames: bytes) -> bytes:
+    writer = FrameWriter()
+    for frame in frames:
+        writer.put(frame)
+    return b"".join(piece for batch in iter(writer.next, []) for piece in batch)
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to a listener, as anyone can."""
+    made = socket.socket(socket.AF_UNIX if address.startswith("ipc:") else socket.AF_INET)
+    made.settimeout(DEADLINE_S)
+    if address.startswith("ipc:"):
+        made.connect(address.removeprefix("ipc://"))
+    else:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        made.connect((host, int(port)))
+    return made
+
+
+@pytest.mark.parametrize("sent", [framed(bytes(100)), b"GET / HTTP/1.1\r\n\r\n"])
 def test_many_rejected_frames_log_few_warnings(
-    listen: str, caplog: pytest.LogCaptureFixture
+    listen: str, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Router(node_id=0, listen=listen, key=KEY) as learner:
         for _ in range(40):
-            channel = SocketTransport().dial(
-                learner.address,
-                connect_timeout_s=DEADLINE_S,
-                reply_timeout_s=DEADLINE_S,
-                max_frame_bytes=1 << 20,
-            )
-            with pytest.raises(TransportError):
-                channel.request(bytes(100))
-            channel.close()
-        assert learner.node.n_refused == 40
+            with connect(learner.address) as stranger:
+                stranger.sendall(sent)
+                assert is_hung_up_on(stranger)
+        assert comes_true(lambda: learner.node.n_refused == 40)
     assert 1 <= caplog.text.count("closed a connection") < 20

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dmiddleware.errors import HandshakeRefused
 from dmiddleware.router.protocol.handshake import Identity
-from dmiddleware.router.wire.frame import FrameType
-from tests.dmiddleware.router.node_pairs import asked, join, make_node
+from tests.dmiddleware.router.node_pairs import Connection, beat, join, make_node
 
 N_NODES = 4
 FRESH = bytes(16)
@@ -23,6 +22,7 @@ class Run:
         self.star = star
         self.n_starts = [1] * N_NODES
         self.live = [make_node(str(number)) for number in range(N_NODES)]
+        self.connections: dict[frozenset[int], Connection] = {}
         self.believed: dict[tuple[int, int], tuple[int, int]] = {}
 
     def restart(self, number: int) -> None:
@@ -34,28 +34,31 @@ class Run:
             self.believed.pop((number, other), None)
 
     def cut(self, one: int, other: int) -> None:
-        for here, there in ((one, other), (other, one)):
-            self.live[here].on_connection_lost(str(there), "the connection broke", 0.0)
+        connection = self.connections.pop(frozenset((one, other)), None)
+        if connection is not None:
+            connection.cut()
 
     def connect(self, dialer: int, listener: int) -> None:
         if dialer == listener or (self.star and 0 not in (dialer, listener)):
             return
         here, there = self.live[dialer], self.live[listener]
         try:
-            peer = join(here, there)
+            connection = join(here, there)
         except HandshakeRefused as refused:
-            assert refused.code == "dialed", refused
+            assert refused.code == "connected", refused
             return
+        self.cut(dialer, listener)
+        self.connections[frozenset((dialer, listener))] = connection
         assert self.known(dialer, listener) == there.incarnation
         assert self.known(listener, dialer) == here.incarnation
         self.check(dialer, listener)
         self.check(listener, dialer)
-        asked(here, there, peer, FrameType.HEARTBEAT)
+        beat(connection)
 
     def known(self, by: int, number: int) -> int:
         """Return the incarnation that a node believes another to have."""
         newcomer = Identity("run", str(number), FRESH)
-        return self.live[by].least_incarnation(newcomer) - 1
+        return self.live[by]._members.least_incarnation(newcomer) - 1
 
     def check(self, by: int, number: int) -> None:
         """Check that a new process has a larger incarnation than those that the peer knew."""

@@ -21,9 +21,14 @@ from dmiddleware.router.protocol.handshake import (
     Refusal,
     hkdf,
 )
+from dmiddleware.router.wire.frame import VERSION
 
 KEY = bytes(range(32))
-LIMITS = PeerLimits(max_event_bytes=1 << 26, credit_bytes=1 << 28, window=8)
+LIMITS = PeerLimits(
+    max_event_bytes=1 << 26, inbox_bytes=1 << 28, outbox_bytes=1 << 20, max_event_names=9
+)
+
+OWN_LIMITS = msgspec.structs.replace(LIMITS, max_event_bytes=1 << 20)
 
 
 class Known:
@@ -36,7 +41,7 @@ class Known:
     def least_incarnation(self, identity: Identity) -> int:
         return self.least
 
-    def admit(self, identity: Identity, incarnation: int) -> Refusal | None:
+    def admit(self, identity: Identity, incarnation: int, *, dialed: bool) -> Refusal | None:
         return self.refusal
 
 
@@ -74,7 +79,7 @@ def dialer(
         key,
         incarnation=incarnation,
         nonce=nonce.to_bytes(32, "big"),
-        max_event_bytes=1 << 20,
+        limits=OWN_LIMITS,
         known=known or Known(),
     )
 
@@ -129,19 +134,24 @@ def test_a_dialers_own_proof_is_not_accepted_from_the_listener() -> None:
     ours, theirs = dialer(), listener()
     answer = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
     proof = msgspec.msgpack.decode(answer)["proof"]
-    limits = msgspec.to_builtins(LIMITS)
-    welcome = {"session": 1, "incarnation": 1, "limits": limits, "proof": proof}
+    welcome = {"session": 1, "incarnation": 1, "proof": proof}
     with pytest.raises(AuthError):
         ours.on_welcome(msgspec.msgpack.encode(welcome))
 
 
-def test_altered_limits_are_detected() -> None:
+@pytest.mark.parametrize("field", msgspec.structs.asdict(LIMITS))
+@pytest.mark.parametrize("of_dialer", [False, True])
+def test_altered_limits_are_detected(of_dialer: bool, field: str) -> None:
+    def altered(raw: bytes, *, if_dialer: bool) -> bytes:
+        message = msgspec.msgpack.decode(raw)
+        message["limits"][field] += if_dialer is of_dialer
+        return msgspec.msgpack.encode(message)
+
     ours, theirs = dialer(), listener()
-    welcome, _ = theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
-    changed = msgspec.msgpack.decode(welcome)
-    changed["limits"]["window"] = 10_000
-    with pytest.raises(AuthError):
-        ours.on_welcome(msgspec.msgpack.encode(changed))
+    challenge = theirs.on_hello(altered(ours.hello(), if_dialer=True), 0.0)
+    auth = ours.on_challenge(altered(challenge, if_dialer=False))
+    with pytest.raises((AuthError, HandshakeRefused)):
+        theirs.on_auth(auth, 0.0)
 
 
 def test_an_auth_cannot_be_replayed() -> None:
@@ -241,23 +251,23 @@ def test_the_dialer_too_may_refuse_the_other_side() -> None:
 def test_another_version_is_refused_with_both_versions() -> None:
     hello = msgspec.msgpack.decode(dialer().hello())
     hello["version"] = 99
-    with pytest.raises(HandshakeRefused, match="versions 99 and 3"):
+    with pytest.raises(HandshakeRefused, match=f"versions 99 and {VERSION}"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
 def test_another_version_is_refused_even_if_its_hello_differs() -> None:
     hello = {"version": 0, "who": "nobody yet known"}
-    with pytest.raises(HandshakeRefused, match="versions 0 and 3"):
+    with pytest.raises(HandshakeRefused, match=f"versions 0 and {VERSION}"):
         listener().on_hello(msgspec.msgpack.encode(hello), 0.0)
 
 
-def test_each_side_learns_the_event_size_limit_of_the_other() -> None:
+def test_each_side_learns_the_limits_of_the_other() -> None:
     ours, theirs = dialer(), listener()
     welcome, at_listener = theirs.on_auth(
         ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.1
     )
-    assert at_listener.limits.max_event_bytes == 1 << 20
-    assert ours.on_welcome(welcome).limits.max_event_bytes == LIMITS.max_event_bytes
+    assert at_listener.limits == OWN_LIMITS
+    assert ours.on_welcome(welcome).limits == LIMITS
 
 
 def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
@@ -298,6 +308,42 @@ def test_a_refusal_is_verified_only_for_its_own_attempt(change: str) -> None:
     assert received.code == refusal["code"]
 
 
+def test_a_forged_refusal_changes_nothing_on_a_terminal() -> None:
+    ours = dialer()
+    forged = {"code": "no\rkey", "reason": "first\nsecond \x1b[2J\u202e" + 999 * "x"}
+    received = ours.on_refused(msgspec.msgpack.encode(forged))
+    assert not received.verified
+    for text in (received.code, str(received)):
+        assert text.isprintable() and len(text) <= 500
+    assert "first" in str(received) and "second" in str(received)
+
+
+@pytest.mark.parametrize("of_dialer", [False, True])
+def test_an_incarnation_that_no_run_reaches_is_refused_by_either_side(of_dialer: bool) -> None:
+    huge = 1 << 40
+    ours, theirs = dialer(), listener()
+    if of_dialer:
+        ours = dialer(incarnation=huge)
+        auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+        with pytest.raises(FrameError, match="claims incarnation"):
+            theirs.on_auth(auth, 0.0)
+    else:
+        theirs = listener(incarnation=huge)
+        with pytest.raises(FrameError, match="claims incarnation"):
+            ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+    # What one side claims to know about the other is bounded in the same way.
+    ours, theirs = dialer(), listener()
+    if of_dialer:
+        ours = dialer(known=Known(least=huge))
+        auth = ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+        with pytest.raises(FrameError, match="claims incarnation"):
+            theirs.on_auth(auth, 0.0)
+    else:
+        theirs = listener(known=Known(least=huge))
+        with pytest.raises(FrameError, match="claims incarnation"):
+            ours.on_challenge(theirs.on_hello(ours.hello(), 0.0))
+
+
 def test_a_hello_over_the_limit_is_not_read() -> None:
     with pytest.raises(FrameError, match="at most 4096"):
         listener().on_hello(bytes(MAX_HANDSHAKE_BYTES + 1), 0.0)
@@ -321,6 +367,9 @@ def test_hkdf_matches_rfc_5869() -> None:
     assert derived.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 
+CONTROLS = [["a\nb"], ["\x1b[31m"], ["\x9b"], ["\x7f"], ["a\u2028"], ["\u202e"]]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -338,6 +387,8 @@ def test_hkdf_matches_rfc_5869() -> None:
         ("roles", ["x" * 257]),
         ("roles", ["collector"] * 65),
         ("roles", "collector"),
+        *((field, value) for field in ("roles", "labels") for value in CONTROLS),
+        *(("run_id", value[0]) for value in CONTROLS),
         ("labels", [1]),
         ("incarnation", 0),
         ("incarnation", -1),
@@ -347,13 +398,17 @@ def test_hkdf_matches_rfc_5869() -> None:
         ("max_event_bytes", 0),
         ("max_event_bytes", 8191),
         ("max_event_bytes", 2**63),
+        ("inbox_bytes", 0),
+        ("outbox_bytes", -1),
+        ("max_event_names", 0),
         ("keyed", 1),
         ("extra", 1),
     ],
 )
 def test_a_hello_with_an_impossible_field_is_refused(field: str, value: object) -> None:
     hello = msgspec.msgpack.decode(dialer().hello())
-    fields = hello if field in hello else hello["identity"]
+    places = [hello, hello["limits"], hello["identity"]]
+    fields = next((place for place in places if field in place), hello)
     fields[field] = value
     theirs = listener()
     with pytest.raises(FrameError, match="not a valid HELLO"):
@@ -383,14 +438,13 @@ def test_an_auth_with_an_impossible_field_is_refused(field: str, value: object) 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("session", 0), ("incarnation", 0), ("window", 0), ("credit_bytes", -1), ("proof", "")],
+    [("session", 0), ("incarnation", 0), ("proof", ""), ("limits", {})],
 )
 def test_a_welcome_with_an_impossible_field_is_refused(field: str, value: object) -> None:
     ours, theirs = dialer(), listener()
     welcome, _ = theirs.on_auth(ours.on_challenge(theirs.on_hello(ours.hello(), 0.0)), 0.0)
     changed = msgspec.msgpack.decode(welcome)
-    fields = changed if field in changed else changed["limits"]
-    fields[field] = value
+    changed[field] = value
     with pytest.raises(FrameError, match="not a valid WELCOME"):
         ours.on_welcome(msgspec.msgpack.encode(changed))
     ours.on_welcome(welcome)
@@ -402,6 +456,8 @@ def test_an_identity_that_peers_would_refuse_is_found_at_home() -> None:
         Identity("run", "seven", bytes(16)),
         Identity("run", "7", bytes(15)),
         Identity("run\ud800", "7", bytes(16)),
+        Identity("run\n", "7", bytes(16)),
+        Identity("run", "7", bytes(16), roles=("\x1b[2J",)),
         Identity("run", "7", bytes(16), labels=("x" * 200,) * 30),
     ):
         with pytest.raises(ValueError, match=r"."):

@@ -1,362 +1,325 @@
-"""The reliable stream: once, in order and whole, whatever the network does."""
+"""The streams between two nodes: reliable, handled, latest and lossy events over connections."""
 
 from __future__ import annotations
-
-import random
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.protocol.streams import Inbox, Outbox, Verdict
+from dmiddleware.router.protocol.options import NodeOptions
+from dmiddleware.router.protocol.streams import (
+    HANDLED,
+    LATEST,
+    LOSSY,
+    RELIABLE,
+    EventBatch,
+    IncomingStreams,
+    OutgoingStreams,
+)
+from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
+from dmiddleware.router.wire.frame import FrameType, type_of
+from tests.dmiddleware.router.node_pairs import (
+    CODEC,
+    exchange,
+    handled,
+    join,
+    make_node,
+    reconnect,
+    serve,
+    taken,
+)
+
+OPTIONS = NodeOptions(
+    batch_bytes=300,
+    outbox_bytes=20_000,
+    inbox_bytes=2_000,
+    fragment_bytes=200,
+    max_event_bytes=10_000,
+)
+LARGE = 1500
+KINDS = ("reliable", "handled", "weights", "metric")
 
 
-@dataclass(frozen=True)
-class Message:
-    content: int
-    size: int
+def event(name: str, value: object = 0) -> EncodedEvent:
+    return encode_event(name, value, CODEC)
 
 
-def message(number: int, size: int = 10) -> Message:
-    return Message(number, size)
+class Exchange:
+    """Node 1 sends events of all kinds to node 0, and a ledger shows which have arrived."""
 
+    def __init__(self, options: NodeOptions = OPTIONS) -> None:
+        self.sender = make_node("1", options=options)
+        self.receiver = make_node("0", options=options)
+        self.connection = join(self.sender, self.receiver)
+        self.offered: dict[str, list[int]] = {kind: [] for kind in KINDS}
+        self.taken: dict[str, list[int]] = {kind: [] for kind in KINDS}
 
-def outbox(**options: object) -> Outbox[Message]:
-    return Outbox(
-        **{"max_bytes": 10_000, "window": 4, "batch_bytes": 30, "retry_s": 1.0, **options}
-    )  # type: ignore[arg-type]
-
-
-class BadNetwork:
-    """Loses, duplicates and reorders frames."""
-
-    def __init__(self, chance: random.Random, loss: float) -> None:
-        self.chance = chance
-        self.loss = loss
-        self.inside: list[tuple[object, ...]] = []
-
-    def put(self, *item: object) -> None:
-        for _ in range(self.chance.choice([1, 1, 2])):
-            if self.chance.random() >= self.loss:
-                self.inside.append(item)
-
-    def get(self) -> list[tuple[object, ...]]:
-        self.chance.shuffle(self.inside)
-        count = self.chance.randrange(len(self.inside) + 1)
-        out, self.inside = self.inside[:count], self.inside[count:]
-        return out
-
-
-def answer(receiver: Inbox[Message], back: BadNetwork, sequence: object, messages: object) -> None:
-    """Accept a frame, and send what a node sends back."""
-    verdict = receiver.on_frame(sequence, messages)  # type: ignore[arg-type]
-    if verdict is Verdict.BUSY:
-        back.put("busy", sequence, 0)
-    elif sequence > receiver.acknowledged:  # type: ignore[operator]
-        back.put("kept", sequence, 0)
-    else:
-        back.put("ack", receiver.acknowledged, receiver.credit)
-
-
-def read_answers(sender: Outbox[Message], back: BadNetwork, now: float) -> None:
-    for kind, sequence, credit in back.get():
-        if kind == "busy":
-            sender.on_busy(sequence, 0.5, now)  # type: ignore[arg-type]
-        elif kind == "kept":
-            sender.on_kept(sequence)  # type: ignore[arg-type]
+    def offer(self, kind: str, n_bytes: int = 0) -> None:
+        number = len(self.offered[kind])
+        encoded = event(kind, (number, bytes(n_bytes)))
+        if kind == "weights":
+            self.sender.peers["0"].outgoing.put_latest(encoded)
+        elif kind == "metric":
+            self.sender.peers["0"].outgoing.put_lossy(encoded)
         else:
-            sender.on_ack(sequence, credit)  # type: ignore[arg-type]
+            assert self.sender.offer("0", encoded, handled=kind == "handled")
+        self.offered[kind].append(number)
+
+    def offer_all(self) -> None:
+        for n_bytes in (0, 0, LARGE, 0):
+            for kind in KINDS:
+                self.offer(kind, n_bytes)
+
+    def take(self) -> None:
+        for _, name, value in handled(self.receiver) + taken(self.receiver):
+            self.taken[name].append(value[0])
+
+    def run(self, rounds: int = 1_000_000) -> int:
+        """Exchange and take up to some number of frames; return how many there were."""
+        for n_frames in range(rounds):
+            self.connection.fill(0)
+            self.connection.fill(1)
+            sides = [side for side in (0, 1) if self.connection.routes[side].frames]
+            if not sides:
+                return n_frames
+            self.connection.deliver(sides[n_frames % len(sides)])
+            assert not self.connection.errors
+            self.take()
+        return rounds
+
+    def finish(self) -> None:
+        """Exchange the rest, and check the ledgers."""
+        for _ in range(3):
+            self.run()
+            for node in (self.sender, self.receiver):
+                node.beat()
+                serve(node)
+        outgoing = self.sender.peers["0"].outgoing
+        incoming = self.receiver.peers["1"].incoming
+        assert outgoing.is_empty and incoming.large_bytes == 0
+        for kind in ("reliable", "handled"):
+            assert self.taken[kind] == self.offered[kind]
+        assert self.taken["weights"] == sorted(set(self.taken["weights"]))
+        assert self.taken["weights"][-1:] == self.offered["weights"][-1:]
+        metrics = self.taken["metric"]
+        assert metrics == sorted(set(metrics))
+        n_dropped = outgoing.counters.dropped + incoming.counters.dropped
+        assert len(metrics) + n_dropped == len(self.offered["metric"])
 
 
-@settings(max_examples=200, deadline=None)
+def test_without_interruptions_everything_arrives() -> None:
+    world = Exchange()
+    world.offer_all()
+    world.finish()
+    assert len(world.taken["metric"]) == 4
+
+
+@pytest.mark.parametrize("listener_sends", [False, True])
+def test_a_reconnect_after_any_frame_loses_and_repeats_nothing(listener_sends: bool) -> None:
+    n_frames = 0
+    cut_after = 0
+    while cut_after <= n_frames:
+        world = Exchange()
+        if listener_sends:
+            world.connection.cut()
+            world.connection = join(world.receiver, world.sender)
+        world.offer_all()
+        if not cut_after:
+            n_frames = world.run()
+            assert n_frames > 30
+        else:
+            world.run(cut_after)
+            world.connection = reconnect(world.connection)
+            world.finish()
+        cut_after += 1
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 2**32),
-    n_messages=st.integers(1, 80),
-    window=st.integers(1, 6),
-    max_unhandled=st.none() | st.integers(1, 8),
-    loss=st.floats(0, 0.6),
-    life=st.integers(1, 30),
-)
-def test_the_successor_of_a_receiver_that_dies_at_any_point_sees_no_gap(
-    seed: int, n_messages: int, window: int, max_unhandled: int | None, loss: float, life: int
-) -> None:
-    chance = random.Random(seed)
-    sender = outbox(window=window)
-    to_offer = [message(number) for number in range(n_messages)]
-    done = 0  # all messages before this one were accepted, or handled, by one of the receivers
-    for lives_for in [chance.randrange(life) for _ in range(5)] + [20_000]:
-        receiver = Inbox[Message](10_000, window, max_unhandled)
-        there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
-        accepted: list[int] = []
-        n_handled = 0
-        for now in range(lives_for):
-            while to_offer and sender.offer(to_offer[0]):
-                to_offer.pop(0)
-            while (frame := sender.next_frame(float(now))) is not None:
-                there.put(frame.sequence, frame.messages)
-            for sequence, messages in there.get():
-                answer(receiver, back, sequence, messages)
-            accepted += [m.content for m in receiver.take(chance.randrange(4))]
-            while max_unhandled and n_handled < len(accepted) and chance.random() < 0.7:
-                receiver.on_handled()
-                n_handled += 1
-            # Heartbeats repeat the newest acknowledgment.
-            back.put("ack", receiver.acknowledged, receiver.credit)
-            read_answers(sender, back, float(now))
-            if not to_offer and sender.empty:
-                break
-        if max_unhandled is None:
-            accepted += [m.content for m in receiver.take()]
-            n_handled = len(accepted)
-        first = accepted[0] if accepted else done
-        assert first <= done
-        assert accepted == list(range(first, first + len(accepted)))
-        done = max(done, first + n_handled)
-        assert sender.counters.acknowledged <= done
-        sender.on_reconnect(0.0)
-        sender.on_new_peer()
-    assert done == n_messages
-
-
-def test_a_frame_that_arrives_early_is_neither_acknowledged_nor_sent_again() -> None:
-    sender, receiver = outbox(), Inbox[Message](1000, 4)
-    frames = []
-    for number in range(3):
-        sender.push(message(number, 30))
-        frame = sender.next_frame(0.0)
-        assert frame is not None
-        frames.append(frame)
-    for frame in frames[1:]:
-        assert receiver.on_frame(frame.sequence, frame.messages) is Verdict.ACCEPTED
-        assert receiver.acknowledged == 0
-        sender.on_kept(frame.sequence)
-    assert sender.n_messages == 3
-    sender.on_reconnect(0.5)
-    assert sender.next_frame(5.0) is frames[0]
-    assert sender.next_frame(5.0) is None
-    assert receiver.on_frame(1, frames[0].messages) is Verdict.ACCEPTED
-    assert receiver.acknowledged == 3
-    sender.on_ack(3, receiver.credit)
-    assert sender.empty and sender.n_bytes == 0
-
-
-def test_a_frame_is_acknowledged_when_all_its_messages_were_handled() -> None:
-    box = Inbox[Message](1000, 8, 4)
-    for sequence, count in ((1, 2), (2, 0), (3, 5)):
-        box.on_frame(sequence, [message(0)] * count)
-    assert len(box.take(100)) == 4
-    assert not box.has_ready and box.take(100) == []
-    assert not box.on_handled()
-    assert box.on_handled() and box.acknowledged == 2
-    assert box.has_ready and len(box.take(100)) == 2
-    handled = [box.on_handled() for _ in range(4)]
-    assert handled == [False] * 4
-    assert len(box.take(100)) == 1
-    assert box.on_handled() and box.acknowledged == 3
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=80),
-    window=st.integers(1, 6),
-    inbox_bytes=st.integers(1, 200),
-    hold_bytes=st.integers(0, 50),
-    loss=st.floats(0, 0.6),
-)
-def test_a_lossy_network_delivers_everything_once_in_order(
-    seed: int, sizes: list[int], window: int, inbox_bytes: int, hold_bytes: int, loss: float
-) -> None:
-    chance = random.Random(seed)
-    sender = Outbox[Message](
-        max_bytes=100, window=window, batch_bytes=50, hold_bytes=hold_bytes, retry_s=1.0
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(KINDS), st.sampled_from((0, 0, 100, LARGE))),
+            st.tuples(st.just("run"), st.integers(1, 12)),
+            st.tuples(st.sampled_from(("suspend", "resume", "reconnect")), st.just(0)),
+        ),
+        max_size=50,
     )
-    receiver = Inbox[Message](inbox_bytes, window)
-    there, back = BadNetwork(chance, loss), BadNetwork(chance, loss)
-    to_offer = [Message(number, size) for number, size in enumerate(sizes)]
-    got: list[int] = []
-    for now in range(20_000):
-        while to_offer and sender.offer(to_offer[0]):
-            to_offer.pop(0)
-        while (frame := sender.next_frame(float(now))) is not None:
-            there.put(frame.sequence, frame.messages)
-        for sequence, messages in there.get():
-            answer(receiver, back, sequence, messages)
-        read_answers(sender, back, float(now))
-        assert receiver.n_bytes <= inbox_bytes + 2 * max(*sizes, 50)
-        got += [m.content for m in receiver.take(chance.randrange(4))]
-        if not to_offer and sender.empty:
-            break
-    got += [m.content for m in receiver.take()]
-    assert got == list(range(len(sizes)))
-    assert sender.counters.acknowledged == sender.counters.accepted == len(sizes)
-    assert sender.n_bytes == receiver.n_bytes == 0
+)
+def test_suspensions_and_reconnects_in_any_order_lose_and_repeat_nothing(
+    steps: list[tuple[str, int]],
+) -> None:
+    world = Exchange()
+    for what, n in steps:
+        if what == "run":
+            world.run(n)
+        elif what == "reconnect":
+            world.connection = reconnect(world.connection)
+        elif what in ("suspend", "resume"):
+            world.receiver.accepting = what == "resume"
+            serve(world.receiver)
+        elif world.sender.peers["0"].outgoing.n_bytes < 15_000:
+            world.offer(what, n)
+    world.receiver.accepting = True
+    serve(world.receiver)
+    world.finish()
 
 
-def test_messages_are_held_back_while_a_frame_is_pending_until_there_are_enough() -> None:
-    box = outbox(hold_bytes=25)
-    assert box.offer(message(0))
-    first = box.next_frame(0.0)
-    assert first is not None and len(first.messages) == 1, "with nothing pending it is sent at once"
-    for number in (1, 2):
-        assert box.offer(message(number))
-        assert box.next_frame(0.1) is None
-    assert box.offer(message(3))
-    joined = box.next_frame(0.1)
-    assert joined is not None and [m.content for m in joined.messages] == [1, 2, 3]
-    assert box.offer(message(4))
-    assert box.next_frame(0.1) is None
-    box.on_ack(first.sequence, 1000)
-    assert box.next_frame(0.1) is None
-    box.on_ack(joined.sequence, 1000)
-    last = box.next_frame(0.1)
-    assert last is not None and [m.content for m in last.messages] == [4]
+@pytest.mark.parametrize("n_before", range(0, 60, 3))
+@pytest.mark.parametrize("n_during", [0, 1, 2, 5, 1000])
+def test_a_suspension_at_any_point_drops_and_later_has_all_sent_again(
+    n_before: int, n_during: int
+) -> None:
+    world = Exchange()
+    world.offer_all()
+    world.run(n_before)
+    world.receiver.accepting = False
+    serve(world.receiver)
+    before = {kind: list(numbers) for kind, numbers in world.taken.items()}
+    world.run(n_during)
+    assert world.taken == before
+    world.offer_all()
+    world.receiver.accepting = True
+    serve(world.receiver)
+    world.run(2)
+    # It changes its mind again before the sender knows.
+    world.receiver.accepting = False
+    world.receiver.accepting = True
+    serve(world.receiver)
+    world.finish()
 
 
-def test_waiting_bytes_are_recounted_for_a_new_peer() -> None:
-    box = outbox(hold_bytes=25)
-    for number in range(3):
-        assert box.offer(message(number))
-        box.next_frame(0.0)
-    box.on_new_peer()
-    frame = box.next_frame(0.0)
-    assert frame is not None and [m.content for m in frame.messages] == [0, 1, 2]
-    for number in (3, 4, 5):
-        assert box.next_frame(0.1) is None
-        assert box.offer(message(number))
-    assert box.next_frame(0.1) is not None
+def test_while_a_peer_accepts_nothing_the_sender_keeps_a_bounded_number_of_lossy_events() -> None:
+    world = Exchange(NodeOptions(max_lossy=5))
+    world.run()
+    world.receiver.accepting = False
+    serve(world.receiver)
+    world.run()
+    sent = world.sender.peers["0"].counters.sent_frames
+    for _ in range(100):
+        world.offer("metric")
+        world.run()
+    assert world.sender.peers["0"].counters.sent_frames - sent < 5
+    world.receiver.accepting = True
+    serve(world.receiver)
+    world.finish()
+    assert world.taken["metric"] == [95, 96, 97, 98, 99]
 
 
-def test_small_messages_share_a_frame_up_to_the_batch_size() -> None:
-    box = outbox()
-    for number in range(5):
-        assert box.offer(message(number))
-    first, second = box.next_frame(0.0), box.next_frame(0.0)
-    assert first is not None and [m.content for m in first.messages] == [0, 1, 2]
-    assert second is not None and [m.content for m in second.messages] == [3, 4]
-    assert box.next_frame(0.0) is None
+def test_events_are_dropped_until_the_sender_has_gone_back() -> None:
+    world = Exchange()
+    world.run()
+    world.receiver.accepting = False
+    world.offer("reliable")
+    world.connection.fill(0)
+    world.receiver.accepting = True
+    serve(world.receiver)
+    # The first frame was sent before the sender knew.
+    assert type_of(world.connection.routes[0].frames[0]) is FrameType.DATA
+    world.connection.deliver(0)
+    assert taken(world.receiver) == []
+    world.connection.deliver(1)
+    sent = [type_of(frame) for frame in world.connection.routes[0].frames]
+    assert sent[-2:] == [FrameType.AGAIN, FrameType.DATA]
+    world.finish()
 
 
-def test_a_full_outbox_refuses_until_an_acknowledgment_makes_room() -> None:
-    box = outbox(max_bytes=25)
-    assert box.offer(message(0)) and box.offer(message(1))
-    assert not box.offer(message(2))
-    frame = box.next_frame(0.0)
-    assert frame is not None
-    box.on_ack(frame.sequence, 100)
-    assert box.offer(message(2))
+def test_a_mark_that_nobody_has_asked_for_is_refused() -> None:
+    world = Exchange()
+    world.connection.links[0].n_agains = 1
+    world.connection.fill(0)
+    with pytest.raises(FrameError, match="AGAIN"):
+        exchange(world.connection)
 
 
-def test_an_empty_outbox_accepts_a_message_of_any_size() -> None:
-    assert outbox(max_bytes=5).offer(message(0, 100))
+def open_streams(**options: int) -> tuple[OutgoingStreams, IncomingStreams]:
+    outgoing = OutgoingStreams(max_bytes=10_000, batch_bytes=300, **options)
+    incoming = IncomingStreams(max_bytes=1000)
+    outgoing.on_connect(1000)
+    outgoing.on_states(incoming.take_states())
+    return outgoing, incoming
 
 
-def test_the_window_bounds_the_number_of_unacknowledged_frames() -> None:
-    box = outbox(batch_bytes=1, window=2)
-    for number in range(3):
-        box.offer(message(number))
-    assert box.next_frame(0.0) is not None and box.next_frame(0.0) is not None
-    assert box.next_frame(0.0) is None
-    box.on_kept(2)
-    assert box.next_frame(0.0) is None, "the receiver is still waiting for frame 1"
-    box.on_ack(1, 1000)
-    third = box.next_frame(0.0)
-    assert third is not None and third.sequence == 3
+def batches(outgoing: OutgoingStreams) -> list[EventBatch]:
+    sent = []
+    while (batch := outgoing.next_batch()) is not None:
+        sent.append(batch)
+    return sent
 
 
-def test_an_unacknowledged_frame_is_sent_again_under_its_number() -> None:
-    box = outbox()
-    box.offer(message(0))
-    first = box.next_frame(0.0)
-    assert first is not None and box.next_frame(0.9) is None
-    assert box.next_time() == 1.0
-    again = box.next_frame(1.0)
-    assert again is not None
-    assert (again.sequence, again.attempts, box.counters.retried_frames) == (1, 2, 1)
+def test_latest_events_go_first_then_reliable_ones_then_lossy_ones() -> None:
+    outgoing, _ = open_streams()
+    outgoing.put_lossy(event("lossy"))
+    outgoing.outbox_handled.offer(event("handled"))
+    outgoing.outbox.offer(event("reliable"))
+    outgoing.put_latest(event("latest"))
+    assert [batch.stream for batch in batches(outgoing)] == [LATEST, RELIABLE, HANDLED, LOSSY]
 
 
-def test_a_frame_is_sent_to_a_busy_receiver_again_after_the_delay() -> None:
-    box = outbox()
-    box.offer(message(0))
-    box.next_frame(0.0)
-    box.on_busy(1, 0.2, 0.0)
-    assert box.next_frame(0.1) is None
-    assert box.next_frame(0.2) is not None
+def test_nothing_is_sent_before_the_states_of_the_peer() -> None:
+    outgoing = OutgoingStreams(max_bytes=1000)
+    outgoing.put_latest(event("latest"))
+    outgoing.put_lossy(event("lossy"))
+    outgoing.outbox.offer(event("reliable"))
+    assert batches(outgoing) == []
+    outgoing.on_connect(1000)
+    assert batches(outgoing) == []
 
 
-def test_without_credit_one_frame_is_sent_as_a_probe() -> None:
-    box = outbox(batch_bytes=1)
-    for number in range(3):
-        box.offer(message(number))
-    box.next_frame(0.0)
-    box.on_ack(1, 0)
-    asking = box.next_frame(0.0)
-    assert asking is not None and asking.sequence == 2
-    assert box.next_frame(0.0) is None
+def test_the_next_version_is_sent_when_the_last_one_has_arrived() -> None:
+    outgoing, incoming = open_streams()
+    for version in range(3):
+        outgoing.put_latest(event("weights", version))
+        (batch, *rest) = batches(outgoing) or [None]
+        assert (batch is not None) == (version == 0) and not rest
+    incoming.on_events(LATEST, 1, [event("weights", 0)])
+    assert incoming.is_due
+    outgoing.on_states(incoming.take_states())
+    (batch,) = batches(outgoing)
+    assert batch.sequence == 2 and outgoing.counters.superseded == 1
+    incoming.on_events(LATEST, 2, batch.events)
+    assert incoming.counters.superseded == 1, "the first version was not taken"
+    assert incoming.take(9) == list(batch.events)
 
 
-def test_all_pending_frames_are_sent_again_after_a_reconnect() -> None:
-    box = outbox(batch_bytes=1)
-    box.offer(message(0))
-    box.offer(message(1))
-    box.next_frame(0.0), box.next_frame(0.0)
-    box.on_reconnect(0.1)
-    again = [box.next_frame(0.1), box.next_frame(0.1)]
-    assert [frame.sequence for frame in again if frame] == [1, 2]
-
-
-def test_a_new_incarnation_gets_the_unacknowledged_messages_of_the_old_one() -> None:
-    box = outbox(batch_bytes=1)
-    for number in range(4):
-        box.offer(message(number))
+def test_lossy_events_that_a_connection_loses_are_counted_once() -> None:
+    outgoing, incoming = open_streams()
     for _ in range(3):
-        box.next_frame(0.0)
-    box.on_ack(1, 1000)
-    box.on_new_peer()
-    assert [m.content for m in box.unacknowledged()] == [1, 2, 3]
-    frame = box.next_frame(0.0)
-    assert frame is not None and (frame.sequence, frame.messages[0].content) == (1, 1)
+        outgoing.put_lossy(event("metric"))
+        batches(outgoing)
+    incoming.on_events(LOSSY, 1, [event("metric")])
+    for _ in range(2):
+        outgoing.on_connect(1000)
+        outgoing.on_states(incoming.take_states())
+        assert outgoing.counters.dropped == 2
 
 
-def test_a_duplicate_is_acknowledged_and_not_delivered() -> None:
-    box: Inbox[Message] = Inbox(100, 4)
-    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
-    assert box.on_frame(1, [message(0)]) is Verdict.DUPLICATE
-    assert box.on_frame(3, [message(2)]) is Verdict.ACCEPTED
-    assert box.on_frame(3, [message(2)]) is Verdict.DUPLICATE
-    assert [m.content for m in box.take()] == [0]
-    assert box.counters.duplicates == 2
+def test_lossy_events_that_are_not_taken_are_dropped_and_counted() -> None:
+    incoming = IncomingStreams(max_bytes=1000, max_lossy=3)
+    for number in range(5):
+        incoming.on_events(LOSSY, number + 1, [event("metric", number)])
+    assert incoming.counters.dropped == 2
+    assert [CODEC.decode(e.skeleton, e.buffers) for e in incoming.take(9)] == [2, 3, 4]
 
 
-def test_a_full_inbox_is_busy_and_accepts_the_frame_later() -> None:
-    box: Inbox[Message] = Inbox(15, 4)
-    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
-    assert box.credit == 5
-    assert box.on_frame(2, [message(1)]) is Verdict.BUSY
-    box.take()
-    assert box.on_frame(2, [message(1)]) is Verdict.ACCEPTED
+@pytest.mark.parametrize("stream", [RELIABLE, HANDLED, LATEST, LOSSY])
+def test_frames_that_are_repeated_or_of_an_unknown_stream_are_refused(stream: int) -> None:
+    _, incoming = open_streams()
+    incoming.on_events(stream, 1, [event("e")])
+    with pytest.raises(FrameError, match="after frame 1"):
+        incoming.on_events(stream, 1, [event("e")])
+    with pytest.raises(FrameError, match="unknown stream 4"):
+        incoming.on_events(4, 1, [])
 
 
-def test_a_full_inbox_accepts_the_frame_that_fills_a_gap() -> None:
-    box: Inbox[Message] = Inbox(10, 4)
-    assert box.on_frame(2, [message(1)]) is Verdict.ACCEPTED
-    assert box.on_frame(1, [message(0)]) is Verdict.ACCEPTED
-    assert [m.content for m in box.take()] == [0, 1]
-
-
-@pytest.mark.parametrize("sequence", [0, -1, 5, 2**63])
-def test_a_number_outside_the_window_is_refused(sequence: int) -> None:
-    with pytest.raises(FrameError, match="window of 4"):
-        Inbox[Message](100, 4).on_frame(sequence, [])
-
-
-def test_taking_large_messages_stops_at_the_byte_limit_but_returns_one() -> None:
-    box: Inbox[Message] = Inbox(100, 4)
-    box.on_frame(1, [message(number) for number in range(5)])
-    assert [m.content for m in box.take(max_bytes=25)] == [0, 1]
-    assert box.credit == 70
-    assert [m.content for m in box.take(max_bytes=1)] == [2]
-    assert [m.content for m in box.take(1, max_bytes=25)] == [3]
-    assert [m.content for m in box.take()] == [4]
+def test_two_connections_do_not_share_a_grant() -> None:
+    """A grant that the old connection lost is asked for and given again."""
+    world = Exchange()
+    world.offer("reliable", LARGE)
+    for side in (0, 1):
+        world.connection.fill(side)
+    while world.connection.routes[0].frames:
+        world.connection.deliver(0)
+    assert any(type_of(f) is FrameType.STATE for f in world.connection.routes[1].frames)
+    world.connection = reconnect(world.connection)
+    world.finish()

@@ -70,35 +70,6 @@ def test_nodes_of_the_alone_topology_attach_to_others() -> None:
     assert (node.listen, node.dial) == ("", ("tcp://10.0.0.1:5000",))
 
 
-def test_redis_addresses_end_in_the_node_id() -> None:
-    first, second = plan("mesh", node_ids=["0", "7"], protocol="redis", redis="redis://db:6379/2/r")
-    assert (first.listen, first.dial) == ("redis://db:6379/2/r/0", ())
-    assert (second.listen, second.dial) == ("redis://db:6379/2/r/7", ("redis://db:6379/2/r/0",))
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "redis://host:6379",
-        "redis://host:6379/0",
-        "redis://host:6379/0/",
-        "redis://host:0/0/a",
-        "redis://host:70000/0/a",
-        "redis://user:word@host:6379/0/a",
-        "redis://host/0/a",
-    ],
-)
-def test_an_invalid_redis_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(TopologyError, match=r"redis://127\.0\.0\.1:6379/0/run/0"):
-        check_address(address)
-
-
-def test_redis_on_this_host_is_reached_from_this_host_only() -> None:
-    assert is_loopback("redis://127.0.0.1:6379/0/a")
-    assert is_loopback("redis://[::1]:6379/0/a")
-    assert not is_loopback("redis://10.0.0.7:6379/0/a")
-
-
 def test_missing_ports_follow_the_last_one() -> None:
     nodes = plan("mesh", node_ids=["a", "b", "c"], protocol="tcp", ports=[5000, 6000])
     assert [node.listen[-4:] for node in nodes] == ["5000", "6000", "6001"]
@@ -139,6 +110,7 @@ def test_arguments_that_do_not_fit_together_are_refused(
         "tcp://:80",
         "tcp://host:0",
         "ftp://host:1",
+        "redis://host:6379/0/run",
         "",
         "tcp://::1:80",
         "tcp://fd00::1:80",

@@ -14,11 +14,10 @@ from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.runtime.receiver import Receiver
 from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node
-from tests.dmiddleware.router.request_handlers import in_threads
-from tests.dmiddleware.router.unix_sockets import comes_true
+from tests.dmiddleware.router.process_resources import comes_true
 
 DEADLINE_S = 20.0
-LARGE = NodeOptions(window=4, batch_bytes=2000, outbox_bytes=1 << 24, inbox_bytes=1 << 24)
+LARGE = NodeOptions(batch_bytes=2000, outbox_bytes=1 << 24, inbox_bytes=1 << 24)
 
 
 class Scene:
@@ -26,7 +25,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.remote, self.node = make_node("1", options=LARGE), make_node("0", options=LARGE)
-        self.peer = join(self.remote, self.node)
+        self.connection = join(self.remote, self.node)
         self.lock = threading.RLock()
         self.n_announcements = 0
         self.taken: list[tuple[Any, str]] = []
@@ -39,6 +38,7 @@ class Scene:
             traffic=self.traffic,
             clock=SystemClock(),
             on_subscriptions_changed=self.count_announcement,
+            on_taken=lambda: None,
             on_handled=lambda peer: self.node.on_handled(peer),
         )
         self.thread = threading.Thread(target=self.receiver.run, name="waits")
@@ -50,7 +50,7 @@ class Scene:
         with self.lock:
             for value in values:
                 assert emit(self.remote, "0", "e", [[value], {}])
-            exchange(self.remote, self.node, self.peer)
+            exchange(self.connection)
 
     def take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         with self.changed:
@@ -170,7 +170,12 @@ def test_many_threads_deliver_one_at_a_time_and_in_order(scene: Scene) -> None:
                 scene.receive(value)
             scene.receiver.deliver_ready()
 
-    in_threads(work, [()] * 4)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
     assert scene.await_values(400) == list(range(400))
 
 
@@ -203,7 +208,7 @@ def test_membership_events_wait_until_a_callback_is_attached(scene: Scene) -> No
 def test_announcements_are_processed_without_a_callback(scene: Scene) -> None:
     with scene.lock:
         scene.remote.subscriptions.subscribe(["weights"])
-        exchange(scene.remote, scene.node, scene.peer)
+        exchange(scene.connection)
     scene.receiver.deliver_ready()
     assert comes_true(lambda: scene.n_announcements >= 1)
     assert scene.node.subscriptions.subscribers("weights") == ("1",)

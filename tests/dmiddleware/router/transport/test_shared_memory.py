@@ -1,4 +1,4 @@
-"""Large bodies through shared memory: when they are used, and what remains of them."""
+"""Large frames through shared memory: when it is used, who may use it, and what remains of it."""
 
 from __future__ import annotations
 
@@ -6,340 +6,382 @@ import contextlib
 import gc
 import os
 import shutil
-import threading
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from dmiddleware.errors import TransportError
-from dmiddleware.pipeline import Event
-from dmiddleware.router import Router
-from dmiddleware.router.transport.nng import NngTransport
-from dmiddleware.testing import Tape
-from tests.dmiddleware.router.endpoints import unlimited
-from tests.dmiddleware.router.request_handlers import Parking, replying_with
+from dmiddleware.errors import FrameError, TransportError
+from dmiddleware.router.transport.shared_memory import SharedLink, SharedMemory
+from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame
+from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.shared_folders import (
-    MAX_BYTES,
-    RecordingTransport,
-    SlabRemovingTransport,
+    DEADLINE_S,
+    Node,
+    array_of,
     big,
-    shared,
-    talking,
+    eventually,
+    is_in_a_file_of,
+    two_nodes,
 )
 
-KEY = bytes(range(32))
 LARGE = 512 << 10
-DEADLINE_S = 20.0
+MB = 1 << 20
 
 
-def test_only_small_bodies_are_sent_over_the_socket(folder: Path, address: str) -> None:
-    counting = RecordingTransport()
-    with talking(address, shared(folder, counting), shared(folder, counting)) as channel:
-        counting.asked.clear()
-        counting.replied.clear()
-        for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 << 20):
+@contextlib.contextmanager
+def linked(folder: Path, **options: int) -> Iterator[tuple[SharedLink, SharedLink]]:
+    """Yield the two ends of a connection whose nodes share a folder."""
+    with (
+        contextlib.closing(SharedMemory(folder, **options)) as one,
+        contextlib.closing(SharedMemory(folder, **options)) as other,
+    ):
+        here, there = one.link(), other.link()
+        here.agree(there.proof())
+        there.agree(here.proof())
+        assert here.is_agreed and there.is_agreed
+        yield here, there
+
+
+def arrived(sent: object) -> memoryview:
+    return memoryview(bytearray(bytes(sent)))  # type: ignore[call-overload]
+
+
+def test_only_large_frames_are_replaced_by_tickets(folder: Path) -> None:
+    with linked(folder) as (here, there):
+        for size in (0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * MB):
             content = np.random.default_rng(size).bytes(size)
-            assert channel.request(content) == content
-        assert counting.asked[:3] == counting.replied[:3] == [0, 1, LARGE - 1]
-        assert max(counting.asked[3:] + counting.replied[3:]) < 200
+            sent = here.put(content)
+            assert sent is content if size < LARGE else len(sent) < 200
+            assert there.take(arrived(sent)) == content
 
 
-def test_large_bodies_of_deferred_replies_are_not_sent_over_the_socket(
-    folder: Path, address: str
-) -> None:
-    counting, outcomes, parking = RecordingTransport(), Tape(), Parking()
-    with talking(address, shared(folder, counting), shared(folder, counting), parking) as channel:
-        counting.asked.clear()
-        counting.replied.clear()
-        contents = [bytes([number]) * (1 << 20) for number in range(3)]
-        for content in contents:
-            channel.send(content, lambda answer: outcomes(bytes(answer)), timeout_s=None)
-        parked = parking.wait_for(3)
-        for content in contents:
-            parked[content](content[:-1])
-        outcomes.wait_for(3)
-        assert sorted(outcomes) == [content[:-1] for content in contents]
-        assert max(counting.asked + counting.replied) < 200
+def test_nothing_is_replaced_before_both_have_agreed(folder: Path) -> None:
+    with contextlib.closing(SharedMemory(folder)) as memory:
+        link, content = memory.link(), bytes(LARGE)
+        assert link.put(content) is content
+        for proof in (b"", bytes(60)):
+            link.agree(proof)
+        assert not link.is_agreed and link.put(content) is content
+        assert not big(folder)
 
 
-def test_a_request_sent_without_waiting_falls_back_to_the_socket(
-    folder: Path, address: str
-) -> None:
-    counting, content, outcomes = RecordingTransport(), b"x" * LARGE, Tape()
-    with talking(
-        address,
-        shared(folder, SlabRemovingTransport(folder)),
-        shared(folder, counting),
-        replying_with(lambda raw, _: bytes(raw[:9])),
-    ) as channel:
-        channel.send(content, lambda answer: outcomes(bytes(answer)), timeout_s=None)
-        outcomes.wait_for(1)
-    assert outcomes == [content[:9]]
-    assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
+def test_a_ticket_without_an_agreement_is_an_error(folder: Path) -> None:
+    with linked(folder) as (here, _), contextlib.closing(SharedMemory(folder)) as memory:
+        ticket = arrived(here.put(bytes(LARGE)))
+        with pytest.raises(FrameError, match="no memory is shared"):
+            memory.link().take(ticket)
 
 
-def test_a_reply_that_cannot_be_opened_fails_the_sent_request(folder: Path, address: str) -> None:
-    outcomes = Tape()
-    with talking(
-        address,
-        shared(folder, SlabRemovingTransport(folder)),
-        shared(folder),
-        replying_with(lambda raw, _: bytes(LARGE)),
-    ) as channel:
-        channel.send(b"?", lambda answer: outcomes(str(answer)), timeout_s=None)
-        outcomes.wait_for(1)
-    assert "from shared memory" in next(iter(outcomes))
+def test_a_ticket_whose_slab_is_gone_breaks_the_connection(folder: Path) -> None:
+    with linked(folder) as (here, there):
+        ticket = arrived(here.put(bytes(LARGE)))
+        for path in big(folder):
+            path.unlink()
+        for damaged in (ticket, ticket[:20], arrived(b"DMWT")):
+            with pytest.raises(TransportError, match="from shared memory; reconnecting"):
+                there.take(damaged)
 
 
-def test_ignored_replies_leave_no_slabs(folder: Path, address: str) -> None:
-    parking, outcomes = Parking(), Tape()
-    listens, dials = shared(folder), shared(folder)
-    options = {
-        "connect_timeout_s": DEADLINE_S,
-        "reply_timeout_s": DEADLINE_S,
-        "max_frame_bytes": MAX_BYTES,
-    }
-    with contextlib.closing(
-        listens.listen(address, parking, on_disconnect=outcomes, limits=unlimited(MAX_BYTES))
-    ) as listener:
-        with contextlib.closing(dials.dial(address, **options)) as channel:
-            replies = Tape()
-            for content in (b"0", b"1", b"2"):
-                channel.send(content, replies, timeout_s=None)
-            parked = parking.wait_for(3)
-            for _ in range(5):
-                parked[b"0"](bytes(1 << 20))
-            replies.wait_for(1)
-            assert len(big(folder)) == 1
-        outcomes.wait_for(1)
-        parked[b"1"](bytes(1 << 20))
-        listener.close()
-        parked[b"2"](bytes(1 << 20))
-        replies.wait_for(3)
-    del replies
-    assert list(folder.iterdir()) == []
-
-
-def test_sending_on_a_closed_channel_leaves_no_slabs(folder: Path, address: str) -> None:
-    outcomes = Tape()
-    with talking(address, shared(folder), shared(folder)) as channel:
-        channel.close()
-        channel.send(bytes(LARGE), outcomes, timeout_s=None)
-        with pytest.raises(TransportError):
-            channel.request(bytes(LARGE))
-        outcomes.wait_for(1)
-    assert isinstance(next(iter(outcomes)), TransportError)
-    assert list(folder.iterdir()) == []
-
-
-def test_a_body_is_read_in_place_and_its_memory_is_reused(folder: Path, address: str) -> None:
-    inside: list[bool] = []
-
-    @replying_with
-    def serve(raw: memoryview, _: int) -> bytes:
-        start = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-        inside.append(_is_in_a_file_of(folder, start))
-        return b""
-
-    with talking(address, shared(folder), shared(folder), serve) as channel:
-        for _ in range(20):
-            channel.request(bytes(1 << 20))
-        gc.collect()
-        assert len(big(folder)) <= 3
-    assert inside == [True] * 20
-
-
-def test_a_reply_stays_valid_while_it_is_referenced(folder: Path, address: str) -> None:
-    @replying_with
-    def serve(raw: memoryview, _: int) -> bytes:
-        return bytes(raw) * (1 << 20)
-
-    with talking(address, shared(folder), shared(folder), serve) as channel:
-        held = [channel.request(bytes([number])) for number in range(5)]
-        for number, answer in enumerate(held):
-            assert answer == bytes([number]) * (1 << 20)
-    for number, answer in enumerate(held):
-        assert answer[-1] == number, "also after the connection is closed"
-
-
-def test_closing_leaves_nothing_behind(folder: Path, address: str) -> None:
-    with talking(address, shared(folder), shared(folder)) as channel:
-        held = channel.request(bytes(LARGE))
+def test_a_link_that_has_ended_leaves_no_slabs(folder: Path) -> None:
+    with linked(folder) as (here, there):
+        there.take(arrived(here.put(bytes(LARGE))))
+        here.put(bytes(LARGE))
         assert big(folder)
+        here.close()
+        here.close()
+        assert not big(folder)
+        # A thread may be sending at this moment.
+        here.put(bytes(LARGE))
+        assert not big(folder)
+
+
+def test_closing_leaves_nothing_and_creates_nothing_more(folder: Path) -> None:
+    with linked(folder) as (here, there):
+        held = there.take(arrived(here.put(b"x" * LARGE)))
     assert list(folder.iterdir()) == []
-    assert held == bytes(LARGE)
-
-
-def test_nodes_with_different_folders_use_the_socket(
-    folder: Path, tmp_path: Path, address: str
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir(mode=0o700)
-    with talking(address, shared(folder), shared(other)) as channel:
-        assert channel.request(b"x" * LARGE) == b"x" * LARGE
-        assert not big(folder) and not big(other)
-
-
-def test_a_listener_without_shared_memory_gets_requests_over_the_socket(
-    folder: Path, address: str
-) -> None:
-    @replying_with
-    def serve(raw: memoryview, _: int) -> bytes | None:
-        return bytes(raw) if bytes(raw[:4]) != b"DMWS" else None
-
-    with talking(address, NngTransport(), shared(folder), serve) as channel:
-        assert channel.request(b"x" * LARGE) == b"x" * LARGE
+    assert held == b"x" * LARGE
+    content = bytes(LARGE)
+    assert here.put(content) is content
     assert list(folder.iterdir()) == []
 
 
-def test_a_dialer_without_shared_memory_gets_replies_over_the_socket(
-    folder: Path, address: str
-) -> None:
-    with talking(address, shared(folder), NngTransport()) as channel:
-        assert channel.request(b"x" * LARGE) == b"x" * LARGE
-
-
-def test_without_free_memory_everything_is_sent_over_the_socket(folder: Path, address: str) -> None:
-    counting = RecordingTransport()
-    narrow = shared(folder, counting, max_bytes=1 << 20)
-    with talking(address, narrow, narrow) as channel:
-        content = b"x" * (2 << 20)
-        assert channel.request(content) == content
-        assert max(counting.asked) == max(counting.replied) == len(content)
-
-
-def test_a_request_is_sent_over_the_socket_if_its_slab_cannot_be_opened(
-    folder: Path, address: str
-) -> None:
-    counting, content = RecordingTransport(), b"x" * LARGE
-    with talking(
-        address,
-        shared(folder, SlabRemovingTransport(folder)),
-        shared(folder, counting),
-        replying_with(lambda raw, _: bytes(raw[:9])),
-    ) as channel:
-        assert channel.request(content) == content[:9]
-    assert counting.asked[-2] < 200 and counting.asked[-1] == len(content)
-
-
-def test_a_reply_that_cannot_be_opened_breaks_only_its_connection(
-    folder: Path, address: str
-) -> None:
-    dials = shared(folder)
-    options = {
-        "connect_timeout_s": DEADLINE_S,
-        "reply_timeout_s": DEADLINE_S,
-        "max_frame_bytes": MAX_BYTES,
-    }
-    listens = shared(folder, SlabRemovingTransport(folder)).listen(
-        address,
-        replying_with(lambda raw, _: bytes(LARGE)),
-        on_disconnect=lambda _: None,
-        limits=unlimited(MAX_BYTES),
-    )
-    with contextlib.closing(listens):
-        with (
-            contextlib.closing(dials.dial(address, **options)) as channel,
-            pytest.raises(TransportError, match="from shared memory"),
-        ):
-            channel.request(b"?")
-        with contextlib.closing(dials.dial(address, **options)) as channel:
-            assert channel.request(b"?") == bytes(LARGE)
-
-
-def test_a_missing_folder_falls_back_to_the_socket(folder: Path, address: str) -> None:
-    listens, dials, late = (shared(folder) for _ in range(3))
-    content = b"x" * LARGE
-    with talking(address, listens, dials) as channel:
-        assert channel.request(content) == content
-        shutil.rmtree(folder)
-        for _ in range(3):
-            assert channel.request(content) == content
-        options = {
-            "connect_timeout_s": DEADLINE_S,
-            "reply_timeout_s": DEADLINE_S,
-            "max_frame_bytes": MAX_BYTES,
-        }
-        with contextlib.closing(late.dial(address, **options)) as another:
-            assert another.request(content) == content
+def test_a_full_pool_sends_the_frame_itself(folder: Path) -> None:
+    with linked(folder, max_bytes=MB) as (here, there):
+        content = bytes(2 * MB)
+        assert here.put(content) is content
+        assert there.take(arrived(here.put(bytes(LARGE)))) == bytes(LARGE)
 
 
 def test_folders_that_others_can_enter_are_refused(folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(TransportError, match=r"mode 0700, but has mode 0755"):
-        shared(folder)
+        SharedMemory(folder)
     with pytest.raises(TransportError, match="No such file"):
-        shared(tmp_path / "nowhere")
+        SharedMemory(tmp_path / "nowhere")
 
 
-def test_a_listener_opens_no_files_outside_the_folder(
-    folder: Path, tmp_path: Path, address: str
+def test_no_proof_opens_files_outside_the_folder_or_keeps_descriptors(
+    folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "secret").write_bytes(b"s" * 16)
-    (folder / "link").symlink_to(tmp_path / "secret")
-    os.mkfifo(folder / "pipe")
-    hello = b"DMWS\1\0\0\0"
-    with talking(address, shared(folder), NngTransport()) as channel:
-        for name in (b"../secret", b"link", b"pipe", b"", b".", b"a\0b", b"x" * 5000):
-            answer = channel.request(hello + b"s" * 16 + name)
-            assert bytes(answer[4:5]) == b"\4", name
-        for junk in (b"DMWS", b"DMWS\3\0\0\0", b"DMWS\3\0\0\0" + bytes(60)):
-            channel.request(junk)
-        assert channel.request(b"x" * LARGE) == b"x" * LARGE
+    secret = b"s" * 16
+    (tmp_path / "secret").write_bytes(secret)
+    (folder / "plain").write_bytes(secret)
+    like_slabs = [f"{number}-{'0' * 16}.slab" for number in range(1, 5)]
+    (folder / like_slabs[0]).symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / like_slabs[1])
+    (folder / like_slabs[2]).mkdir()
+    names = [b"../secret", b"plain", b"", b".", b"..", b"a\0b", b"x" * 5000]
+    names += [name.encode() for name in like_slabs]
+    with contextlib.closing(SharedMemory(folder)) as memory:
+        n_before = n_descriptors()
+        for _ in range(50):
+            assert not any(memory.finds(secret + name) for name in names)
+        assert n_descriptors() == n_before
+        (folder / like_slabs[3]).write_bytes(secret)
+        assert memory.finds(secret + like_slabs[3].encode())
+        assert not memory.finds(b"S" + secret[1:] + like_slabs[3].encode())
+
+
+def test_a_process_creates_its_proof_for_its_first_session(folder: Path, address: str) -> None:
+    with Node(SharedMemory(folder), listen=address).router as router:
+        assert list(folder.iterdir()) == []
+        with Node(None, node_id=1, dial=[router.address]).router:
+            router.wait_for_peers(1, timeout_s=DEADLINE_S)
+            assert eventually(lambda: len(list(folder.iterdir())) == 1)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("protocol", ["ipc", "tcp"])
 def test_arrays_travel_between_routers_through_shared_memory(
     folder: Path, address: str, protocol: str
 ) -> None:
-    counting = RecordingTransport()
     listen = address if protocol == "ipc" else "tcp://127.0.0.1:0"
-    got: list[np.ndarray] = []
-    came = threading.Semaphore(0)
-
-    def deliver(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name == "big":
-            got.append(args[0])
-            came.release()
-
-    with (
-        Router(
-            listen=listen, key=KEY, transport=shared(folder, counting), expected_peers=1
-        ) as learner,
-        Router(
-            node_id=1,
-            dial=[learner.address],
-            key=KEY,
-            transport=shared(folder, counting),
-            expected_peers=1,
-        ) as collector,
-    ):
-        for router in (learner, collector):
-            router.attach(deliver)
-            router.subscribe("big", active=True)
-        waits = [
-            threading.Thread(target=router.wait_until_ready) for router in (learner, collector)
-        ]
-        for wait in waits:
-            wait.start()
-        for wait in waits:
-            wait.join(DEADLINE_S)
+    with two_nodes(listen, SharedMemory(folder), SharedMemory(folder)) as nodes:
         for number in range(10):
-            for router in (learner, collector):
-                router.emit(Event("big"), (np.full(300_000, number, np.float32),), {})
-        for _ in range(20):
-            assert came.acquire(timeout=DEADLINE_S)
-        assert max(counting.asked + counting.replied) < 10_000, "an array was sent"
-    assert sorted(float(array[0]) for array in got) == sorted([float(n) for n in range(10)] * 2)
-    assert all((array == array[0]).all() for array in got)
+            for node in nodes:
+                node.emit(np.full(300_000, number, np.float32))
+        for node in nodes:
+            got = node.received(10)
+            assert [float(array[0]) for array in got] == [float(number) for number in range(10)]
+            assert all((array == array[0]).all() for array in got)
+            assert all(is_in_a_file_of(folder, array) for array in got)
+            assert max(node.transport.sent) < 10_000, "an array was sent"
+    assert list(folder.iterdir()) == []
+    assert [float(array[-1]) for array in got] == [float(number) for number in range(10)]
+
+
+def test_fragments_of_larger_events_travel_through_shared_memory(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        array = np.random.default_rng(0).integers(0, 256, 40 * MB, dtype=np.uint8)
+        one.emit(array)
+        np.testing.assert_array_equal(other.received(1)[0], array)
+        assert max(one.transport.sent) < 10_000, "a fragment was sent"
+
+
+def test_an_array_is_copied_once_and_its_memory_is_used_again(folder: Path, address: str) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        for number in range(1, 21):
+            one.emit(array_of(MB, number))
+            (array,) = other.received(1)
+            assert is_in_a_file_of(folder, array) and (array == number).all()
+            other.arrays.clear()
+            del array
+            gc.collect()
+        # A second slab is needed while the first one is not yet given back or acknowledged.
+        assert len(big(folder)) <= 3
+
+
+def test_an_event_is_staged_only_for_a_single_peer_that_shares(
+    folder: Path, tmp_path: Path, address: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    with two_nodes(address, SharedMemory(folder), SharedMemory(other), agree=False) as (one, two):
+        for node, peer in ((one, two), (two, one)):
+            node.emit(array_of(MB))
+            assert not is_in_a_file_of(tmp_path, peer.received(1)[0])
+        assert not one.shares_with(1) and not two.shares_with(0)
+        assert not big(folder) and not big(other)
+
+
+def test_readers_do_not_see_what_another_one_changes_in_place(folder: Path, address: str) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        absent = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with absent.router:
+            one.router.wait_for_peers(2, timeout_s=DEADLINE_S, events=("big",))
+            absent.router.close(goodbye=False)
+        for number, delivery in enumerate(("reliable", "latest"), start=1):
+            one.emit(array_of(MB, number), delivery=delivery)
+            array = other.received(number)[-1]
+            assert is_in_a_file_of(folder, array) and (array == number).all()
+            array[:] = 99
+        returned = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with returned.router:
+            assert sorted(array[0] for array in returned.received(2)) == [1, 2]
+            assert all((array == array[0]).all() for array in returned.arrays)
+
+
+def test_a_later_reader_does_not_see_what_the_first_one_has_changed(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        one.emit(array_of(MB, 3), delivery="latest")
+        array = other.received(1)[0]
+        assert is_in_a_file_of(folder, array) and (array == 3).all()
+        array[:] = 99
+        late = Node(SharedMemory(folder), node_id=2, dial=[address])
+        with late.router:
+            assert (late.received(1)[0] == 3).all()
+
+
+@pytest.mark.parametrize("shares", [(True, False), (False, True)])
+def test_a_peer_without_shared_memory_gets_everything_over_the_connection(
+    folder: Path, address: str, shares: tuple[bool, bool]
+) -> None:
+    memories = [SharedMemory(folder) if one else None for one in shares]
+    with two_nodes(address, *memories, agree=False) as (one, other):
+        for node, peer in ((one, other), (other, one)):
+            node.emit(array_of(MB))
+            assert (peer.received(1)[0] == 1).all()
+        assert not big(folder)
     assert list(folder.iterdir()) == []
 
 
-def _is_in_a_file_of(folder: Path, place: int) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, _, end = line.split()[0].partition("-")
-        if int(start, 16) <= place < int(end, 16):
-            return str(folder) in line
-    return False
+def test_without_free_memory_everything_goes_over_the_connection(
+    folder: Path, address: str
+) -> None:
+    memories = [SharedMemory(folder, max_bytes=MB) for _ in range(2)]
+    with two_nodes(address, *memories) as (one, other):
+        for number in range(1, 5):
+            one.emit(array_of(2 * MB, number))
+        for number, array in enumerate(other.received(4), start=1):
+            assert (array == number).all() and not is_in_a_file_of(folder, array)
+
+
+def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        other.transport.on_bytes = lambda: [path.unlink() for path in big(folder)] and None
+        one.emit(array_of(MB, 7))
+        other.received(1)
+        one.emit(array_of(MB, 8))
+        got = other.received(2)
+        assert [int(array[0]) for array in got] == [7, 8]
+        assert not any(is_in_a_file_of(folder, array) for array in got)
+        # The next connection does not share memory, the one after it does.
+        assert not one.shares_with(1) and not other.shares_with(0)
+        other.transport.on_bytes = lambda: None
+        with one.router.lock:
+            link = one.router.node.peers["1"].link
+        assert link is not None
+        link.route.close()
+        assert eventually(lambda: one.shares_with(1) and other.shares_with(0))
+        one.emit(array_of(MB, 9))
+        assert is_in_a_file_of(folder, other.received(3)[2])
+        assert len(other.arrays) == 3 and (other.arrays[2] == 9).all()
+
+
+def test_memory_is_shared_again_at_once_if_it_has_worked_before(folder: Path, address: str) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        one.emit(array_of(MB, 6))
+        assert is_in_a_file_of(folder, other.received(1)[0])
+
+        def remove_once() -> None:
+            if removed := big(folder):
+                other.transport.on_bytes = lambda: None
+                for path in removed:
+                    path.unlink()
+
+        # The slab of the first array is still in use, so the next one is in a new file.
+        other.transport.on_bytes = remove_once
+        one.emit(array_of(MB, 7))
+        assert (other.received(2)[1] == 7).all()
+        assert eventually(lambda: one.left == [1] and other.left == [0])
+        assert eventually(lambda: one.shares_with(1) and other.shares_with(0))
+        one.emit(array_of(MB, 8))
+        assert is_in_a_file_of(folder, other.received(3)[2])
+
+
+def test_a_peer_that_sends_a_ticket_without_an_agreement_is_disconnected(
+    folder: Path, address: str
+) -> None:
+    with two_nodes(address, SharedMemory(folder), None, agree=False) as (one, other):
+        with other.router.lock:
+            link = other.router.node.peers["0"].link
+        assert link is not None
+        link.route.replace(lambda frame: b"DMWT" + bytes(60))  # type: ignore[attr-defined]
+        other.emit(array_of(MB, 3))
+        assert (one.received(1)[0] == 3).all(), "the frame is sent again"
+        assert eventually(lambda: one.left == [1])
+        assert one.router.node.n_refused == 1
+
+
+def test_a_missing_folder_falls_back_to_the_connection(folder: Path, address: str) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        late = SharedMemory(folder)
+        one.emit(array_of(MB))
+        other.received(1)
+        shutil.rmtree(folder)
+        for number in range(2, 5):
+            one.emit(array_of(MB, number))
+            other.emit(array_of(MB, number))
+        assert [int(array[0]) for array in other.received(4)] == [1, 2, 3, 4]
+        assert [int(array[0]) for array in one.received(3)] == [2, 3, 4]
+        with Node(late, node_id=2, dial=[address]).router as third:
+            one.router.wait_for_peers(2, timeout_s=DEADLINE_S, events=("big",))
+            assert third.peer_ids() == [0] and not one.shares_with(2)
+
+
+def test_strangers_read_nothing_and_cost_no_descriptors(
+    folder: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        with contextlib.closing(SharedMemory(folder)) as third:
+            proof, ticket = third.proof(), _ticket_for_anyone(third)
+            n_before = n_descriptors()
+            opened: list[object] = []
+            open_file = os.open
+            monkeypatch.setattr(
+                os, "open", lambda *args, **more: (opened.append(args), open_file(*args, **more))[1]
+            )
+            for said in (proof, proof[:16] + b"..", b""):
+                share = encode_frame(Frame(FrameType.SHARE, metadata=said), max_size=4096)
+                for _ in range(50):
+                    assert _is_refused(address, share)
+            for _ in range(50):
+                assert _is_refused(address, ticket)
+            assert opened == []
+            assert eventually(lambda: n_descriptors() <= n_before)
+        other.emit(array_of(MB))
+        assert is_in_a_file_of(folder, one.received(1)[0]), "the peers still share memory"
+
+
+def _ticket_for_anyone(memory: SharedMemory) -> bytes:
+    """Return a ticket that is valid, for whoever has it."""
+    link = memory.link()
+    link.agree(link.proof())
+    return bytes(link.put(bytes(LARGE)))
+
+
+def _is_refused(address: str, frame: bytes) -> bool:
+    """Send a frame as a stranger, and return whether the connection was closed."""
+    writer = FrameWriter()
+    writer.put(frame)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(DEADLINE_S)
+        stranger.connect(address.removeprefix("ipc://"))
+        stranger.sendall(b"".join(writer.next()))
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    return True
+
+
+def n_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -2,62 +2,72 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
-from dmiddleware.errors import TransportError
-from dmiddleware.router.transport import Channel
-from dmiddleware.router.transport.slabs import sweep
-from tests.dmiddleware.router.request_handlers import replying_with
-from tests.dmiddleware.router.shared_folders import MAX_BYTES, big, shared, talking
+from dmiddleware.router.transport.shared_memory import SharedMemory
+from tests.dmiddleware.router.shared_folders import (
+    DEADLINE_S,
+    Node,
+    array_of,
+    big,
+    eventually,
+    is_in_a_file_of,
+    two_nodes,
+)
 
-DEADLINE_S = 20.0
+MB = 1 << 20
 
-
+# Node 2 dies in a certain phase of a transfer, as its sender or its receiver.
 PROGRAM = """
     import os, signal, sys
     from pathlib import Path
-    from dmiddleware.router.transport.nng import NngTransport
-    from dmiddleware.router.transport import shared_memory, slabs
-    from tests.dmiddleware.router.endpoints import unlimited
+    from dmiddleware.router.transport import slabs
+    from dmiddleware.router.transport.shared_memory import SharedMemory
+    from tests.dmiddleware.router.shared_folders import Node, array_of, eventually
 
     phase, address, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
     def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if phase == "made":  # the file exists, and no other process knows of it
-        allocate = os.posix_fallocate
-        os.posix_fallocate = lambda *a: (allocate(*a), die())
-    elif phase == "filled":  # the ticket has not been sent yet
-        fill = slabs.SlabPool.fill
-        slabs.SlabPool.fill = lambda *a, **options: (fill(*a, **options), die())
+    def die_after(owner, name):
+        function = getattr(owner, name)
+        setattr(owner, name, lambda *args, **more: (function(*args, **more), die()))
 
-    transport = shared_memory.SharedMemoryTransport(NngTransport(), directory=folder)
-    if phase == "taken":  # the listener has the request
-        serve = die
-    elif phase == "replied":  # the reply is ready
-        serve = lambda raw, _, reply: reply(die() if bytes(raw[:1]) == b"d" else bytes(1 << 20))
-    if phase in ("taken", "replied", "waiting"):
-        if phase == "waiting":
-            serve = lambda raw, _, reply: reply(bytes(1 << 20))
-        transport.listen(address, serve, on_disconnect=lambda _: None, limits=unlimited(4 << 20))
+    if phase == "made":  # the file exists, and no other process knows of it
+        die_after(os, "posix_fallocate")
+    elif phase == "staged":  # the arrays are in memory, and no frame is
+        die_after(slabs.SlabPool, "stage_arrays")
+    elif phase == "completed":  # the ticket has not been sent yet
+        die_after(slabs.SlabPool, "complete")
+    elif phase == "taken":  # the frame has not been processed yet
+        die_after(slabs.SlabReader, "take")
+
+    sends = phase in ("made", "staged", "completed", "sent")
+    node = Node(
+        SharedMemory(folder),
+        node_id=2,
+        **({"dial": [address]} if sends else {"listen": address}),
+    )
+    if phase == "handling":
+        node.arrays = type("", (), {"append": die, "__len__": lambda self: 0})()
+    with node.router as router:
+        if sends:
+            router.wait_for_peers(1, timeout_s=20, events=("big",))
+            assert eventually(lambda: node.shares_with(0))
+            node.emit(array_of(1 << 20, 5))
+            die()
         print("listening", flush=True)
+        assert (node.received(1)[0] == 6).all()
+        print("got it", flush=True)
         sys.stdin.read()
-    else:
-        channel = transport.dial(
-            address, connect_timeout_s=20, reply_timeout_s=20, max_frame_bytes=4 << 20
-        )
-        answer = channel.request(bytes(1 << 20))
-        die()  # the dialer has the reply
 """
 
 
@@ -70,67 +80,57 @@ def start(phase: str, address: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+def files_of(process: subprocess.Popen[str], folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(f"{process.pid}-")]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("phase", ["made", "filled", "holding"])
-def test_a_dialer_killed_at_any_point_leaves_no_files_and_the_listener_continues(
+@pytest.mark.parametrize("phase", ["made", "staged", "completed", "sent"])
+def test_a_sender_killed_at_any_point_leaves_no_files_and_the_others_continue(
     folder: Path, address: str, phase: str
 ) -> None:
-    held: list[memoryview] = []
-
-    @replying_with
-    def serve(raw: memoryview, _: int) -> bytes:
-        held.append(raw)
-        return bytes(1 << 20)
-
-    with talking(address, shared(folder), shared(folder), serve) as channel:
-        with start(phase, address, folder) as dialer:
-            assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
-        assert big(folder), "it died before it created a slab"
-        assert all(view == bytes(1 << 20) for view in held)
-        sweep(folder)
-        assert {path.name.partition("-")[0] for path in folder.iterdir()} <= {str(os.getpid())}
-        assert channel.request(bytes(1 << 20)) == bytes(1 << 20)
-        held.clear()
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)) as (one, other):
+        with start(phase, address, folder) as sender:
+            assert sender.wait(DEADLINE_S) == -signal.SIGKILL
+        assert eventually(lambda: one.left == [2])
+        assert eventually(lambda: not files_of(sender, folder)), "its files still exist"
+        assert len(one.arrays) <= (phase == "sent")
+        assert all((array == 5).all() for array in one.arrays)
+        one.arrays.clear()
+        other.emit(array_of(MB, 7))
+        assert (one.received(1)[0] == 7).all() and is_in_a_file_of(folder, one.arrays[0])
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.process
-def test_noticing_a_dead_peer_removes_its_slabs(folder: Path, address: str) -> None:
-    with talking(
-        address, shared(folder), shared(folder), replying_with(lambda *_: bytes(1 << 20))
-    ) as channel:
-        with start("holding", address, folder) as dialer:
-            assert dialer.wait(DEADLINE_S) == -signal.SIGKILL
-        deadline = time.monotonic() + DEADLINE_S
-        while any(path.name.startswith(f"{dialer.pid}-") for path in folder.iterdir()):
-            assert time.monotonic() < deadline, "the slabs of the dead process still exist"
-            channel.request(b"?")
+@pytest.mark.parametrize("phase", ["taken", "handling"])
+def test_a_receiver_killed_at_any_point_leaves_no_files_and_its_successor_gets_the_array(
+    folder: Path, address: str, phase: str
+) -> None:
+    sender = Node(SharedMemory(folder), dial=[address])
+    with sender.router as router:
+        with start(phase, address, folder) as receiver:
+            router.wait_for_peers(1, timeout_s=DEADLINE_S, events=("big",))
+            assert eventually(lambda: sender.shares_with(2))
+            sender.emit(array_of(MB, 6), acknowledged="handled")
+            assert big(folder), "it was not sent through shared memory"
+            assert receiver.wait(DEADLINE_S) == -signal.SIGKILL
+        assert eventually(lambda: sender.left == [2])
+        assert eventually(lambda: not files_of(receiver, folder)), "its files still exist"
+        with start("waiting", address, folder) as successor:
+            assert successor.stdout is not None
+            assert successor.stdout.readline() == "listening\n"
+            assert successor.stdout.readline() == "got it\n"
+            assert eventually(lambda: sender.shares_with(2))
+            successor.kill()
+        assert eventually(lambda: not files_of(successor, folder))
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("phase", ["taken", "replied"])
-def test_a_listener_killed_at_any_point_leaves_no_files_and_can_be_replaced(
-    folder: Path, address: str, phase: str
-) -> None:
-    transport = shared(folder)
-
-    def dial() -> Channel:
-        return transport.dial(
-            address, connect_timeout_s=20.0, reply_timeout_s=20.0, max_frame_bytes=MAX_BYTES
-        )
-
-    with start(phase, address, folder) as listener:
-        assert listener.stdout is not None and listener.stdout.readline()
-        with contextlib.closing(dial()) as channel:
-            answer = channel.request(b"a") if phase == "replied" else None
-            with pytest.raises(TransportError):
-                channel.request(b"d" * (1 << 20))
-            assert answer is None or answer == bytes(1 << 20)
-        assert listener.wait(DEADLINE_S) == -signal.SIGKILL
-    with start("waiting", address, folder) as listener:
-        assert listener.stdout is not None and listener.stdout.readline()
-        with contextlib.closing(dial()) as channel:
-            assert channel.request(b"d" * (1 << 20)) == bytes(1 << 20)
-        listener.kill()
-    sweep(folder)
-    assert list(folder.iterdir()) == []
+def test_a_process_sweeps_what_earlier_ones_have_left(folder: Path, address: str) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(DEADLINE_S)
+    (folder / f"{dead.pid}-{'a' * 16}.slab").write_bytes(b"left behind")
+    with two_nodes(address, SharedMemory(folder), SharedMemory(folder)):
+        assert {path.name.partition("-")[0] for path in folder.iterdir()} == {str(os.getpid())}

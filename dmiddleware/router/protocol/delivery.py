@@ -1,0 +1,452 @@
+"""Reliable delivery of messages over connections that keep the order.
+
+:class:`Outbox` joins messages to numbered frames and keeps each frame until it is acknowledged.
+:class:`Inbox` accepts the frames in order and says how far it has got and how much more it takes:
+its *state*. The state travels with any frame of the other direction, or with the next heartbeat; a
+sender that cannot continue without it asks for it. At the start of each connection both sides send
+theirs, and the frames after it are sent again. So nothing is lost, repeated or overtaken, and
+neither side needs timers.
+
+The sender never has more on its way than the receiver takes. A frame that is larger than an inbox
+is sent when the inbox is empty.
+
+Small messages are joined as follows. A message is sent at once, in a frame of its own. After a few
+of these without news from the peer, a frame also asks for the state, and what comes meanwhile is
+held back. So under load there is one frame for each answer, and otherwise no answer at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from dmiddleware.errors import FrameError
+
+__all__ = ["Inbox", "InboxState", "Message", "Outbox", "OutgoingFrame"]
+
+_ASK_AFTER: Final = 8
+"""After this many frames without news from the peer, one asks for its state."""
+
+
+class Message(Protocol):
+    """An encoded message."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes that count against the bounds; the same at both sides."""
+        ...
+
+
+T = TypeVar("T", bound=Message)
+
+
+class InboxState(NamedTuple):
+    """What a receiver tells its sender.
+
+    Attributes:
+        acknowledged: the newest frame that is acknowledged, with all before it.
+        accepted: the newest frame that it has, which it may acknowledge later.
+        credit: how many more bytes it takes after the accepted frames.
+    """
+
+    acknowledged: int
+    accepted: int
+    credit: int
+
+
+@dataclass(slots=True)
+class OutgoingFrame(Generic[T]):
+    """Messages that are sent and acknowledged together.
+
+    Attributes:
+        sequence: the frame's number, from 1.
+        messages: its messages, in order.
+        size: their bytes.
+        asks: whether the peer should answer it with its state.
+    """
+
+    sequence: int
+    messages: tuple[T, ...]
+    size: int
+    asks: bool = False
+
+
+class Outbox(Generic[T]):
+    """The sender's side of one stream of messages.
+
+    Args:
+        max_bytes: how many bytes may wait here until they are acknowledged; beyond that
+            :meth:`offer` refuses. An empty outbox accepts one message of any size.
+        batch_bytes: small messages are joined to frames of up to this size.
+        hold_bytes: under load, up to this many bytes are held back while an answer is on its way.
+
+    Attributes:
+        n_resent: how many frames were sent again.
+        is_draining: whether the peer should acknowledge soon, because nothing may follow.
+    """
+
+    def __init__(self, *, max_bytes: int, batch_bytes: int, hold_bytes: int = 0) -> None:
+        if max_bytes < 1 or batch_bytes < 1:
+            raise ValueError(
+                f"max_bytes and batch_bytes must be at least 1, got {max_bytes} and {batch_bytes}"
+            )
+        self._max_bytes = max_bytes
+        self.n_resent = 0
+        self.is_draining = False
+        self._batch_bytes = batch_bytes
+        self._hold_bytes = hold_bytes
+        self._waiting: deque[T] = deque()
+        self._waiting_bytes = 0
+        self._frames: deque[OutgoingFrame[T]] = deque()
+        self._n_bytes = 0
+        self._acknowledged = 0
+        # The newest frame that was sent over this connection, and the credit that is left after it.
+        # No credit: the peer's state is not known yet.
+        self._sent = 0
+        self._credit: int | None = None
+        self._capacity = 0
+        self._is_refusing = False
+        self._asked_after: int | None = None
+        self._newest = 0
+        # How many frames were sent since the peer's last state, and whether one asked for it.
+        self._n_since_state = 0
+        self._has_asked = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are accepted and not yet acknowledged."""
+        return self._n_bytes
+
+    @property
+    def n_messages(self) -> int:
+        """Messages that are accepted and not yet acknowledged."""
+        return len(self._waiting) + sum(len(frame.messages) for frame in self._frames)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything accepted has been acknowledged."""
+        return not self._waiting and not self._frames
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something waits for the peer to take more, or to say how much it takes."""
+        return self._has_unsent and not self._fits(self._next_size())
+
+    def offer(self, message: T) -> bool:
+        """Accept a message, or return False if the outbox is full; the caller then tries again."""
+        self._is_refusing = bool(self._n_bytes) and self._n_bytes + message.size > self._max_bytes
+        if not self._is_refusing:
+            self.push(message)
+        return not self._is_refusing
+
+    def push(self, message: T) -> None:
+        """Accept a message even if the outbox is full; for control messages that cannot wait."""
+        self._waiting.append(message)
+        self._waiting_bytes += message.size
+        self._n_bytes += message.size
+
+    def next_frame(self) -> OutgoingFrame[T] | None:
+        """Return the frame to send now, or None."""
+        if not self._has_unsent or not self._fits(self._next_size()):
+            return None
+        if self._last_sequence == self._sent:
+            if self._has_asked and self._waiting_bytes < self._hold_bytes:
+                return None
+            self._pack()
+        # Frames have consecutive numbers.
+        frame = self._frames[self._sent - self._last_sequence]
+        assert self._credit is not None
+        self._sent = frame.sequence
+        self._credit -= frame.size
+        self.n_resent += frame.sequence <= self._newest
+        self._newest = max(self._newest, frame.sequence)
+        self._n_since_state += 1
+        is_loaded = len(frame.messages) > 1 or self._n_since_state >= _ASK_AFTER
+        frame.asks = bool(self._hold_bytes) and is_loaded and not self._has_asked
+        self._has_asked = self._has_asked or frame.asks
+        return frame
+
+    def take_ask(self) -> bool:
+        """Return whether to ask the peer for its state now, behind the frames that were sent.
+
+        It is asked if a message was refused or a frame has to wait, or nothing may follow, and once
+        after each frame, because it also answers when it has taken everything.
+        """
+        if self._credit is None or self._asked_after == self._sent:
+            return False
+        is_last = self.is_draining and bool(self._frames) and not self._has_unsent
+        if not self._is_refusing and not self.is_blocked and not is_last:
+            return False
+        self._asked_after = self._sent
+        return True
+
+    def on_state(self, state: InboxState) -> None:
+        """Process the peer's state.
+
+        Raises:
+            FrameError: if no peer that follows the protocol can have sent it.
+        """
+        last = self._last_sequence if self._credit is None else self._sent
+        if not self._acknowledged <= state.acknowledged <= state.accepted <= last:
+            raise FrameError(
+                f"the peer acknowledges frames up to {state.acknowledged} and has those up to "
+                f"{state.accepted}, but {self._acknowledged} was acknowledged before and {last} "
+                "was sent; the peer does not follow the protocol, check that all hosts have the "
+                "same version of dmiddleware"
+            )
+        while self._frames and self._frames[0].sequence <= state.acknowledged:
+            self._n_bytes -= self._frames.popleft().size
+        self._acknowledged = state.acknowledged
+        if self._credit is None:
+            self._sent, self._asked_after = state.accepted, None
+        self._n_since_state, self._has_asked = 0, False
+        on_the_way = (f.size for f in self._frames if state.accepted < f.sequence <= self._sent)
+        self._credit = state.credit - sum(on_the_way)
+
+    def on_connect(self, capacity: int) -> None:
+        """Start over with the same process; nothing is sent before its state arrives.
+
+        Args:
+            capacity: the credit of its inbox when that is empty.
+        """
+        self._credit, self._capacity = None, capacity
+        self._n_since_state, self._has_asked = 0, False
+
+    def on_new_peer(self) -> None:
+        """Start over with another process under the same node id.
+
+        Messages that the old one had not acknowledged are numbered from 1 again. Messages that it
+        had acknowledged are lost with it.
+        """
+        self._waiting.extendleft(m for f in reversed(self._frames) for m in reversed(f.messages))
+        self._waiting_bytes = self._n_bytes
+        self._frames.clear()
+        self._acknowledged = self._sent = self._newest = 0
+        self._credit = None
+
+    def give_up(self) -> None:
+        """Drop everything that was not acknowledged.
+
+        Frames are emptied but keep their numbers, so that a peer that comes back after all sees no
+        gap.
+        """
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._is_refusing = False
+        for frame in self._frames:
+            frame.messages, frame.size = (), 0
+        self._n_bytes = 0
+
+    def unacknowledged(self) -> list[T]:
+        """Return, in order, the messages that would be lost if the outbox were dropped now."""
+        return [*(m for frame in self._frames for m in frame.messages), *self._waiting]
+
+    @property
+    def _last_sequence(self) -> int:
+        return self._frames[-1].sequence if self._frames else self._acknowledged
+
+    @property
+    def _has_unsent(self) -> bool:
+        return bool(self._waiting) or self._sent < self._last_sequence
+
+    def _next_size(self) -> int:
+        if self._sent < self._last_sequence:
+            return self._frames[self._sent - self._last_sequence].size
+        return self._waiting[0].size
+
+    def _fits(self, size: int) -> bool:
+        if self._credit is None:
+            return False
+        # The credit is whole only if the inbox is empty, and nothing is on its way.
+        return size <= self._credit or self._credit >= self._capacity
+
+    def _pack(self) -> None:
+        assert self._credit is not None
+        messages = [self._waiting.popleft()]
+        size = messages[0].size
+        limit = min(self._batch_bytes, self._credit)
+        while self._waiting and size + self._waiting[0].size <= limit:
+            messages.append(self._waiting.popleft())
+            size += messages[-1].size
+        self._waiting_bytes -= size
+        self._frames.append(OutgoingFrame(self._sent + 1, tuple(messages), size))
+
+
+class Inbox(Generic[T]):
+    """The receiver's side of one stream of messages.
+
+    Args:
+        max_bytes: how many bytes may wait to be taken. One frame may be larger.
+        max_unhandled: how many messages may be taken and not yet handled; a frame is acknowledged
+            once :meth:`on_handled` was called for each of its messages. None: no limit; a frame is
+            acknowledged once it is accepted.
+        peer_bytes: how many unacknowledged bytes the sender keeps, which it has announced; None: as
+            many as this inbox.
+
+    Attributes:
+        accepted: the newest frame that was accepted, with all before it; 0: none.
+        acknowledged: the same for frames that are acknowledged.
+    """
+
+    def __init__(
+        self, max_bytes: int, *, max_unhandled: int | None = None, peer_bytes: int | None = None
+    ) -> None:
+        self.accepted = 0
+        self.acknowledged = 0
+        self._max_bytes = max_bytes
+        self._max_unhandled = max_unhandled
+        # A state is sent often enough that neither side waits for it.
+        self._due_bytes = max(1, min(max_bytes, peer_bytes or max_bytes) // 4)
+        self._ready: deque[T] = deque()
+        self._n_bytes = 0
+        # The frames with unhandled messages, each with how many those are.
+        self._unhandled: deque[list[int]] = deque()
+        self._n_taken = 0
+        self._n_moved = 0
+        self._is_due = False
+        self._is_asked = False
+        self._told: InboxState | None = None
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that are accepted and not yet taken."""
+        return self._n_bytes
+
+    @property
+    def waiting(self) -> Iterator[T]:
+        """The messages that are accepted and not yet taken."""
+        return iter(self._ready)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether messages can be taken."""
+        # After the limit was reached, half of the messages are handled before more are taken.
+        limit = self._max_unhandled
+        return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
+
+    def on_frame(self, sequence: int, messages: Sequence[T]) -> None:
+        """Accept a frame.
+
+        Raises:
+            FrameError: if it is not the next one, or more than the credit allows.
+        """
+        size = sum(message.size for message in messages)
+        if sequence != self.accepted + 1:
+            raise FrameError(
+                f"got frame {sequence} after frame {self.accepted}; the peer does not follow the "
+                "protocol, check that all hosts have the same version of dmiddleware"
+            )
+        if self._n_bytes and self._n_bytes + size > self._max_bytes:
+            raise FrameError(
+                f"got a frame with {size} bytes, but this node takes at most "
+                f"{self._max_bytes - self._n_bytes} more; the peer does not follow the protocol"
+            )
+        self.accepted = sequence
+        self._ready.extend(messages)
+        self._n_bytes += size
+        self._n_moved += size
+        if self._max_unhandled is None:
+            self.acknowledged = sequence
+        else:
+            self._unhandled.append([sequence, len(messages)])
+            self._acknowledge_handled()
+
+    def take(
+        self,
+        n: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        holds: Callable[[T], bool] | None = None,
+    ) -> list[T]:
+        """Remove and return the next messages in order.
+
+        Args:
+            n: the largest number of messages; None: no limit.
+            max_bytes: the largest number of bytes, although one message is always returned; None:
+                no limit.
+            holds: whether a message stays here, with those after it; None: none does.
+        """
+        taken: list[T] = []
+        size = 0
+        if self._max_unhandled is not None:
+            room = self._max_unhandled - self._n_taken
+            n = room if n is None else min(n, room)
+        while self._ready and (n is None or len(taken) < n):
+            message = self._ready[0]
+            if holds is not None and holds(message):
+                break
+            if taken and max_bytes is not None and size + message.size > max_bytes:
+                break
+            taken.append(self._ready.popleft())
+            size += message.size
+        if self._max_unhandled is not None:
+            self._n_taken += len(taken)
+        self._free(size)
+        return taken
+
+    def take_out(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove and return messages that need not wait for those before them.
+
+        Not for an inbox whose messages are acknowledged when handled.
+        """
+        taken = [message for message in self._ready if matches(message)]
+        if taken:
+            self._ready = deque(message for message in self._ready if not matches(message))
+            self._free(sum(message.size for message in taken))
+        return taken
+
+    def on_handled(self) -> None:
+        """Note that the oldest message that was taken has been handled."""
+        self._n_taken -= 1
+        self._unhandled[0][1] -= 1
+        before = self.acknowledged
+        self._acknowledge_handled()
+        # Its sender may wait for nothing else.
+        self._is_due = self._is_due or self.acknowledged != before
+
+    def on_ask(self, *, until_empty: bool = True) -> None:
+        """Note that the sender wants to know the state now.
+
+        Args:
+            until_empty: whether it also wants to know it when the inbox is empty.
+        """
+        self._is_due = True
+        self._is_asked = self._is_asked or until_empty
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state should be sent now, rather than with the next frame."""
+        is_empty = self._is_asked and not self._n_bytes
+        return self._is_due or is_empty or self._n_moved >= self._due_bytes
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the state has changed since :meth:`take_state` or :meth:`on_disconnect`."""
+        return self._told is None or self._told != self._state()
+
+    def take_state(self) -> InboxState:
+        """Return the state, which is sent now."""
+        self._is_due, self._n_moved = False, 0
+        self._is_asked = self._is_asked and bool(self._n_bytes)
+        self._told = self._state()
+        return self._told
+
+    def on_disconnect(self) -> None:
+        """Note that the sender may not have received the last state."""
+        self._told = None
+
+    def _state(self) -> InboxState:
+        return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self._n_bytes))
+
+    def _free(self, size: int) -> None:
+        self._n_bytes -= size
+        self._n_moved += size
+
+    def _acknowledge_handled(self) -> None:
+        while self._unhandled and not self._unhandled[0][1]:
+            self.acknowledged = self._unhandled.popleft()[0]

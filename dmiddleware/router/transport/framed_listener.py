@@ -1,0 +1,141 @@
+"""A listener for framed connections, and what strangers may cost it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from dmiddleware.errors import FrameError, RouterError, TransportError
+from dmiddleware.router.protocol.strangers import Strangers
+from dmiddleware.router.transport.framed_connection import FramedConnection
+from dmiddleware.router.transport.stream import Stream, Transport
+
+__all__ = ["FramedListener", "OnEndOf", "OnFrameOf", "OnRoomOf"]
+
+OnFrameOf: TypeAlias = Callable[[FramedConnection, memoryview], None]
+OnEndOf: TypeAlias = Callable[[FramedConnection, RouterError], None]
+OnRoomOf: TypeAlias = Callable[[FramedConnection], None]
+
+_MAX_FRAMES: Final = 2
+"""A stranger says hello and proves that it has the key."""
+
+
+class FramedListener:
+    """Accepts connections. Their peers are strangers until :meth:`trust` is called.
+
+    A stranger may send two short frames within a few seconds, and its connection may be closed to
+    make room for another one.
+
+    Args:
+        transport: listens.
+        address: where.
+        on_frame: takes the connections' frames; see
+            :class:`~dmiddleware.router.transport.framed_connection.FramedConnection`.
+        on_end: called once for each connection that has ended.
+        on_room: called when a connection has room again.
+        now: returns monotonic seconds.
+        max_stranger_bytes: the longest frame of a stranger.
+        max_frame_bytes: the longest frame of others.
+        strangers: decides which of them are closed.
+
+    Raises:
+        TransportError: if the transport cannot listen on the address.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        address: str,
+        *,
+        on_frame: OnFrameOf,
+        on_end: OnEndOf,
+        on_room: OnRoomOf,
+        now: Callable[[], float],
+        max_stranger_bytes: int,
+        max_frame_bytes: int,
+        strangers: Strangers[FramedConnection] | None = None,
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._on_room = on_room
+        self._now = now
+        self._max_stranger_bytes = max_stranger_bytes
+        self._max_frame_bytes = max_frame_bytes
+        self._strangers = Strangers[FramedConnection]() if strangers is None else strangers
+        self._lock = threading.Lock()
+        self._connections: set[FramedConnection] = set()
+        self._is_closed = False
+        self._listener = transport.listen(address, self._on_connection)
+
+    @property
+    def address(self) -> str:
+        """Where others can dial; port 0 is replaced by the real one."""
+        return self._listener.address
+
+    @property
+    def n_strangers(self) -> int:
+        """How many connections have no authenticated peer."""
+        return len(self._strangers)
+
+    def note_hello(self, connection: FramedConnection) -> None:
+        """Note that a connection has sent a valid hello."""
+        with self._lock:
+            self._strangers.note_hello(connection)
+
+    def trust(self, connection: FramedConnection) -> None:
+        """Lift the limits of a connection whose peer has authenticated; called by ``on_frame``."""
+        with self._lock:
+            self._strangers.remove(connection)
+        connection.allow(self._max_frame_bytes)
+
+    def close_late(self) -> None:
+        """Close the connections that have not authenticated in time; call this regularly."""
+        with self._lock:
+            late = self._strangers.take_late(self._now())
+        for connection in late:
+            connection.close(TransportError("the peer did not authenticate in time"))
+
+    def close(self) -> None:
+        """Stop listening and close the connections; may be called twice."""
+        with self._lock:
+            self._is_closed = True
+            connections = list(self._connections)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+
+    def _on_connection(self, stream: Stream) -> float:
+        n_frames = 0
+
+        def on_frame(frame: memoryview) -> None:
+            nonlocal n_frames
+            if connection in self._strangers:
+                n_frames += 1
+                if n_frames > _MAX_FRAMES:
+                    raise FrameError(f"got {n_frames} frames from a peer without authentication")
+            self._on_frame(connection, frame)
+
+        def on_end(error: RouterError) -> None:
+            with self._lock:
+                self._connections.discard(connection)
+                self._strangers.remove(connection)
+            self._on_end(connection, error)
+
+        connection = FramedConnection(
+            stream,
+            on_frame=on_frame,
+            on_end=on_end,
+            on_room=lambda: self._on_room(connection),
+            max_frame_bytes=self._max_stranger_bytes,
+        )
+        with self._lock:
+            is_closed = self._is_closed
+            closed = None if is_closed else self._strangers.add(connection, self._now())
+            self._connections.add(connection)
+        if closed is not None:
+            closed.close(TransportError("too many peers without authentication are connected"))
+        connection.start()
+        if is_closed:
+            connection.close()
+        return self._strangers.pause_s(self._now())

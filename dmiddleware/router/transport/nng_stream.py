@@ -1,0 +1,583 @@
+"""Streams over nng's byte streams: ``ipc``, ``tcp`` and ``tls+tcp``.
+
+nng owns the sockets, the polling and TLS. Here are only the operations that it performs: one
+receives and one sends for each connection, one accepts for each listener.
+
+These facts about nng 1.11 shape the code:
+
+- An operation moves at most eight buffers, and often fewer bytes than it was asked to.
+- An operation that is canceled may end later. If it is stopped before that, nng takes this for its
+  end, and uses it after it was freed; nng's own dialer does so when a dial is canceled. So no
+  operation that has a callback is canceled. Its connection, dialer or listener is closed, which
+  ends it, and freed when its completion has been processed.
+- Sending to a socket with room ends before the call returns. An operation without a callback then
+  costs no other thread anything, and halves the processor time of a small message. If the socket
+  has no room, the operation is canceled and started again with a callback. If it has ended in this
+  very moment, one of nng's threads may still be about to note that, while it holds the lock of the
+  connection. The next operation is then another one, for which nng needs the same lock.
+- Over TLS, canceling breaks the connection, so every operation has a callback.
+- Closing a websocket, or its listener, does not always end the pending operations. So ``ws`` is not
+  offered.
+- A timeout of nng may expire while another thread closes the connection, and abort the process.
+  None is used.
+- After a fork, nng aborts the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.router.transport.ipc_path import PublishedPath
+from dmiddleware.router.transport.nng_library import ffi, lib
+from dmiddleware.router.transport.nng_operation import (
+    MAX_PIECES,
+    CompletionThread,
+    Operation,
+    failure,
+    text_of,
+)
+from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
+from dmiddleware.router.transport.tls import TlsFiles
+
+__all__ = ["NngStream", "NngStreamListener", "NngStreamTransport"]
+
+_logger = logging.getLogger(__name__)
+
+_IPC: Final = "ipc://"
+_TCP: Final = "tcp://"
+_TLS: Final = "tls+tcp://"
+_CANCELABLE: Final = (_IPC, _TCP)
+"""Where an operation can be canceled without an effect on the connection."""
+
+_CHECK_S: Final = 1.0
+"""How long the search for the reason of a failed TLS handshake may wait for the peer."""
+
+_NO_DELAY: Final = b"tcp-nodelay"
+"""Otherwise the second of two short frames may wait until the first one is acknowledged."""
+
+_MUCH: Final = 16 * 1024
+"""After so many bytes at once, more of them are likely to have arrived."""
+
+_JOINED: Final = 16 * 1024
+"""Neighboring pieces that are shorter are sent as one."""
+
+_ENDED: Final = frozenset({lib.NNG_ECLOSED, lib.NNG_ECONNSHUT, lib.NNG_ECONNRESET})
+
+_PAUSE_S: Final = 0.1
+_FORKED: Final = (
+    "this process was forked from one that uses nng, which does not survive a fork; start "
+    "processes with the 'spawn' method"
+)
+
+
+class NngStreamTransport:
+    """Connections over nng.
+
+    Args:
+        tls: certificates for ``tls+tcp`` addresses; None: such addresses are refused.
+    """
+
+    def __init__(self, *, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
+        self._thread = CompletionThread()
+        self._pid = os.getpid()
+
+    def dial(self, address: str, *, timeout_s: float) -> NngStream:
+        """Connect to an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        self._check(address, "dial")
+        made = ffi.new("nng_stream_dialer **")
+        _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, address.encode()))
+        dialer = made[0]
+        try:
+            if not address.startswith(_IPC):
+                code = lib.nng_stream_dialer_set_bool(dialer, _NO_DELAY, True)
+                _check_code(f"dial {address}", code)
+            if address.startswith(_TLS):
+                config = self._config(address, listens=False)
+                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config)
+                _check_code(f"dial {address}", code)
+            stream = NngStream(address, self._thread, self._pid)
+        except BaseException:
+            lib.nng_stream_dialer_free(dialer)
+            raise
+        stream.connect(dialer, timeout_s, self._tls if address.startswith(_TLS) else None)
+        return stream
+
+    def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
+        """Listen on an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        self._check(address, "listen on")
+        config = self._config(address, listens=True) if address.startswith(_TLS) else None
+        return NngStreamListener(address, on_connection, self._thread, self._pid, config)
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        return os.getpid() != self._pid or self._thread.close_users(timeout_s)
+
+    def _check(self, address: str, doing: str) -> None:
+        if os.getpid() != self._pid:
+            raise RouterStateError(_FORKED)
+        is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
+        if not is_valid:
+            raise TransportError(
+                f"could not {doing} {address!r}: write ipc:///path, tcp://host:port or "
+                "tls+tcp://host:port"
+            )
+
+    def _config(self, address: str, *, listens: bool) -> Any:
+        if self._tls is None:
+            raise TransportError(
+                f"{address} needs certificates; pass tls=TlsFiles(…) to the transport"
+            )
+        return self._tls.config(listens=listens)
+
+
+class NngStream:
+    """One connection; see :class:`~dmiddleware.router.transport.stream.Stream`.
+
+    Its operations live until all their completions have been processed. ``_lock`` is held to start
+    one and to close the connection; completions are processed on one thread, most of them with it.
+    """
+
+    def __init__(
+        self, address: str, thread: CompletionThread, pid: int, connection: Any = None
+    ) -> None:
+        self._address = address
+        self._thread = thread
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._connection = connection
+        self._error: RouterError | None = None
+        self._is_closed = False
+        self._is_cancelable = address.startswith(_CANCELABLE)
+        self._dialer: Any = None
+        self._dialing: Operation | None = None
+        # The certificates of a dialer, until the peer has sent something.
+        self._tls: TlsFiles | None = None
+        self._receiving = Operation(partial(thread.call, self._on_received))
+        self._sending = Operation(partial(thread.call, self._on_sendable))
+        self._trying = Operation(None)
+        self._may_try = self._is_cancelable
+        self._trying_to_receive = Operation(None)
+        # The operation that has received last, and whether more is likely to have arrived.
+        self._received_by = self._receiving
+        self._has_much = False
+        # How many operations have not called back yet.
+        self._n_pending = 0
+        self._targets: Sequence[memoryview] = ()
+        self._on_bytes: OnBytes | None = None
+        self._unsent: list[Piece] = []
+        self._on_sent: OnSent | None = None
+        thread.add_user(self)
+
+    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
+        """Send bytes; return whether the system has accepted all of them."""
+        self._check_pid()
+        with self._lock:
+            if self._on_sent is not None:
+                raise RouterStateError("a stream sends one list of pieces at a time")
+            if self._error is not None:
+                self._report(partial(on_sent, self._error))
+                return False
+            self._unsent, self._on_sent = _joined(pieces), on_sent
+            return self._connection is not None and self._send()
+
+    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
+        """Receive the next bytes."""
+        self._check_pid()
+        with self._lock:
+            if self._on_bytes is not None:
+                raise RouterStateError("a stream receives one list of targets at a time")
+            if self._error is not None:
+                self._report(partial(on_bytes, self._error))
+                return
+            self._targets, self._on_bytes = targets, on_bytes
+            if self._connection is not None:
+                self._receive()
+
+    def close(self) -> None:
+        """Close the connection, without waiting."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._end(TransportError(f"the connection with {self._address} is closed"))
+            self._release_if_done()
+
+    def connect(self, dialer: Any, timeout_s: float, tls: TlsFiles | None) -> None:
+        """Start to connect; called once, by the transport."""
+        self._dialer, self._tls = dialer, tls
+        self._dialing = Operation(partial(self._thread.call, self._on_dialed))
+        self._n_pending += 1
+        lib.nng_stream_dialer_dial(dialer, self._dialing.aio)
+        self._thread.call_at(time.monotonic() + timeout_s, partial(self._on_late, timeout_s))
+
+    def _on_late(self, timeout_s: float) -> None:
+        with self._lock:
+            if self._connection is None:
+                self._end(
+                    TransportError(
+                        f"could not dial {self._address}: no connection within {timeout_s:g} s; "
+                        "check the address, and that the peer is running"
+                    )
+                )
+
+    def _on_dialed(self) -> None:
+        assert self._dialing is not None
+        code = self._dialing.result
+        with self._lock:
+            lib.nng_stream_dialer_close(self._dialer)
+            lib.nng_stream_dialer_free(self._dialer)
+            self._dialer = None
+            self._n_pending -= 1
+            if code:
+                self._end(
+                    TransportError(
+                        f"could not dial {self._address}: {text_of(code)}; check the address, and "
+                        "that the peer is running"
+                    )
+                )
+            else:
+                self._connection = self._dialing.output()
+                if self._error is None:
+                    self._start_waiting()
+                else:
+                    # It was closed, or late, just before nng had connected.
+                    lib.nng_stream_close(self._connection)
+            self._release_if_done()
+
+    def _start_waiting(self) -> None:
+        """Start what has waited for the connection."""
+        if self._on_bytes is not None:
+            self._receive()
+        on_sent = self._on_sent
+        if on_sent is not None and self._send():
+            self._report(partial(on_sent, None))
+
+    def _receive(self) -> None:
+        self._n_pending += 1
+        if self._has_much and self._is_cancelable:
+            # Without a callback, which takes two changes of threads.
+            trying = self._received_by = self._trying_to_receive
+            lib.nng_stream_recv(self._connection, trying.use(self._targets))
+            if trying.is_pending:
+                trying.cancel()
+            if trying.result != lib.NNG_ECANCELED:
+                self._thread.call(self._on_received)
+                return
+            trying.forget()
+        self._received_by = self._receiving
+        lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
+
+    def _on_received(self) -> None:
+        receiving = self._received_by
+        with self._lock:
+            code, on_bytes = receiving.result, self._on_bytes
+            n_bytes = receiving.count
+            outcome: int | RouterError | None = n_bytes
+            receiving.forget()
+            self._has_much = n_bytes >= _MUCH
+            self._targets, self._on_bytes = (), None
+            tls, self._tls = self._tls, None
+            if code:
+                self._end(self._error_of(code))
+                outcome = self._error
+            self._n_pending -= 1
+            self._release_if_done()
+        assert on_bytes is not None and outcome is not None
+        if code == lib.NNG_ECRYPTO and tls is not None:
+            threading.Thread(
+                target=self._explain, args=(tls, on_bytes, outcome), daemon=True
+            ).start()
+            return
+        self._guarded(partial(on_bytes, outcome))
+
+    def _explain(self, tls: TlsFiles, on_bytes: OnBytes, error: RouterError) -> None:
+        """Find out why TLS has failed, and report it; runs in a thread, because it may wait."""
+        try:
+            tls.check(self._address, timeout_s=_CHECK_S)
+        except RouterError as reason:
+            error = reason
+        self._report(partial(on_bytes, error))
+
+    def _send(self) -> bool:
+        """Send what the system accepts at once; return whether that is everything."""
+        while self._unsent:
+            pieces = self._unsent[:MAX_PIECES]
+            code = self._try_to_send(pieces) if self._may_try else lib.NNG_ECANCELED
+            if code == lib.NNG_ECANCELED:
+                self._may_try = self._is_cancelable
+                self._n_pending += 1
+                lib.nng_stream_send(self._connection, self._sending.use(pieces))
+                return False
+            if code:
+                self._end(self._error_of(code))
+                self._fail_sending()
+                return False
+            self._note_sent(self._trying.count)
+        self._on_sent = None
+        return True
+
+    def _try_to_send(self, pieces: Sequence[Piece]) -> int:
+        """Send what the system accepts at once; return nng's result, which may be "canceled"."""
+        trying = self._trying
+        lib.nng_stream_send(self._connection, trying.use(pieces))
+        if trying.is_pending:
+            trying.cancel()
+            # Unless it was canceled, nng may not be done with it.
+            self._may_try = False
+        code = trying.result
+        trying.forget()
+        return code
+
+    def _on_sendable(self) -> None:
+        sending, outcome = self._sending, None
+        with self._lock:
+            self._n_pending -= 1
+            code, on_sent = sending.result, self._on_sent
+            sending.forget()
+            if code:
+                self._end(self._error_of(code))
+            else:
+                self._note_sent(sending.count)
+            if self._error is not None:
+                self._unsent, self._on_sent, outcome = [], None, self._error
+            elif not self._send():
+                return
+            self._release_if_done()
+        assert on_sent is not None
+        self._guarded(partial(on_sent, outcome))
+
+    def _note_sent(self, n_bytes: int) -> None:
+        unsent = self._unsent
+        if n_bytes < sum(map(len, unsent[:MAX_PIECES])):
+            # The socket is full, so that trying again would be in vain.
+            self._may_try = False
+        for index, piece in enumerate(unsent):
+            if n_bytes < len(piece):
+                unsent[: index + 1] = [memoryview(piece)[n_bytes:]]
+                return
+            n_bytes -= len(piece)
+        unsent.clear()
+
+    def _end(self, error: RouterError) -> None:
+        """End the connection, and with it what is pending; only the first call counts."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self._connection is not None:
+            # What nng performs fails now, and completes as usual.
+            lib.nng_stream_close(self._connection)
+            return
+        if self._dialer is not None:
+            lib.nng_stream_dialer_close(self._dialer)
+        if self._on_bytes is not None:
+            self._report(partial(self._on_bytes, self._error))
+            self._targets, self._on_bytes = (), None
+        self._fail_sending()
+
+    def _fail_sending(self) -> None:
+        if self._on_sent is not None:
+            self._report(partial(self._on_sent, self._error))
+            self._unsent, self._on_sent = [], None
+
+    def _error_of(self, code: int) -> TransportError:
+        if code in _ENDED:
+            return TransportError(f"the connection with {self._address} has ended")
+        return TransportError(f"the connection with {self._address} broke: {text_of(code)}")
+
+    def _release_if_done(self) -> None:
+        if self._is_closed and not self._n_pending:
+            # Not at once, because the caller may still need the operations.
+            self._thread.call(self._release)
+
+    def _release(self) -> None:
+        for operation in (
+            *(self._dialing, self._receiving, self._trying_to_receive),
+            *(self._sending, self._trying),
+        ):
+            if operation is not None:
+                operation.free()
+        if self._connection is not None:
+            lib.nng_stream_free(self._connection)
+        self._thread.remove_user(self)
+
+    def _report(self, call: Callable[[], None]) -> None:
+        self._thread.post(partial(self._guarded, call))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            _logger.exception("closed the connection with %s, its callback failed", self._address)
+            self.close()
+
+    def _check_pid(self) -> None:
+        if os.getpid() != self._pid:
+            raise RouterStateError(_FORKED)
+
+
+class NngStreamListener:
+    """An address that nng listens on; it accepts one connection at a time."""
+
+    def __init__(
+        self,
+        address: str,
+        on_connection: OnConnection,
+        thread: CompletionThread,
+        pid: int,
+        tls_config: Any,
+    ) -> None:
+        self._on_connection = on_connection
+        self._thread = thread
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_pending = False
+        self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
+        self._accepting = Operation(partial(thread.call, self._on_accepted))
+        try:
+            self._listener = _listening(
+                address if self._path is None else _IPC + self._path.hidden, tls_config
+            )
+        except BaseException:
+            self._accepting.free()
+            raise
+        try:
+            if self._path is not None:
+                self._path.publish()
+            self.address = (
+                address if self._path is not None else _real_address(address, self._listener)
+            )
+            thread.add_user(self)
+        except BaseException:
+            lib.nng_stream_listener_close(self._listener)
+            lib.nng_stream_listener_free(self._listener)
+            self._accepting.free()
+            raise
+        self._accept()
+
+    def close(self) -> None:
+        """Stop listening; accepted connections stay open."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._path is not None:
+                self._path.remove()
+            # It ends the pending operation.
+            lib.nng_stream_listener_close(self._listener)
+            self._release_if_done()
+
+    def _accept(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_pending = True
+                lib.nng_stream_listener_accept(self._listener, self._accepting.aio)
+
+    def _on_accepted(self) -> None:
+        code = self._accepting.result
+        connection = None if code else self._accepting.output()
+        with self._lock:
+            self._is_pending = False
+            self._release_if_done()
+            if self._is_closed:
+                if connection is not None:
+                    lib.nng_stream_free(connection)
+                return
+        if code:
+            # For example, the process has no descriptor left. Dialers wait meanwhile.
+            _logger.warning("could not accept a connection to %s: %s", self.address, text_of(code))
+            self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
+            return
+        try:
+            stream = NngStream(self.address, self._thread, self._pid, connection)
+        except RouterError as error:
+            lib.nng_stream_free(connection)
+            if self._thread.is_exiting:
+                return
+            _logger.warning("closed a connection to %s: %s", self.address, error)
+            self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
+            return
+        pause_s: float | None = None
+        try:
+            pause_s = self._on_connection(stream)
+        except Exception:
+            _logger.exception("closed a connection to %s, its callback failed", self.address)
+            stream.close()
+        if pause_s:
+            self._thread.call_at(time.monotonic() + pause_s, self._accept)
+        else:
+            self._accept()
+
+    def _release_if_done(self) -> None:
+        if self._is_closed and not self._is_pending:
+            self._thread.call(self._release)
+
+    def _release(self) -> None:
+        self._accepting.free()
+        lib.nng_stream_listener_free(self._listener)
+        self._thread.remove_user(self)
+
+
+def _check_code(doing: str, code: int) -> None:
+    if code:
+        raise failure(doing, code)
+
+
+def _listening(address: str, tls_config: Any) -> Any:
+    made = ffi.new("nng_stream_listener **")
+    doing = f"listen on {address}"
+    _check_code(doing, lib.nng_stream_listener_alloc(made, address.encode()))
+    listener = made[0]
+    try:
+        if address.startswith(_IPC):
+            code = lib.nng_stream_listener_set_int(listener, b"ipc:permissions", 0o600)
+            _check_code(doing, code)
+        else:
+            _check_code(doing, lib.nng_stream_listener_set_bool(listener, _NO_DELAY, True))
+        if tls_config is not None:
+            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config)
+            _check_code(doing, code)
+        _check_code(doing, lib.nng_stream_listener_listen(listener))
+    except BaseException:
+        lib.nng_stream_listener_free(listener)
+        raise
+    return listener
+
+
+def _real_address(address: str, listener: Any) -> str:
+    host, _, port = address.rpartition(":")
+    if port != "0":
+        return address
+    bound = ffi.new("int *")
+    code = lib.nng_stream_listener_get_int(listener, b"tcp-bound-port", bound)
+    _check_code(f"listen on {address}", code)
+    return f"{host}:{bound[0]}"
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces, in which neighbors that are short are joined."""
+    joined: list[Piece] = []
+    short: list[Piece] = []
+    for piece in pieces:
+        if len(piece) < _JOINED:
+            short.append(piece)
+            continue
+        if short:
+            joined.append(b"".join(short))
+            short = []
+        joined.append(piece)
+    if short:
+        joined.append(b"".join(short))
+    return [piece for piece in joined if len(piece)]

@@ -1,0 +1,26 @@
+"""Leave the program while streams of nng connect, send and receive, without closing anything.
+
+Run as ``python -m …stream_exit_program ADDRESS``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from tests.dmiddleware.router.stream_closing_program import Side
+
+
+def main(address: str) -> None:
+    transport, dials = NngStreamTransport(), NngStreamTransport()
+    sides: list[Side] = []
+    listener = transport.listen(address, lambda stream: sides.append(Side(stream)))
+    for _ in range(10):
+        sides.append(Side(dials.dial(listener.address, timeout_s=10.0)))
+        time.sleep(0.01)
+    print("leaving", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

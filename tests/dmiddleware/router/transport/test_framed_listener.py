@@ -1,0 +1,194 @@
+"""What strangers may cost a listener, over nng's streams and bare sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dmiddleware.errors import RouterError
+from dmiddleware.router.protocol.strangers import Strangers
+from dmiddleware.router.transport.framed_connection import FramedConnection
+from dmiddleware.router.transport.framed_listener import FramedListener
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.wire.stream_frames import FrameWriter
+from dmiddleware.testing import FakeClock
+from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, nothing_left
+from tests.dmiddleware.router.stream_ends import DEADLINE_S, start_nng
+
+MAX_BYTES = 1 << 20
+
+
+def framed(*frames: bytes) -> bytes:
+    writer, raw = FrameWriter(), bytearray()
+    for frame in frames:
+        writer.put(frame)
+    while pieces := writer.next():
+        raw += b"".join(pieces)
+    return bytes(raw)
+
+
+class Server:
+    """A listener at which "hello" is a valid hello and "key" authenticates."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = FakeClock()
+        self.path = path
+        self.frames: list[bytes] = []
+        self.errors: list[RouterError] = []
+        self.listener = FramedListener(
+            NngStreamTransport(),
+            f"ipc://{path}",
+            on_frame=self._on_frame,
+            on_end=lambda connection, error: self.errors.append(error),
+            on_room=lambda connection: None,
+            now=lambda: self.clock.now() + time.monotonic(),
+            max_stranger_bytes=100,
+            max_frame_bytes=MAX_BYTES,
+            strangers=Strangers(most=20, seed=1),
+        )
+
+    def _on_frame(self, connection: FramedConnection, frame: memoryview) -> None:
+        content = bytes(frame)
+        self.frames.append(content)
+        if content == b"hello":
+            self.listener.note_hello(connection)
+            connection.put(b"challenge")
+        elif content == b"key":
+            self.listener.trust(connection)
+            connection.put(b"welcome")
+        else:
+            connection.put(b"%d" % len(content))
+        connection.flush()
+
+    @contextlib.contextmanager
+    def stranger(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.settimeout(DEADLINE_S)
+            assert comes_true(lambda: self._connects(made))
+            yield made
+
+    def _connects(self, made: socket.socket) -> bool:
+        # The system's queue may be full for a moment.
+        with contextlib.suppress(BlockingIOError):
+            made.connect(str(self.path))
+            return True
+        return False
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    start_nng()
+    with nothing_left():
+        made = Server(tmp_path / "s")
+        yield made
+        made.listener.close()
+        made.listener.close()
+
+
+def replies(made: socket.socket, expected: bytes) -> bool:
+    raw = framed(expected)
+    received = b""
+    while len(received) < len(raw):
+        part = made.recv(len(raw) - len(received))
+        if not part:
+            return False
+        received += part
+    return received == raw
+
+
+def test_a_peer_with_the_key_may_send_long_frames(server: Server) -> None:
+    with server.stranger() as peer:
+        peer.sendall(framed(b"hello"))
+        assert replies(peer, b"challenge")
+        peer.sendall(framed(b"key"))
+        assert replies(peer, b"welcome")
+        peer.sendall(framed(bytes(MAX_BYTES), b"and more", b"and more"))
+        assert replies(peer, b"%d" % MAX_BYTES)
+        server.clock.advance(100.0)
+        server.listener.close_late()
+        peer.sendall(framed(b"still here"))
+        assert replies(peer, b"8")
+
+
+@pytest.mark.parametrize(
+    "raw", [framed(bytes(101)), framed(b"hello", b"hello", b"hello"), b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_a_stranger_that_sends_too_much_or_garbage_is_hung_up_on(
+    server: Server, raw: bytes
+) -> None:
+    with server.stranger() as stranger:
+        stranger.sendall(raw)
+        with contextlib.suppress(ConnectionError):
+            while stranger.recv(100):
+                pass
+        assert comes_true(lambda: len(server.errors) == 1)
+        assert len(server.frames) <= 2
+
+
+def test_a_stranger_that_says_nothing_is_hung_up_on(server: Server) -> None:
+    with server.stranger() as silent, server.stranger() as greeting:
+        greeting.sendall(framed(b"hello"))
+        assert replies(greeting, b"challenge")
+        server.clock.advance(1.9)
+        server.listener.close_late()
+        assert not server.errors
+        server.clock.advance(0.2)
+        server.listener.close_late()
+        assert is_hung_up_on(silent) and is_hung_up_on(greeting)
+        assert comes_true(lambda: len(server.errors) == 2)
+
+
+def test_a_peer_joins_among_hundreds_of_silent_connections(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(server.stranger())
+        assert comes_true(lambda: len(server.errors) == 180)
+        peer = stack.enter_context(server.stranger())
+        peer.sendall(framed(b"hello"))
+        assert replies(peer, b"challenge")
+        # More of them do not push it out.
+        for _ in range(100):
+            stack.enter_context(server.stranger())
+        peer.sendall(framed(b"key"))
+        assert replies(peer, b"welcome")
+
+
+def test_peers_far_away_join_while_others_connect_all_the_time(server: Server) -> None:
+    is_over = threading.Event()
+    n_attempts = 0
+
+    def attack() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
+                made.settimeout(DEADLINE_S)
+                made.connect(str(server.path))
+                made.recv(1)
+
+    attackers = [threading.Thread(target=attack) for _ in range(25)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            assert time.monotonic() < deadline, f"{n_attempts} attempts have failed"
+            n_attempts += 1
+            with contextlib.suppress(OSError), server.stranger() as peer:
+                peer.sendall(framed(b"hello"))
+                if not replies(peer, b"challenge"):
+                    continue
+                time.sleep(0.05)
+                peer.sendall(framed(b"key"))
+                if replies(peer, b"welcome"):
+                    break
+    finally:
+        is_over.set()
+        # The last of them wait for something to be sent.
+        server.listener.close()
+        for attacker in attackers:
+            attacker.join(DEADLINE_S)

@@ -1,0 +1,17 @@
+"""The walk of an event is no longer than the page about it says."""
+
+import re
+from pathlib import Path
+
+from tests.event_walk import ROOT, walk
+
+PAGE = ROOT / "docs/decisions/the-walk-of-an-event.md"
+
+
+def test_the_walk_is_as_long_as_its_page_says(tmp_path: Path) -> None:
+    found = re.search(r"(\d+) functions in\s+(\d+) files", PAGE.read_text())
+    assert found is not None
+    files = walk(tmp_path)
+    assert (sum(map(len, files.values())), len(files)) == (int(found[1]), int(found[2]))
+    assert int(found[1]) <= 154
+    assert int(found[2]) <= 28
