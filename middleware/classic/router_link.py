@@ -8,9 +8,9 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, get_args
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from dmiddleware.errors import (
     ConfigError,
@@ -20,32 +20,17 @@ from dmiddleware.errors import (
     RouterStateError,
 )
 from dmiddleware.pipeline import Event, Task
-from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
-from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.coordinator.messages import (
-    COORDINATOR,
-    CollectorInfo,
-    DataDemand,
-    Joined,
-    LearnData,
-    Left,
-    Message,
-    StepDataReady,
-)
+from dmiddleware.worker.comm import COORDINATOR_LINK_REGISTRY, Answer, Ask, Link, Store
+from dmiddleware.worker.coordinator.conversation import Said
+from dmiddleware.worker.coordinator.messages import COORDINATOR, Joined, Left
 from middleware.classic.router_store import Packed, RouterStore
 from middleware.context import OnlineRLContext
 
 __all__ = ["RouterLink", "open_coordinator_link"]
 
-_TYPES: Final = {one.__name__: one for one in get_args(Message) if one not in (Joined, Left)}
+_TYPES: Final = {one.__name__: one for one in (Ask, Answer)}
 _ENDED: Final = Event("classic.ended", timeout_s=5.0)
 """The coordinator has ended the run in order."""
-
-_WINDOW: Final = 16
-"""How many messages a peer may be sent that its program has not taken yet."""
-
-_ACKNOWLEDGE: Final = 4
-"""Every how many messages their sender hears that they were taken."""
 
 _RETRY_S: Final = 0.05
 """How long to wait for the subscription of a peer that has just connected, in seconds."""
@@ -72,13 +57,10 @@ class _Peer(NamedTuple):
 
 
 class RouterLink:
-    """A :class:`~dmiddleware.worker.comm.link.Link` over the events of a task.
+    """A :class:`~dmiddleware.worker.comm.Link` over the events of a task.
 
-    Each message is a reliable event that only its addressee subscribes to. The step data of a
-    message's references travels with it, into the addressee's store.
-
-    A peer that sends faster than this program receives has to wait: at most 16 of its messages are
-    in transit, and the peers take turns.
+    Each request or answer is a reliable event that only its addressee subscribes to. The step data
+    of the references in it travels with it, into the addressee's store.
 
     Every link announces its role to the others; the order in which they start does not matter. The
     presence of a node comes from the router; a process that replaces another one of the same node
@@ -88,7 +70,7 @@ class RouterLink:
         role: ``coordinator``, ``collector`` or ``learner``.
         task: carries the events; None: a new one on the router of the current node. A given task is
             not closed with the link.
-        timeout_s: how long a peer may take nothing before :meth:`send` raises.
+        timeout_s: how long the router may take to accept a message.
 
     Raises:
         ConfigError: if the task has no router.
@@ -115,11 +97,8 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        # The peers take turns, so that nobody waits behind a peer that sends a lot.
-        self._inboxes: dict[str, deque[Message]] = {}
-        self._sent: Counter[_Peer] = Counter()
-        self._taken: Counter[_Peer] = Counter()
-        self._taken_by: dict[_Peer, int] = {}
+        self._inbox: deque[tuple[str, Said]] = deque()
+        self._answered: list[str] = []
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
         self._watched: set[int] = set()
@@ -127,11 +106,9 @@ class RouterLink:
         self._cur_step = 0
         self._task.at_stop(self._wake)
         self._task.on(self._event(self._own.uid), self._on_message)
-        self._task.on(self._taken_event(self._own.uid), self._on_taken)
         self._task.on("node.joined", self._on_joined)
         self._task.on("node.rejoined", self._on_joined)
         self._task.on("node.left", self._on_left)
-        self._task.on("node.forgotten", self._on_forgotten)
         self._task.on(_ENDED, self._on_ended)
         for node_id in router.peer_ids():
             self._on_joined(node_id)
@@ -164,53 +141,44 @@ class RouterLink:
         with self._changed:
             return {uid: peer.role for uid, peer in self._connected.items()}
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message to a peer; returns once the router has accepted it.
+    def send(self, peer: str, message: Ask | Answer) -> None:
+        """Send to a peer; returns once the router has accepted it.
 
         Raises:
-            DeliveryTimeout: if the peer is unknown, or takes nothing in time; or if the link is
-                closed.
-            EncodeError: if the message holds something else than plain values.
+            DeliveryTimeout: if the peer is not connected, or the link is closed, or the router does
+                not accept it in time.
+            EncodeError: if the content is something else than plain values.
         """
-        target = self._wait_for_room(peer)
+        with self._changed:
+            target = self._connected.get(peer)
+            if target is None or self._closed:
+                raise DeliveryTimeout(f"{peer} is not connected to {self.uid}; nothing was sent")
         refs = _references(message)
-        values = self._store.take(refs)
         fields = _plain(
             {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
         )
-        content = (tuple(self._own), target.token, type(message).__name__, fields, values)
-        self._emit(target, content)
-        if isinstance(message, StepDataReady):
-            self._store.delete(refs)
-        if self._owns_task:
-            self._note_progress(message)
+        kind = type(message).__name__
+        self._emit(target, (tuple(self._own), target.token, kind, fields, self._store.take(refs)))
+        if isinstance(message, Answer):
+            self._answered = refs
+            if self._owns_task:
+                self._note_progress(message)
 
-    def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """Return the next message and its sender, or None after ``timeout_s`` seconds.
+    def receive(self, timeout_s: float) -> tuple[str, Said] | None:
+        """Return what has arrived next, and from whom; None after ``timeout_s`` seconds.
 
         A closed link returns None at once.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._inboxes), timeout_s)
-            if not self._inboxes:
+            self._changed.wait_for(lambda: self._closed or bool(self._inbox), timeout_s)
+            if not self._inbox:
                 return None
-            uid = next(iter(self._inboxes))
-            inbox = self._inboxes.pop(uid)
-            message = inbox.popleft()
-            if inbox:
-                self._inboxes[uid] = inbox  # at the end: the next peer is next
-            peer = self._connected.get(uid)
-            if peer is None or isinstance(message, Joined | Left):
-                return uid, message
-            self._taken[peer] += 1
-            taken = self._taken[peer]
-        if taken % _ACKNOWLEDGE == 0:
-            with contextlib.suppress(DMiddlewareError):  # it is leaving, and sends nothing more
-                self._task.emit(
-                    self._taken_event(uid), tuple(self._own), peer.token, taken,
-                    only_remote=True, to=peer.node_id,
-                )  # fmt: skip
-        return uid, message
+            peer, said = self._inbox.popleft()
+        if isinstance(said, Ask) and said.name != "resource":
+            # The last answer has arrived, and with it the step data.
+            refs, self._answered = self._answered, []
+            self._store.delete(refs)
+        return peer, said
 
     def close(self, deadline_s: float) -> None:
         """End; may be called twice. The router delivers all sent messages before it closes.
@@ -223,8 +191,7 @@ class RouterLink:
             self._closed = True
             self._changed.notify_all()
         handlers: list[Callable[..., None]] = [
-            self._on_message, self._on_taken, self._on_ended,
-            self._on_joined, self._on_left, self._on_forgotten,
+            self._on_message, self._on_ended, self._on_joined, self._on_left,
         ]  # fmt: skip
         for handler in handlers:
             self._task.off("*", handler)
@@ -238,39 +205,16 @@ class RouterLink:
             self._on_ended()
         self._task.close()
 
-    def _note_progress(self, message: Message) -> None:
+    def _note_progress(self, answer: Answer) -> None:
         """Count the step and what it has done, for the launcher."""
         ctx = self._task.ctx
         ctx.total_step += 1
-        if isinstance(message, DataDemand):
-            ctx.train_iter = message.cur_learner_iter
-        elif isinstance(message, CollectorInfo):
-            cur_step = int(message.info.get("cur_step", 0))
+        if "cur_learner_iter" in answer.result:
+            ctx.train_iter = int(answer.result["cur_learner_iter"])
+        for report in _reports(answer):
+            cur_step = int(report.get("cur_step", self._cur_step))
             ctx.env_step += cur_step - (self._cur_step if cur_step >= self._cur_step else 0)
             self._cur_step = cur_step
-
-    def _wait_for_room(self, uid: str) -> _Peer:
-        """Wait until a peer has taken most of what was sent to it; count one more message.
-
-        Raises:
-            DeliveryTimeout: if it is not connected, or takes nothing in time.
-        """
-        with self._changed:
-            target = self._connected.get(uid)
-
-            def has_room() -> bool:
-                return self._closed or self._connected.get(uid) != target or self._has_room(target)
-
-            in_time = target is not None and self._changed.wait_for(has_room, self._timeout_s)
-            if target is None or self._closed or self._connected.get(uid) != target:
-                raise DeliveryTimeout(f"{uid} is not connected to {self.uid}; nothing was sent")
-            if not in_time:
-                raise DeliveryTimeout(f"{uid} has taken no message for {self._timeout_s:g} s")
-            self._sent[target] += 1
-            return target
-
-    def _has_room(self, peer: _Peer | None) -> bool:
-        return peer is None or self._sent[peer] - self._taken_by.get(peer, 0) < _WINDOW
 
     def _emit(self, target: _Peer, content: tuple[Any, ...]) -> None:
         event = self._event(target.uid)
@@ -291,16 +235,6 @@ class RouterLink:
     def _event(self, uid: str) -> Event:
         return Event(f"classic.to.{uid}", timeout_s=self._timeout_s, required=True)
 
-    def _taken_event(self, uid: str) -> Event:
-        """Return the event with which a peer's messages are acknowledged, by their number."""
-        return Event(f"classic.taken.{uid}", timeout_s=self._timeout_s)
-
-    def _on_taken(self, sender: tuple[int, str, str], token: str, taken: int) -> None:
-        with self._changed:
-            if token == self._own.token:
-                self._taken_by[_Peer(*sender)] = taken
-                self._changed.notify_all()
-
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -314,17 +248,17 @@ class RouterLink:
         values: dict[str, Packed],
     ) -> None:
         peer = _Peer(*sender)
-        if token != self._own.token and self._own.role != COORDINATOR:
-            return  # for an earlier process; a coordinator continues its predecessor's work
+        if token != self._own.token:
+            return  # for an earlier process
         try:
             message = _TYPES[kind](**fields)
         except (KeyError, TypeError) as error:
             _log.warning("%s has sent a message that cannot be read: %s", peer.uid, error)
             return
-        if isinstance(message, LearnData):
-            self._store.hold_batch(values)
-        else:
+        if isinstance(message, Answer):
             self._store.hold(values)
+        elif "data" in message.request:
+            self._store.hold_batch(values)
         with self._changed:
             self._introduce(peer)
             self._put(peer.uid, message)
@@ -342,7 +276,6 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
-            self._forget(earlier)
             self._put(peer.uid, Left("replaced by a new process"))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
         self._put(peer.uid, Joined(peer.role))
@@ -354,7 +287,6 @@ class RouterLink:
             known = self._introduced.get(node_id)
             if new_incarnation and known is not None:
                 del self._introduced[node_id]
-                self._forget(known)
             elif known is not None:
                 self._introduce(known)
         if is_new:
@@ -365,20 +297,8 @@ class RouterLink:
             if self._connected.pop(_uid(node_id), None) is not None:
                 self._put(_uid(node_id), Left(reason))
 
-    def _on_forgotten(self, node_id: int, _: int) -> None:
-        """Count from 0 again: the router has dropped what the node had not taken."""
-        with self._changed:
-            known = self._introduced.get(node_id)
-            if known is not None:
-                self._forget(known)
-
-    def _forget(self, peer: _Peer) -> None:
-        """Forget what was counted of the link of an earlier process."""
-        for counts in (self._sent, self._taken, self._taken_by):
-            counts.pop(peer, None)
-
-    def _put(self, uid: str, message: Message) -> None:
-        self._inboxes.setdefault(uid, deque()).append(message)
+    def _put(self, uid: str, said: Said) -> None:
+        self._inbox.append((uid, said))
         self._changed.notify_all()
 
 
@@ -405,17 +325,15 @@ def _hello(node_id: int) -> Event:
     return Event(f"classic.hello.{node_id}", delivery="latest")
 
 
-def _references(message: Message) -> list[str]:
+def _reports(answer: Answer) -> Iterable[Mapping[str, Any]]:
+    """Return the reports in an answer of a collector; of others, the whole answer."""
+    return answer.result, *answer.result.get("more", ())
+
+
+def _references(message: Ask | Answer) -> list[str]:
     """Return the references whose step data travels with a message."""
-    if isinstance(message, StepDataReady):
-        return [_reference(message.data, message.data_id)]
-    if isinstance(message, LearnData):
-        return [_reference(meta, meta.get("data_id", "")) for meta in message.data]
-    return []
-
-
-def _reference(meta: Mapping[str, Any], default: str) -> str:
-    return str(meta.get("object_ref", default))
+    metas = message.request.get("data", ()) if isinstance(message, Ask) else _reports(message)
+    return [str(meta.get("object_ref", meta["data_id"])) for meta in metas if "data_id" in meta]
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
@@ -12,14 +12,9 @@ from dmiddleware.classic.config import Option, at_least
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector
-from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
-from dmiddleware.worker.coordinator.messages import (
-    COLLECTOR,
-    CollectorInfo,
-    Message,
-    StepDataReady,
-    TaskDone,
-)
+from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
+from dmiddleware.worker.coordinator.conversation import WAIT_S, NextReports
+from dmiddleware.worker.coordinator.messages import COLLECTOR
 from dmiddleware.worker.errors import TaskFail
 
 __all__ = ["COMM_COLLECTOR_REGISTRY", "BaseCommCollector", "create_comm_collector"]
@@ -46,8 +41,7 @@ class _CollectorJob(Job):
         self.reports: deque[dict[str, Any]] = deque()
         self.refs: dict[str, str] = {}
         self.have: dict[str, int] = {}
-        self.n_sent = 0
-        self.last_info: CollectorInfo | None = None
+        self.n_reports = 0
 
 
 class BaseCommCollector(CommWorker[_CollectorJob]):
@@ -138,7 +132,8 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             if "data_id" in report:
                 ref = job.refs.pop(report["data_id"], report["data_id"])
                 report = {"priority": 1.0, "object_ref": ref, **report}
-            job.reports.append(report)
+            job.reports.append({**report, "seq": job.n_reports})
+            job.n_reports += 1
             self._changed.notify_all()
 
     def deal_with_collector_start(
@@ -160,7 +155,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         return self._begin(_CollectorJob(task_info, attempt))
 
     def deal_with_collector_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """Return the next metadata or info, with ``task_id`` and ``buffer_id``.
+        """Return the next metadata or info, with its number ``seq``, ``task_id`` and ``buffer_id``.
 
         Args:
             timeout_s: how long to wait for it.
@@ -182,54 +177,71 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             self._raise_failure(job)
         return {"pending": True, **job.ids}
 
-    def deal_with_collector_close(self) -> dict[str, Any]:
+    def deal_with_collector_close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """End the task, and return its finish info with its ``task_id``.
 
         Step data that was not reported yet is deleted. Nothing is written after this returns.
+
+        Args:
+            timeout_s: how long to wait for its end; None: as long as the config's ``timeout_s``.
+
+        Returns:
+            The finish info, or ``{'pending': True}`` with the ids if it has not ended in time; call
+            again then.
 
         Raises:
             TaskFail: if the task has failed, with its traceback; or if the worker is idle.
         """
         job = self._current()
-        self._end(job)
+        if not self._end(job, timeout_s):
+            return {"pending": True, **job.ids}
         info = {} if job.collector is None else job.collector.get_finish_info()
         return {**info, "task_id": job.ids["task_id"]}
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-        """Start a task; see :meth:`deal_with_collector_start`."""
-        return self.deal_with_collector_start(task_info, attempt)
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "resource": self._stated,
+            "collector_start_task": lambda asked: self.deal_with_collector_start(
+                asked.task_info, asked.attempt
+            ),
+            "collector_data_task": self._next_reports,
+            "collector_close_task": lambda asked: self.deal_with_collector_close(asked.timeout_s),
+        }
 
-    def close_task(self) -> Sequence[Message]:
-        """End the task; see :meth:`deal_with_collector_close`."""
+    def _next_reports(self, request: NextReports) -> dict[str, Any]:
+        """Return the next report, and up to ``most - 1`` others that are ready as ``more``."""
         job = self._current()
-        result = self.deal_with_collector_close()
-        return [TaskDone(job.ids["task_id"], job.attempt, result)]
+        answer = self.deal_with_collector_data(min(WAIT_S, request.timeout_s))
+        with self._changed:
+            n_more = 0 if "pending" in answer else min(len(job.reports), request.most - 1)
+            more = [job.reports.popleft() for _ in range(n_more)]
+            self._changed.notify_all()
+        return {**answer, "more": more} if more else answer
 
-    def report(self, timeout_s: float) -> Sequence[Message]:
-        """Return the next metadata or info as a message, or nothing."""
-        job = self._current()
-        answer = self.deal_with_collector_data(timeout_s)
-        if "pending" in answer:
-            return []
-        task_id, buffer_id = answer.pop("task_id"), answer.pop("buffer_id")
-        seq, job.n_sent = job.n_sent, job.n_sent + 1
-        if "data_id" in answer:
-            return [StepDataReady(task_id, job.attempt, seq, buffer_id, answer["data_id"], answer)]
-        job.last_info = CollectorInfo(task_id, job.attempt, seq, answer)
-        return [job.last_info]
-
-    def repeat_reports(self) -> Sequence[Message]:
-        """Return the last info."""
-        job = self._job
-        return [] if job is None or job.last_info is None else [job.last_info]
+    def _put_back(self, name: str, job: _CollectorJob, result: dict[str, Any]) -> None:
+        if name != "collector_data_task" or "pending" in result:
+            return
+        first = {key: value for key, value in result.items() if key not in ("more", *job.ids)}
+        reports = [first, *result.get("more", ())]
+        with self._changed:
+            is_current = self._job is job
+            if is_current:
+                job.reports.extendleft(reversed(reports))
+                self._changed.notify_all()
+        if not is_current:
+            self._delete(reports)
 
     def _forget(self, job: _CollectorJob) -> None:
         """Delete the step data that was not reported, and be idle again."""
         super()._forget(job)
-        refs = [one["object_ref"] for one in job.reports if "object_ref" in one]
-        refs.extend(job.refs.values())
+        unannounced = [{"object_ref": ref} for ref in job.refs.values()]
+        self._delete([*job.reports, *unannounced])
         job.reports.clear()
         job.refs.clear()
+
+    def _delete(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Delete the step data of reports."""
+        refs = [one["object_ref"] for one in reports if "object_ref" in one]
         if refs:
             self.store.delete(refs)
 

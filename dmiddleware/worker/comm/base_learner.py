@@ -17,16 +17,10 @@ from dmiddleware.classic.keywords import also_named
 from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import Registry
-from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
+from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
-from dmiddleware.worker.coordinator.messages import (
-    LEARNER,
-    DataDemand,
-    LearnData,
-    LearnInfo,
-    Message,
-    TaskDone,
-)
+from dmiddleware.worker.coordinator.conversation import WAIT_S, Learn
+from dmiddleware.worker.coordinator.messages import LEARNER, DataDemand
 from dmiddleware.worker.errors import StepDataLost, TaskFail
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from dmiddleware.worker.learner.prefetch import LoaderClosed
@@ -49,15 +43,7 @@ class _LearnerJob(Job):
         self.demand: DataDemand | None = None
         self.answers: deque[Sequence[Mapping[str, Any]]] = deque()
         self.n_demands = 0
-        self.last_shown = -1
         self.infos = LearnInfos()
-        self.n_infos = 0
-        self.last_info: LearnInfo | None = None
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is a demand that was not shown yet, or an info."""
-        return bool(self.infos) or (self.demand is not None and self.demand.seq > self.last_shown)
 
 
 class BaseCommLearner(CommWorker[_LearnerJob]):
@@ -278,7 +264,9 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             if job.demand is None:
                 self._raise_failure(job)
                 raise TaskFail(job.ids, "the learner has not demanded data; ask for its demand")
-            self._answer(job, data)
+            job.answers.append(data)
+            job.demand = None
+            self._changed.notify_all()
             self._wait(
                 lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s
             )
@@ -287,78 +275,52 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             self._raise_failure(job)
         return {"info": info, **job.ids}
 
-    def deal_with_learner_close(self) -> dict[str, Any]:
+    def deal_with_learner_close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """End the task after the update in hand, and return its ids.
 
+        Args:
+            timeout_s: how long to wait for its end; None: as long as the config's ``timeout_s``.
+
         Returns:
-            ``task_id, buffer_id``, and ``info`` if the learner has reported since.
+            ``task_id, buffer_id``, and ``info`` if the learner has reported since; or
+            ``{'pending': True}`` with the ids if it has not ended in time; call again then.
 
         Raises:
             TaskFail: if the task has failed, with its traceback; or if the worker is idle.
         """
         job = self._current()
-        self._end(job)
+        if not self._end(job, timeout_s):
+            return {"pending": True, **job.ids}
         answer: dict[str, Any] = {**job.ids}
         if job.infos:
             answer["info"] = job.infos.take()
         return answer
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-        """Start a task; see :meth:`deal_with_learner_start`."""
-        return self.deal_with_learner_start(task_info, attempt)
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "resource": self._stated,
+            "learner_start_task": lambda asked: self.deal_with_learner_start(
+                asked.task_info, asked.attempt
+            ),
+            "learner_get_data_task": lambda asked: self.deal_with_get_data(
+                min(WAIT_S, asked.timeout_s)
+            ),
+            "learner_learn_task": self._learn,
+            "learner_close_task": lambda asked: self.deal_with_learner_close(asked.timeout_s),
+        }
 
-    def close_task(self) -> Sequence[Message]:
-        """End the task; see :meth:`deal_with_learner_close`."""
+    def _learn(self, request: Learn) -> dict[str, Any]:
         job = self._current()
-        result = self.deal_with_learner_close()
-        info = result.pop("info", None)
-        messages: list[Message] = [] if info is None else [self._next_info(job, info)]
-        return [*messages, TaskDone(job.ids["task_id"], job.attempt, result)]
+        demand = job.demand
+        if request.seq is not None and (demand is None or request.seq != demand.seq):
+            return {"info": None, **job.ids}  # for another demand
+        return self.deal_with_learner_learn(request.data, min(WAIT_S, request.timeout_s))
 
-    def report(self, timeout_s: float) -> Sequence[Message]:
-        """Return a new demand, and progress, as messages, or nothing."""
-        job = self._current()
-        messages: list[Message] = []
-        with self._changed:
-            self._wait(lambda: bool(job.has_news or job.failure or job.closing), timeout_s)
-            if job.infos:
-                messages.append(self._next_info(job, job.infos.take()))
-            if job.demand is not None and job.demand.seq > job.last_shown:
-                job.last_shown = job.demand.seq
-                messages.append(job.demand)
-        if not messages and not job.closing:
-            self._raise_failure(job)
-        return messages
-
-    def _next_info(self, job: _LearnerJob, info: Mapping[str, Any]) -> LearnInfo:
-        ids, seq = job.ids, job.n_infos
-        job.last_info = LearnInfo(ids["task_id"], job.attempt, seq, ids["buffer_id"], info)
-        job.n_infos += 1
-        return job.last_info
-
-    def repeat_reports(self) -> Sequence[Message]:
-        """Return the open demand and the last progress, as messages."""
-        job = self._job
-        if job is None:
-            return []
-        with self._changed:
-            return [one for one in (job.last_info, job.demand) if one is not None]
-
-    def take_data(self, message: LearnData) -> None:
-        """Hand over the samples of a demand; what answers another one is ignored."""
-        job = self._job
-        with self._changed:
-            demand = None if job is None else job.demand
-            if job is None or demand is None:
-                return
-            asked = demand.task_id, demand.attempt, demand.seq
-            if asked == (message.task_id, message.attempt, message.seq):
-                self._answer(job, message.data)
-
-    def _answer(self, job: _LearnerJob, data: Sequence[Mapping[str, Any]]) -> None:
-        job.answers.append(data)
-        job.demand = None
-        self._changed.notify_all()
+    def _put_back(self, name: str, job: _LearnerJob, result: dict[str, Any]) -> None:
+        if result.get("info"):
+            with self._changed:
+                job.infos.put_back(result["info"])
+                self._changed.notify_all()
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> BaseLearner:
         """Create the learner of a task with its policy, connected to this worker, and its loader.
