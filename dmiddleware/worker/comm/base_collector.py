@@ -42,6 +42,7 @@ class _CollectorJob(Job):
         self.refs: dict[str, str] = {}
         self.have: dict[str, int] = {}
         self.n_reports = 0
+        self.last_info: dict[str, Any] | None = None
 
 
 class BaseCommCollector(CommWorker[_CollectorJob]):
@@ -170,9 +171,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         with self._changed:
             self._wait(lambda: bool(job.reports or job.failure or job.closing), timeout_s)
             if job.reports:
-                report = job.reports.popleft()
-                self._changed.notify_all()
-                return {**report, **job.ids}
+                return {**self._pop(job), **job.ids}
         if not job.closing:
             self._raise_failure(job)
         return {"pending": True, **job.ids}
@@ -214,9 +213,22 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         answer = self.deal_with_collector_data(min(WAIT_S, request.timeout_s))
         with self._changed:
             n_more = 0 if "pending" in answer else min(len(job.reports), request.most - 1)
-            more = [job.reports.popleft() for _ in range(n_more)]
-            self._changed.notify_all()
+            more = [self._pop(job) for _ in range(n_more)]
         return {**answer, "more": more} if more else answer
+
+    def _pop(self, job: _CollectorJob) -> dict[str, Any]:
+        report = job.reports.popleft()
+        if "data_id" not in report:
+            job.last_info = report
+        self._changed.notify_all()
+        return report
+
+    def _repeat(self, job: _CollectorJob) -> None:
+        last = job.last_info
+        with self._changed:
+            if last is not None and last not in job.reports:
+                job.reports.appendleft(last)
+                self._changed.notify_all()
 
     def _put_back(self, name: str, job: _CollectorJob, result: dict[str, Any]) -> None:
         if name != "collector_data_task" or "pending" in result:

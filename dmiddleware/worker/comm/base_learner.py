@@ -44,6 +44,12 @@ class _LearnerJob(Job):
         self.answers: deque[Sequence[Mapping[str, Any]]] = deque()
         self.n_demands = 0
         self.infos = LearnInfos()
+        self.last_info: dict[str, Any] | None = None
+
+    def take_info(self) -> dict[str, Any]:
+        """Return the progress that is to be reported."""
+        self.last_info = self.infos.take()
+        return self.last_info
 
 
 class BaseCommLearner(CommWorker[_LearnerJob]):
@@ -228,7 +234,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             )
             answer: dict[str, Any] = {**job.ids}
             if job.infos:
-                answer["info"] = job.infos.take()
+                answer["info"] = job.take_info()
             demand = job.demand
         if demand is None:
             if "info" not in answer and not job.closing:
@@ -270,7 +276,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             self._wait(
                 lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s
             )
-            info = job.infos.take() if job.infos else None
+            info = job.take_info() if job.infos else None
         if info is None and not job.closing:
             self._raise_failure(job)
         return {"info": info, **job.ids}
@@ -293,7 +299,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             return {"pending": True, **job.ids}
         answer: dict[str, Any] = {**job.ids}
         if job.infos:
-            answer["info"] = job.infos.take()
+            answer["info"] = job.take_info()
         return answer
 
     def _handlers(self) -> dict[str, Handler]:
@@ -317,9 +323,17 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
         return self.deal_with_learner_learn(request.data, min(WAIT_S, request.timeout_s))
 
     def _put_back(self, name: str, job: _LearnerJob, result: dict[str, Any]) -> None:
-        if result.get("info"):
+        self._report_again(job, result.get("info"))
+
+    def _repeat(self, job: _LearnerJob) -> None:
+        if job.last_info is not None and not job.infos:
+            # Without the priorities, which may be newer by now.
+            self._report_again(job, {**job.last_info, "priority_info": {}})
+
+    def _report_again(self, job: _LearnerJob, info: Mapping[str, Any] | None) -> None:
+        if info:
             with self._changed:
-                job.infos.put_back(result["info"])
+                job.infos.put_back(info)
                 self._changed.notify_all()
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> BaseLearner:

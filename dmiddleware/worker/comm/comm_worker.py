@@ -204,10 +204,12 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         """
         handlers = self._handlers()
         name, request = read_task(task, handlers)
-        if name == "resource":
-            self.take_back()  # a coordinator that begins may have missed it
-        self._answered = None
         job = self._job
+        if name == "resource":  # a coordinator that begins may have missed what was reported
+            self.take_back()
+            if job is not None:
+                self._repeat(job)
+        self._answered = None
         try:
             result = handlers[name](request)
         except ConfigError as error:
@@ -234,6 +236,10 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
     @abstractmethod
     def _put_back(self, name: str, job: J, result: dict[str, Any]) -> None:
         """Report again what the result of a task has reported."""
+
+    @abstractmethod
+    def _repeat(self, job: J) -> None:
+        """Report the last progress of a task again, as the coordinator may have been restarted."""
 
     @abstractmethod
     def _work(self, job: J) -> None:

@@ -73,7 +73,9 @@ class _Worker:
                 if self._closing.is_set():
                     break
             else:
-                self._inbox.put((self.uid, self._answer(ask)))
+                answer = self._answer(ask)
+                if not answer.failure or self._connection.is_connected:  # else it has left
+                    self._inbox.put((self.uid, answer))
         self.is_joined = False
         reason = "its connection has ended"
         self._inbox.put((self.uid, Left(reason)))

@@ -332,15 +332,14 @@ def test_a_restarted_coordinator_adopts_the_task_and_hears_again_what_it_may_hav
     coordinator = over(Collector(play))
     coordinator.ask(offer(collector_task(), "collector"))
     before = coordinator.next()
+    assert coordinator.next(Joined) == TaskAlive("c", 0), "it was asked again since"
     coordinator.kill()
-    go_on.set()
     successor = coordinator.successor()
     assert successor.ask(ResourceQuery()) == Resources({"gpu": 1, "cpu": 20}, "c", 0)
-    infos = [successor.next()]
-    if infos[0].seq == before.seq:
-        assert infos.pop() == before
-        infos.append(successor.next())
-    assert (infos[0].seq, infos[0].info["cur_step"]) == (1, 10)
+    assert successor.next() == before
+    go_on.set()
+    later = successor.next()
+    assert (later.seq, later.info["cur_step"]) == (1, 10)
     assert isinstance(successor.ask(TaskClose("c", 0)), TaskDone)
 
 
@@ -352,6 +351,23 @@ def test_a_restarted_coordinator_gets_the_open_demand_again(over):
     successor = coordinator.successor()
     assert successor.ask(ResourceQuery()).task_id == "l"
     assert successor.next() == demand
+
+
+def test_a_restarted_coordinator_hears_again_that_the_learner_is_done(over):
+    worker = Learner()
+    coordinator = over(worker)
+    coordinator.ask(offer(learner_task(train_iterations=1), "learner"))
+    coordinator.next()
+    coordinator.send(LearnData("l", 0, 0, tuple(put_samples(worker.memory, 4))))
+    while not (isinstance(found := coordinator.next(), LearnInfo) and found.info["learner_done"]):
+        pass
+    assert coordinator.next(Joined) == TaskAlive("l", 0), "it was asked again since"
+    coordinator.kill()
+    successor = coordinator.successor()
+    assert successor.ask(ResourceQuery()).task_id == "l"
+    again = successor.next()
+    assert again.info == {**found.info, "priority_info": {}}
+    assert again.seq == -1, "the core does not ignore it"
 
 
 def test_what_is_said_after_a_link_is_lost_is_kept_for_the_next_coordinator(over):

@@ -289,7 +289,7 @@ def test_a_worker_that_does_not_answer_is_lost() -> None:
         assert link.receive(DEADLINE_S) == ("w", Joined("learner"))
         link.send("w", ResourceQuery())
         assert isinstance(next_message(link), Left)
-        link.close(DEADLINE_S)
+        link.close(0.5)
 
 
 class Answering(NaiveLearner):
