@@ -7,11 +7,14 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dmiddleware.worker.comm.http import Master, Slave
 from dmiddleware.worker.comm.http_link import HttpLink
 from dmiddleware.worker.comm.link_server import LinkServer
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
+from dmiddleware.worker.coordinator import conversation as conversation_module
 from dmiddleware.worker.coordinator.conversation import Ask, Conversation, Conversations
 from dmiddleware.worker.coordinator.messages import (
     CollectorInfo,
@@ -64,11 +67,13 @@ class Coordinator:
         self.link.send(self.worker, message)
 
     def next(self, *skip):
-        while True:
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
             found = self.link.receive(DEADLINE_S)
             assert found is not None, "the worker says nothing"
             if not isinstance(found[1], skip or TaskAlive):
                 return found[1]
+        raise AssertionError("only messages that are skipped came")
 
 
 class OverMemory:
@@ -492,6 +497,44 @@ def test_an_answer_that_nobody_waits_for_tells_nothing():
     answer = Collector(stay).answer(ask)
     assert list(conversation.hear(answer, 0.0)) == [Resources({"gpu": 1, "cpu": 20})]
     assert list(conversation.hear(answer, 0.0)) == []
+
+
+def begun(worker):
+    """Return the conversation of a coordinator that has just started with a worker."""
+    conversation = Conversation(worker.kind)
+    conversation.say(ResourceQuery())
+    assert [one.task_id for one in exchange(conversation, worker)] == ["c"]
+    return conversation
+
+
+def exchange(conversation, worker):
+    """Return what the answer to the next request tells the core."""
+    return list(conversation.hear(worker.answer(conversation.next(0.0)), 0.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.sampled_from(["report", "ask", "lose an answer"]), max_size=30))
+def test_every_report_is_heard_in_order_and_none_is_lost(steps):
+    """Repeated ones have the numbers that they had, and so the core ignores them."""
+    n_reports, heard = 0, []
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Collector(stay, {"queue_size": 100}) as worker,
+    ):
+        patch.setattr(conversation_module, "_POLL_S", 0.0)
+        worker.process_task({"name": "collector_start_task", "task_info": collector_task()})
+        conversation = begun(worker)
+        for step in [*steps, "ask"]:
+            if step == "report":
+                worker.send_metadata(metadata(f"d{n_reports}"))
+                n_reports += 1
+            elif step == "ask":
+                told = exchange(conversation, worker)
+                heard += [one.seq for one in told if isinstance(one, StepDataReady)]
+            else:
+                worker.answer(conversation.next(0.0))
+                conversation = begun(worker)
+    assert list(dict.fromkeys(heard)) == list(range(n_reports))
 
 
 def test_a_link_server_can_be_closed_twice_and_started_twice():
