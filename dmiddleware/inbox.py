@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Inbox", "ItemId", "Window"]
@@ -46,6 +46,10 @@ class Inbox(Generic[T]):
 
     def __len__(self) -> int:
         return self._n_items
+
+    def __contains__(self, item: object) -> bool:
+        with self._changed:
+            return any(item == one for queue in self._queues.values() for one, _ in queue)
 
     @property
     def closed(self) -> bool:
@@ -119,6 +123,20 @@ class Inbox(Generic[T]):
         if acknowledge is not None:
             acknowledge()
         return item
+
+    def put_back(self, items: Sequence[T], *, sender: Hashable = None) -> None:
+        """Put items that were taken before all others, whatever the capacity, and also when closed.
+
+        Args:
+            items: the items, in their order.
+            sender: whose items they are.
+        """
+        with self._changed:
+            queue = self._queues.pop(sender, deque())
+            queue.extendleft((item, None) for item in reversed(items))
+            self._queues = {sender: queue, **self._queues} if queue else self._queues
+            self._n_items += len(items)
+            self._changed.notify_all()
 
     def drain(self) -> list[T]:
         """Remove and return all items without acknowledging them."""

@@ -148,7 +148,7 @@ class LearnerAggregator(Closing, Configurable):
         return {"message": f"{len(self._learners)} learners have started the task"}
 
     def deal_with_get_data(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sum of the learners' demands, once all of them have one.
+        """Return the sum of the learners' demands, once all of them have one, until it is answered.
 
         Returns:
             ``task_id, buffer_id, batch_size, cur_learner_iter, seq, lost``; without
@@ -172,12 +172,11 @@ class LearnerAggregator(Closing, Configurable):
             return {**answer, "pending": True}
         demands = [self._demands[name] for name in self._learners]
         shared = [{k: v for k, v in demand.items() if k in _COMMON} for demand in demands]
-        seq, self._n_demands = self._n_demands, self._n_demands + 1
         return {
             **answer,
             **self._merged(shared),
             "batch_size": sum(demand["batch_size"] for demand in demands),
-            "seq": seq,
+            "seq": self._n_demands,
             "lost": [one for demand in demands for one in demand.get("lost", ())],
         }
 
@@ -193,16 +192,18 @@ class LearnerAggregator(Closing, Configurable):
         if len(self._demands) < len(self._learners):
             raise TaskFail(self._ids(), "not all learners have demanded data; ask for the demand")
         data = list(task["data"])
-        sizes = {name: self._demands[name]["batch_size"] for name in self._learners}
-        if len(data) != sum(sizes.values()):
+        demands = {name: self._demands[name] for name in self._learners}
+        n_demanded = sum(demand["batch_size"] for demand in demands.values())
+        if len(data) != n_demanded:
             raise TaskFail(
-                self._ids(),
-                f"the learners demanded {sum(sizes.values())} samples, and got {len(data)}",
+                self._ids(), f"the learners demanded {n_demanded} samples, and got {len(data)}"
             )
         self._demands.clear()
+        self._n_demands += 1
         parts: dict[str, Mapping[str, Any]] = {}
-        for name, size in sizes.items():
-            parts[name] = {**task, "data": data[:size]}
+        for name, demand in demands.items():
+            size = demand["batch_size"]
+            parts[name] = {**task, "data": data[:size], "seq": demand.get("seq")}
             del data[:size]
         replies = self._ask_all(parts)
         answer = self._merged([self._without_info(*item) for item in replies.items()])
@@ -217,7 +218,8 @@ class LearnerAggregator(Closing, Configurable):
         Raises:
             TaskFail: if a learner does not end the task in order; the others are closed.
         """
-        replies = self._ask_all(dict.fromkeys(self._learners, task), closes_others=False)
+        close = {"name": task["name"]}  # without a time after which one of them may be pending
+        replies = self._ask_all(dict.fromkeys(self._learners, close), closes_others=False)
         answer = self._merged([self._without_info(*item) for item in replies.items()])
         self._running = {}
         info = self._merged_infos()

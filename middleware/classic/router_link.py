@@ -8,9 +8,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple, get_args
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from dmiddleware.errors import (
     ConfigError,
@@ -19,34 +19,18 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
-from dmiddleware.inbox import Inbox, ItemId, Window
 from dmiddleware.pipeline import Event, Task
-from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, Link
-from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.coordinator.messages import (
-    COORDINATOR,
-    CollectorInfo,
-    DataDemand,
-    Joined,
-    LearnData,
-    Left,
-    Message,
-    StepDataReady,
-)
+from dmiddleware.worker.comm import COORDINATOR_LINK_REGISTRY, Answer, Ask, Link, Store
+from dmiddleware.worker.coordinator.conversation import Said
+from dmiddleware.worker.coordinator.messages import COORDINATOR, Joined, Left
 from middleware.classic.router_store import Packed, RouterStore
 from middleware.context import OnlineRLContext
 
 __all__ = ["RouterLink", "open_coordinator_link"]
 
-_TYPES: Final = {one.__name__: one for one in get_args(Message) if one not in (Joined, Left)}
+_TYPES: Final = {one.__name__: one for one in (Ask, Answer)}
 _ENDED: Final = Event("classic.ended", timeout_s=5.0)
 """The coordinator has ended the run in order."""
-
-_WINDOW: Final = 16
-"""How many messages a peer may be sent that its program has not taken yet."""
-
-_ACKNOWLEDGE: Final = 4
-"""Every how many messages their sender hears that they were taken."""
 
 _RETRY_S: Final = 0.05
 """How long to wait for the subscription of a peer that has just connected, in seconds."""
@@ -73,13 +57,10 @@ class _Peer(NamedTuple):
 
 
 class RouterLink:
-    """A :class:`~dmiddleware.worker.comm.link.Link` over the events of a task.
+    """A :class:`~dmiddleware.worker.comm.Link` over the events of a task.
 
-    Each message is a reliable event that only its addressee subscribes to. The step data of a
-    message's references travels with it, into the addressee's store.
-
-    A peer that sends faster than this program receives has to wait: at most 16 of its messages are
-    in transit, and the peers take turns.
+    Each request or answer is a reliable event that only its addressee subscribes to. The step data
+    of the references in it travels with it, into the addressee's store.
 
     Every link announces its role to the others; the order in which they start does not matter. The
     presence of a node comes from the router; a process that replaces another one of the same node
@@ -89,7 +70,7 @@ class RouterLink:
         role: ``coordinator``, ``collector`` or ``learner``.
         task: carries the events; None: a new one on the router of the current node. A given task is
             not closed with the link.
-        timeout_s: how long a peer may take nothing before :meth:`send` raises.
+        timeout_s: how long the router may take to accept a message.
 
     Raises:
         ConfigError: if the task has no router.
@@ -116,19 +97,18 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        self._inbox = Inbox[tuple[str, Message]](changed=self._changed)
-        self._windows: dict[_Peer, Window] = {}
+        self._inbox: deque[tuple[str, Said]] = deque()
+        self._answered: list[str] = []
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
         self._watched: set[int] = set()
+        self._closed = False
         self._cur_step = 0
         self._task.at_stop(self._wake)
         self._task.on(self._event(self._own.uid), self._on_message)
-        self._task.on(self._taken_event(self._own.uid), self._on_taken)
         self._task.on("node.joined", self._on_joined)
         self._task.on("node.rejoined", self._on_joined)
         self._task.on("node.left", self._on_left)
-        self._task.on("node.forgotten", self._on_forgotten)
         self._task.on(_ENDED, self._on_ended)
         for node_id in router.peer_ids():
             self._on_joined(node_id)
@@ -153,7 +133,7 @@ class RouterLink:
         """Wait until :attr:`stopped`, at most ``timeout_s`` seconds; return whether it is."""
         with self._changed:
             return self._task.clock.wait_for(
-                self._changed, lambda: self._inbox.closed or self.stopped, timeout_s
+                self._changed, lambda: self._closed or self.stopped, timeout_s
             )
 
     def peers(self) -> Mapping[str, str]:
@@ -161,34 +141,44 @@ class RouterLink:
         with self._changed:
             return {uid: peer.role for uid, peer in self._connected.items()}
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message to a peer; returns once the router has accepted it.
+    def send(self, peer: str, message: Ask | Answer) -> None:
+        """Send to a peer; returns once the router has accepted it.
 
         Raises:
-            DeliveryTimeout: if the peer is unknown, or takes nothing in time; or if the link is
-                closed.
-            EncodeError: if the message holds something else than plain values.
+            DeliveryTimeout: if the peer is not connected, or the link is closed, or the router does
+                not accept it in time.
+            EncodeError: if the content is something else than plain values.
         """
-        target, item_id = self._wait_for_room(peer)
+        with self._changed:
+            target = self._connected.get(peer)
+            if target is None or self._closed:
+                raise DeliveryTimeout(f"{peer} is not connected to {self.uid}; nothing was sent")
         refs = _references(message)
-        values = self._store.take(refs)
         fields = _plain(
             {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
         )
         kind = type(message).__name__
-        content = (tuple(self._own), target.token, kind, fields, values, tuple(item_id))
-        self._emit(target, content)
-        if isinstance(message, StepDataReady):
-            self._store.delete(refs)
-        if self._owns_task:
-            self._note_progress(message)
+        self._emit(target, (tuple(self._own), target.token, kind, fields, self._store.take(refs)))
+        if isinstance(message, Answer):
+            self._answered = refs
+            if self._owns_task:
+                self._note_progress(message)
 
-    def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """Return the next message and its sender, or None after ``timeout_s`` seconds.
+    def receive(self, timeout_s: float) -> tuple[str, Said] | None:
+        """Return what has arrived next, and from whom; None after ``timeout_s`` seconds.
 
         A closed link returns None at once.
         """
-        return self._inbox.take(timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._inbox), timeout_s)
+            if not self._inbox:
+                return None
+            peer, said = self._inbox.popleft()
+        if isinstance(said, Ask) and said.name != "resource":
+            # The last answer has arrived, and with it the step data.
+            refs, self._answered = self._answered, []
+            self._store.delete(refs)
+        return peer, said
 
     def close(self, deadline_s: float) -> None:
         """End; may be called twice. The router delivers all sent messages before it closes.
@@ -196,12 +186,12 @@ class RouterLink:
         The coordinator's link ends the run: the workers are asked to stop.
         """
         with self._changed:
-            if self._inbox.closed:
+            if self._closed:
                 return
-            self._inbox.close()
+            self._closed = True
+            self._changed.notify_all()
         handlers: list[Callable[..., None]] = [
-            self._on_message, self._on_taken, self._on_ended,
-            self._on_joined, self._on_left, self._on_forgotten,
+            self._on_message, self._on_ended, self._on_joined, self._on_left,
         ]  # fmt: skip
         for handler in handlers:
             self._task.off("*", handler)
@@ -215,42 +205,16 @@ class RouterLink:
             self._on_ended()
         self._task.close()
 
-    def _note_progress(self, message: Message) -> None:
+    def _note_progress(self, answer: Answer) -> None:
         """Count the step and what it has done, for the launcher."""
         ctx = self._task.ctx
         ctx.total_step += 1
-        if isinstance(message, DataDemand):
-            ctx.train_iter = message.cur_learner_iter
-        elif isinstance(message, CollectorInfo):
-            cur_step = int(message.info.get("cur_step", 0))
+        if "cur_learner_iter" in answer.result:
+            ctx.train_iter = int(answer.result["cur_learner_iter"])
+        for report in _reports(answer):
+            cur_step = int(report.get("cur_step", self._cur_step))
             ctx.env_step += cur_step - (self._cur_step if cur_step >= self._cur_step else 0)
             self._cur_step = cur_step
-
-    def _wait_for_room(self, uid: str) -> tuple[_Peer, ItemId]:
-        """Wait until a peer may be sent one more message; return it, and the message's id.
-
-        Raises:
-            DeliveryTimeout: if it is not connected, or takes nothing in time.
-        """
-        with self._changed:
-            target = self._connected.get(uid)
-
-            def is_gone() -> bool:
-                return self._inbox.closed or self._connected.get(uid) != target
-
-            in_time = target is not None and self._changed.wait_for(
-                lambda: is_gone() or self._window(target).has_room, self._timeout_s
-            )
-            if target is None or is_gone():
-                raise DeliveryTimeout(f"{uid} is not connected to {self.uid}; nothing was sent")
-            if not in_time:
-                raise DeliveryTimeout(f"{uid} has taken no message for {self._timeout_s:g} s")
-            return target, self._window(target).send()
-
-    def _window(self, peer: _Peer) -> Window:
-        if peer not in self._windows:
-            self._windows[peer] = Window(_WINDOW)
-        return self._windows[peer]
 
     def _emit(self, target: _Peer, content: tuple[Any, ...]) -> None:
         event = self._event(target.uid)
@@ -263,30 +227,13 @@ class RouterLink:
                 raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
             except EventError as error:  # it has not subscribed yet, or the task is closed
                 with self._changed:
-                    gone = self._inbox.closed or self._connected.get(target.uid) != target
+                    gone = self._closed or self._connected.get(target.uid) != target
                     if gone or time.monotonic() > deadline:
                         raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
                     self._changed.wait(_RETRY_S)
 
     def _event(self, uid: str) -> Event:
         return Event(f"classic.to.{uid}", timeout_s=self._timeout_s, required=True)
-
-    def _taken_event(self, uid: str) -> Event:
-        """Return the event with which a peer's messages are acknowledged, by their number."""
-        return Event(f"classic.taken.{uid}", timeout_s=self._timeout_s)
-
-    def _acknowledge(self, peer: _Peer, item_id: ItemId) -> None:
-        if item_id.number % _ACKNOWLEDGE == 0:
-            with contextlib.suppress(DMiddlewareError):  # it is leaving, and sends nothing more
-                self._task.emit(
-                    self._taken_event(peer.uid), *item_id, only_remote=True, to=peer.node_id
-                )
-
-    def _on_taken(self, token: str, number: int) -> None:
-        with self._changed:
-            for window in self._windows.values():
-                window.acknowledge(token, number)
-            self._changed.notify_all()
 
     def _wake(self) -> None:
         with self._changed:
@@ -299,24 +246,22 @@ class RouterLink:
         kind: str,
         fields: dict[str, Any],
         values: dict[str, Packed],
-        item_id: tuple[str, int],
     ) -> None:
         peer = _Peer(*sender)
-        if token != self._own.token and self._own.role != COORDINATOR:
-            return  # for an earlier process; a coordinator continues its predecessor's work
+        if token != self._own.token:
+            return  # for an earlier process
         try:
             message = _TYPES[kind](**fields)
         except (KeyError, TypeError) as error:
             _log.warning("%s has sent a message that cannot be read: %s", peer.uid, error)
             return
-        if isinstance(message, LearnData):
-            self._store.hold_batch(values)
-        else:
+        if isinstance(message, Answer):
             self._store.hold(values)
+        elif "data" in message.request:
+            self._store.hold_batch(values)
         with self._changed:
             self._introduce(peer)
-            acknowledge = partial(self._acknowledge, peer, ItemId(*item_id))
-            self._inbox.put((peer.uid, message), sender=peer.uid, acknowledge=acknowledge)
+            self._put(peer.uid, message)
 
     def _on_ended(self) -> None:
         self._task.stop("the coordinator has ended the run")
@@ -331,10 +276,9 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
-            self._windows.pop(earlier, None)
-            self._note(peer.uid, Left("replaced by a new process"))
+            self._put(peer.uid, Left("replaced by a new process"))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
-        self._note(peer.uid, Joined(peer.role))
+        self._put(peer.uid, Joined(peer.role))
 
     def _on_joined(self, node_id: int, *, new_incarnation: bool = False, **_: Any) -> None:
         with self._changed:
@@ -343,7 +287,6 @@ class RouterLink:
             known = self._introduced.get(node_id)
             if new_incarnation and known is not None:
                 del self._introduced[node_id]
-                self._windows.pop(known, None)
             elif known is not None:
                 self._introduce(known)
         if is_new:
@@ -352,19 +295,11 @@ class RouterLink:
     def _on_left(self, node_id: int, reason: str) -> None:
         with self._changed:
             if self._connected.pop(_uid(node_id), None) is not None:
-                self._note(_uid(node_id), Left(reason))
+                self._put(_uid(node_id), Left(reason))
 
-    def _on_forgotten(self, node_id: int, _: int) -> None:
-        """Open the window: the router has dropped what the node had not taken."""
-        with self._changed:
-            known = self._introduced.get(node_id)
-            if known is not None:
-                self._windows.pop(known, None)
-                self._changed.notify_all()
-
-    def _note(self, uid: str, change: Joined | Left) -> None:
-        """Queue what has become of a peer, after its messages."""
-        self._inbox.put((uid, change), sender=uid)
+    def _put(self, uid: str, said: Said) -> None:
+        self._inbox.append((uid, said))
+        self._changed.notify_all()
 
 
 @COORDINATOR_LINK_REGISTRY.register("router")
@@ -390,17 +325,15 @@ def _hello(node_id: int) -> Event:
     return Event(f"classic.hello.{node_id}", delivery="latest")
 
 
-def _references(message: Message) -> list[str]:
+def _reports(answer: Answer) -> Iterable[Mapping[str, Any]]:
+    """Return the reports in an answer of a collector; of others, the whole answer."""
+    return answer.result, *answer.result.get("more", ())
+
+
+def _references(message: Ask | Answer) -> list[str]:
     """Return the references whose step data travels with a message."""
-    if isinstance(message, StepDataReady):
-        return [_reference(message.data, message.data_id)]
-    if isinstance(message, LearnData):
-        return [_reference(meta, meta.get("data_id", "")) for meta in message.data]
-    return []
-
-
-def _reference(meta: Mapping[str, Any], default: str) -> str:
-    return str(meta.get("object_ref", default))
+    metas = message.request.get("data", ()) if isinstance(message, Ask) else _reports(message)
+    return [str(meta.get("object_ref", meta["data_id"])) for meta in metas if "data_id" in meta]
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from dmiddleware.worker.comm import (
     COMM_LEARNER_REGISTRY,
     BaseCommCollector,
     BaseCommLearner,
+    LinkServer,
     Store,
-    WorkerPump,
 )
 from dmiddleware.worker.comm.comm_worker import CommWorker
 from middleware.classic.router_link import RouterLink
@@ -39,7 +39,7 @@ class _RouterWorker(CommWorker[Any]):
     ) -> None:
         super().__init__(cfg)
         self._link = RouterLink(self.kind, task=task, timeout_s=self._cfg.timeout_s)
-        self._pump = WorkerPump(self, self._link, timeout_s=self._cfg.timeout_s)
+        self._server = LinkServer(self, self._link)
 
     def _open_store(self) -> Store:
         return self._link.store
@@ -47,7 +47,7 @@ class _RouterWorker(CommWorker[Any]):
     def start(self) -> None:
         """Start to answer the coordinator; a second call does nothing."""
         super().start()
-        self._pump.start()
+        self._server.start()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the run is over, or this process is asked to stop.
@@ -69,7 +69,7 @@ class _RouterWorker(CommWorker[Any]):
         try:
             super().close()
         finally:
-            self._pump.close()
+            self._server.close()
 
 
 @COMM_COLLECTOR_REGISTRY.register("router")

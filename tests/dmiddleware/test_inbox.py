@@ -203,3 +203,16 @@ def test_whatever_happens_no_sender_has_more_in_transit_than_its_window_and_all_
     for sender in range(3):
         numbers = [number for who, number in taken if who == sender]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_what_is_put_back_is_taken_first_although_the_inbox_is_full_or_closed() -> None:
+    inbox = Inbox[str](capacity=2)
+    for item in "ab":
+        inbox.put(item)
+    taken = [inbox.take(), inbox.take()]
+    for item in "cd":
+        inbox.put(item)
+    inbox.close()
+    inbox.put_back([one for one in taken if one is not None])
+    assert len(inbox) == 4 and "a" in inbox and "e" not in inbox
+    assert [inbox.take() for _ in range(5)] == ["a", "b", "c", "d", None]

@@ -5,7 +5,7 @@ import threading
 from easydict import EasyDict
 
 from dmiddleware.worker import Coordinator
-from dmiddleware.worker.comm import BaseCommCollector, BaseCommLearner, WorkerPump
+from dmiddleware.worker.comm import BaseCommCollector, BaseCommLearner, LinkServer
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
 
@@ -69,16 +69,16 @@ def test_a_coordinator_trains_a_policy_with_its_workers(tmp_path, monkeypatch):
     with coordinator:
         for worker in (Learner(), Collector()):
             worker.start()
-            pump = WorkerPump(worker, network.connect(worker.kind, worker.kind))
-            pump.start()
-            workers.append((worker, pump))
+            server = LinkServer(worker, network.connect(worker.kind, worker.kind))
+            server.start()
+            workers.append((worker, server))
         try:
             assert learned.wait(60)
         finally:
             coordinator.close(deadline_s=30)
-            for worker, pump in workers:
+            for worker, server in workers:
                 worker.close()
-                pump.close()
+                server.close()
     assert coordinator.state == "closed"
     assert coordinator.counters["finished"] >= 2
     assert coordinator.counters.get("bad_messages", 0) == 0

@@ -16,14 +16,11 @@ from dmiddleware.worker.comm.flask_fs import FlaskFileSystemCollector, FlaskFile
 from dmiddleware.worker.comm.hooks import SendLearnInfoHook, SendPolicyHook
 from dmiddleware.worker.comm.http import Master, Slave
 from dmiddleware.worker.comm.http_link import HttpLink
-from dmiddleware.worker.comm.link import (
-    COORDINATOR_LINK_REGISTRY,
-    Link,
-    create_coordinator_link,
-)
+from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY, create_coordinator_link
+from dmiddleware.worker.comm.link_server import LinkServer
 from dmiddleware.worker.comm.naive import NaiveCollector, NaiveLearner
-from dmiddleware.worker.comm.pump import WorkerPump
 from dmiddleware.worker.comm.store import Store
+from dmiddleware.worker.coordinator.conversation import Answer, Ask, Link
 
 __all__ = [
     "BaseCommCollector",
@@ -35,7 +32,7 @@ __all__ = [
     "load_data_fn",
     "SendPolicyHook",
     "SendLearnInfoHook",
-    "WorkerPump",
+    "LinkServer",
     "FlaskFileSystemCollector",
     "FlaskFileSystemLearner",
     "NaiveCollector",
@@ -45,6 +42,8 @@ __all__ = [
     "HttpLink",
     "FileStore",
     "Link",
+    "Ask",
+    "Answer",
     "Store",
     "COORDINATOR_LINK_REGISTRY",
     "create_coordinator_link",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from easydict import EasyDict
@@ -12,14 +12,9 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.inbox import Inbox
 from dmiddleware.registry import Registry
 from dmiddleware.worker.collector.parallel import BaseParallelCollector, create_parallel_collector
-from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
-from dmiddleware.worker.coordinator.messages import (
-    COLLECTOR,
-    CollectorInfo,
-    Message,
-    StepDataReady,
-    TaskDone,
-)
+from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
+from dmiddleware.worker.coordinator.conversation import WAIT_S, NextReports
+from dmiddleware.worker.coordinator.messages import COLLECTOR
 from dmiddleware.worker.errors import TaskFail
 
 __all__ = ["COMM_COLLECTOR_REGISTRY", "BaseCommCollector", "create_comm_collector"]
@@ -47,8 +42,8 @@ class _CollectorJob(Job):
         self.collector: BaseParallelCollector | None = None
         self.refs: dict[str, str] = {}
         self.have: dict[str, int] = {}
-        self.n_sent = 0
-        self.last_info: CollectorInfo | None = None
+        self.n_reports = 0
+        self.last_info: dict[str, Any] | None = None
 
 
 class BaseCommCollector(CommWorker[_CollectorJob]):
@@ -159,7 +154,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         return self._begin(_CollectorJob(task_info, attempt, inbox))
 
     def deal_with_collector_data(self, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """Return the next metadata or info, with ``task_id`` and ``buffer_id``.
+        """Return the next metadata or info, with its number ``seq``, ``task_id`` and ``buffer_id``.
 
         Args:
             timeout_s: how long to wait for it.
@@ -173,60 +168,92 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
         job = self._current()
         with self._changed:
             self._wait(lambda: bool(job.inbox or job.failure or job.closing), timeout_s)
-            report = job.inbox.take()
-        if report is not None:
-            return {**report, **job.ids}
+            if job.inbox:
+                return {**self._next(job), **job.ids}
         if not job.closing:
             self._raise_failure(job)
         return {"pending": True, **job.ids}
 
-    def deal_with_collector_close(self) -> dict[str, Any]:
+    def deal_with_collector_close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """End the task, and return its finish info with its ``task_id``.
 
         Step data that was not reported yet is deleted. Nothing is written after this returns.
+
+        Args:
+            timeout_s: how long to wait for its end; None: as long as the config's ``timeout_s``.
+
+        Returns:
+            The finish info, or ``{'pending': True}`` with the ids if it has not ended in time; call
+            again then.
 
         Raises:
             TaskFail: if the task has failed, with its traceback; or if the worker is idle.
         """
         job = self._current()
-        self._end(job)
+        if not self._end(job, timeout_s):
+            return {"pending": True, **job.ids}
         info = {} if job.collector is None else job.collector.get_finish_info()
         return {**info, "task_id": job.ids["task_id"]}
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-        """Start a task; see :meth:`deal_with_collector_start`."""
-        return self.deal_with_collector_start(task_info, attempt)
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "resource": self._stated,
+            "collector_start_task": lambda asked: self.deal_with_collector_start(
+                asked.task_info, asked.attempt
+            ),
+            "collector_data_task": self._next_reports,
+            "collector_close_task": lambda asked: self.deal_with_collector_close(asked.timeout_s),
+        }
 
-    def close_task(self) -> Sequence[Message]:
-        """End the task; see :meth:`deal_with_collector_close`."""
+    def _next_reports(self, request: NextReports) -> dict[str, Any]:
+        """Return the next report, and up to ``most - 1`` others that are ready as ``more``."""
         job = self._current()
-        result = self.deal_with_collector_close()
-        return [TaskDone(job.ids["task_id"], job.attempt, result)]
+        answer = self.deal_with_collector_data(min(WAIT_S, request.timeout_s))
+        with self._changed:
+            n_more = 0 if "pending" in answer else min(len(job.inbox), request.most - 1)
+            more = [self._next(job) for _ in range(n_more)]
+        return {**answer, "more": more} if more else answer
 
-    def report(self, timeout_s: float) -> Sequence[Message]:
-        """Return the next metadata or info as a message, or nothing."""
-        job = self._current()
-        answer = self.deal_with_collector_data(timeout_s)
-        if "pending" in answer:
-            return []
-        task_id, buffer_id = answer.pop("task_id"), answer.pop("buffer_id")
-        seq, job.n_sent = job.n_sent, job.n_sent + 1
-        if "data_id" in answer:
-            return [StepDataReady(task_id, job.attempt, seq, buffer_id, answer["data_id"], answer)]
-        job.last_info = CollectorInfo(task_id, job.attempt, seq, answer)
-        return [job.last_info]
+    @staticmethod
+    def _next(job: _CollectorJob) -> dict[str, Any]:
+        """Take the next report; it keeps its number if it was put back."""
+        report = job.inbox.take()
+        assert report is not None
+        if "seq" not in report:
+            report = {**report, "seq": job.n_reports}
+            job.n_reports += 1
+        if "data_id" not in report:
+            job.last_info = report
+        return report
 
-    def repeat_reports(self) -> Sequence[Message]:
-        """Return the last info."""
-        job = self._job
-        return [] if job is None or job.last_info is None else [job.last_info]
+    def _repeat(self, job: _CollectorJob) -> None:
+        last = job.last_info
+        with self._changed:
+            if last is not None and last not in job.inbox:
+                job.inbox.put_back([last])
+
+    def _put_back(self, name: str, job: _CollectorJob, result: dict[str, Any]) -> None:
+        if name != "collector_data_task" or "pending" in result:
+            return
+        first = {key: value for key, value in result.items() if key not in ("more", *job.ids)}
+        reports = [first, *result.get("more", ())]
+        with self._changed:
+            is_current = self._job is job
+            if is_current:
+                job.inbox.put_back(reports)
+        if not is_current:
+            self._delete(reports)
 
     def _forget(self, job: _CollectorJob) -> None:
         """Delete the step data that was not reported, and be idle again."""
         super()._forget(job)
-        refs = [one["object_ref"] for one in job.inbox.drain() if "object_ref" in one]
-        refs.extend(job.refs.values())
+        unannounced = [{"object_ref": ref} for ref in job.refs.values()]
+        self._delete([*job.inbox.drain(), *unannounced])
         job.refs.clear()
+
+    def _delete(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Delete the step data of reports."""
+        refs = [one["object_ref"] for one in reports if "object_ref" in one]
         if refs:
             self.store.delete(refs)
 

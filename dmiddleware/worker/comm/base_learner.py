@@ -17,16 +17,10 @@ from dmiddleware.distributed import data_parallel
 from dmiddleware.errors import ConfigError
 from dmiddleware.inbox import Inbox
 from dmiddleware.registry import Registry
-from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker, Job, get_comm_cls
+from dmiddleware.worker.comm.comm_worker import CommWorker, Handler, Job, get_comm_cls
 from dmiddleware.worker.comm.hooks import LearnInfos, SendLearnInfoHook, SendPolicyHook
-from dmiddleware.worker.coordinator.messages import (
-    LEARNER,
-    DataDemand,
-    LearnData,
-    LearnInfo,
-    Message,
-    TaskDone,
-)
+from dmiddleware.worker.coordinator.conversation import WAIT_S, Learn
+from dmiddleware.worker.coordinator.messages import LEARNER, DataDemand
 from dmiddleware.worker.errors import StepDataLost, TaskFail
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from dmiddleware.worker.learner.prefetch import LoaderClosed
@@ -53,15 +47,13 @@ class _LearnerJob(Job):
         self.learner: BaseLearner | None = None
         self.demand: DataDemand | None = None
         self.n_demands = 0
-        self.last_shown = -1
         self.infos = LearnInfos()
-        self.n_infos = 0
-        self.last_info: LearnInfo | None = None
+        self.last_info: dict[str, Any] | None = None
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is a demand that was not shown yet, or an info."""
-        return bool(self.infos) or (self.demand is not None and self.demand.seq > self.last_shown)
+    def take_info(self) -> dict[str, Any]:
+        """Return the progress that is to be reported."""
+        self.last_info = self.infos.take()
+        return self.last_info
 
 
 class BaseCommLearner(CommWorker[_LearnerJob]):
@@ -189,8 +181,8 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             self._changed.notify_all()
             data: Sequence[Mapping[str, Any]] | None = job.inbox.take(None)
             job.demand = None
-        if data is None:
-            raise LoaderClosed(f"the task {ids['task_id']} is closed")
+            if data is None:
+                raise LoaderClosed(f"the task {ids['task_id']} is closed")
         if len(data) != batch_size:
             raise ConfigError(
                 f"the learner demanded {batch_size} samples and got {len(data)}; the coordinator "
@@ -246,7 +238,7 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             )
             answer: dict[str, Any] = {**job.ids}
             if job.infos:
-                answer["info"] = job.infos.take()
+                answer["info"] = job.take_info()
             demand = job.demand
         if demand is None:
             if "info" not in answer and not job.closing:
@@ -282,86 +274,70 @@ class BaseCommLearner(CommWorker[_LearnerJob]):
             if job.demand is None:
                 self._raise_failure(job)
                 raise TaskFail(job.ids, "the learner has not demanded data; ask for its demand")
-            self._answer(job, data)
+            job.inbox.put(data)
+            job.demand = None
             self._wait(
                 lambda: bool(job.demand or job.infos or job.failure or job.closing), timeout_s
             )
-            info = job.infos.take() if job.infos else None
+            info = job.take_info() if job.infos else None
         if info is None and not job.closing:
             self._raise_failure(job)
         return {"info": info, **job.ids}
 
-    def deal_with_learner_close(self) -> dict[str, Any]:
+    def deal_with_learner_close(self, timeout_s: float | None = None) -> dict[str, Any]:
         """End the task after the update in hand, and return its ids.
 
+        Args:
+            timeout_s: how long to wait for its end; None: as long as the config's ``timeout_s``.
+
         Returns:
-            ``task_id, buffer_id``, and ``info`` if the learner has reported since.
+            ``task_id, buffer_id``, and ``info`` if the learner has reported since; or
+            ``{'pending': True}`` with the ids if it has not ended in time; call again then.
 
         Raises:
             TaskFail: if the task has failed, with its traceback; or if the worker is idle.
         """
         job = self._current()
-        self._end(job)
+        if not self._end(job, timeout_s):
+            return {"pending": True, **job.ids}
         answer: dict[str, Any] = {**job.ids}
         if job.infos:
-            answer["info"] = job.infos.take()
+            answer["info"] = job.take_info()
         return answer
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-        """Start a task; see :meth:`deal_with_learner_start`."""
-        return self.deal_with_learner_start(task_info, attempt)
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "resource": self._stated,
+            "learner_start_task": lambda asked: self.deal_with_learner_start(
+                asked.task_info, asked.attempt
+            ),
+            "learner_get_data_task": lambda asked: self.deal_with_get_data(
+                min(WAIT_S, asked.timeout_s)
+            ),
+            "learner_learn_task": self._learn,
+            "learner_close_task": lambda asked: self.deal_with_learner_close(asked.timeout_s),
+        }
 
-    def close_task(self) -> Sequence[Message]:
-        """End the task; see :meth:`deal_with_learner_close`."""
+    def _learn(self, request: Learn) -> dict[str, Any]:
         job = self._current()
-        result = self.deal_with_learner_close()
-        info = result.pop("info", None)
-        messages: list[Message] = [] if info is None else [self._next_info(job, info)]
-        return [*messages, TaskDone(job.ids["task_id"], job.attempt, result)]
+        demand = job.demand
+        if request.seq is not None and (demand is None or request.seq != demand.seq):
+            return {"info": None, **job.ids}  # for another demand
+        return self.deal_with_learner_learn(request.data, min(WAIT_S, request.timeout_s))
 
-    def report(self, timeout_s: float) -> Sequence[Message]:
-        """Return a new demand, and progress, as messages, or nothing."""
-        job = self._current()
-        messages: list[Message] = []
-        with self._changed:
-            self._wait(lambda: bool(job.has_news or job.failure or job.closing), timeout_s)
-            if job.infos:
-                messages.append(self._next_info(job, job.infos.take()))
-            if job.demand is not None and job.demand.seq > job.last_shown:
-                job.last_shown = job.demand.seq
-                messages.append(job.demand)
-        if not messages and not job.closing:
-            self._raise_failure(job)
-        return messages
+    def _put_back(self, name: str, job: _LearnerJob, result: dict[str, Any]) -> None:
+        self._report_again(job, result.get("info"))
 
-    def _next_info(self, job: _LearnerJob, info: Mapping[str, Any]) -> LearnInfo:
-        ids, seq = job.ids, job.n_infos
-        job.last_info = LearnInfo(ids["task_id"], job.attempt, seq, ids["buffer_id"], info)
-        job.n_infos += 1
-        return job.last_info
+    def _repeat(self, job: _LearnerJob) -> None:
+        if job.last_info is not None and not job.infos:
+            # Without the priorities, which may be newer by now.
+            self._report_again(job, {**job.last_info, "priority_info": {}})
 
-    def repeat_reports(self) -> Sequence[Message]:
-        """Return the open demand and the last progress, as messages."""
-        job = self._job
-        if job is None:
-            return []
-        with self._changed:
-            return [one for one in (job.last_info, job.demand) if one is not None]
-
-    def take_data(self, message: LearnData) -> None:
-        """Hand over the samples of a demand; what answers another one is ignored."""
-        job = self._job
-        with self._changed:
-            demand = None if job is None else job.demand
-            if job is None or demand is None:
-                return
-            asked = demand.task_id, demand.attempt, demand.seq
-            if asked == (message.task_id, message.attempt, message.seq):
-                self._answer(job, message.data)
-
-    def _answer(self, job: _LearnerJob, data: Sequence[Mapping[str, Any]]) -> None:
-        job.inbox.put(data)
-        job.demand = None
+    def _report_again(self, job: _LearnerJob, info: Mapping[str, Any] | None) -> None:
+        if info:
+            with self._changed:
+                job.infos.put_back(info)
+                self._changed.notify_all()
 
     def _create_learner(self, task_info: Mapping[str, Any]) -> BaseLearner:
         """Create the learner of a task with its policy, connected to this worker, and its loader.

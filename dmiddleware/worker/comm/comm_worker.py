@@ -7,8 +7,9 @@ import secrets
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 from easydict import EasyDict
 
@@ -30,17 +31,17 @@ from dmiddleware.worker.classic_functions import EasyTimer
 from dmiddleware.worker.comm.link import import_worker_entry_point
 from dmiddleware.worker.comm.received import check_imports
 from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.coordinator.messages import LearnData, Message
+from dmiddleware.worker.coordinator.conversation import Answer, Ask, read_task
 from dmiddleware.worker.errors import TaskFail
 from dmiddleware.worker.serial_worker import get_worker_cls
 
-__all__ = ["WAIT_S", "CommWorker", "Job", "get_comm_cls"]
+__all__ = ["CommWorker", "Handler", "Job", "get_comm_cls"]
 
 T = TypeVar("T")
 J = TypeVar("J", bound="Job")
 
-WAIT_S: Final = 30.0
-"""How long a callback waits for something to report, in seconds."""
+Handler: TypeAlias = Callable[[Any], dict[str, Any]]
+"""Does a task of the coordinator: takes the request, and returns the result."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Job:
         self.thread: threading.Thread | None = None
         self.closing = False
         self.ended = False
+        self.end: Future[None] | None = None
+        """Ends, with its failure if there is one, once the task was closed."""
         self.failure = ""
         """The traceback of the error that has ended the task."""
 
@@ -99,9 +102,9 @@ class Job:
 class CommWorker(Closing, Configurable, ABC, Generic[J]):
     """Runs the tasks of a coordinator, one at a time.
 
-    The callbacks ``deal_with_*`` are called by a transport: by the HTTP server, or by a
-    :class:`~dmiddleware.worker.comm.pump.WorkerPump` over a
-    :class:`~dmiddleware.worker.comm.link.Link`.
+    The coordinator's requests come to :meth:`process_task`, which calls the ``deal_with_*``: from
+    the HTTP server, or from a :class:`~dmiddleware.worker.comm.LinkServer`. A task keeps running
+    while the coordinator is away, and its reports wait.
 
     Args:
         cfg: what differs from ``default_config()``.
@@ -133,6 +136,8 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         self._changed = threading.Condition()
         self._job: J | None = None
         self._opened_store: Store | None = None
+        self._answered: tuple[str, J, dict[str, Any]] | None = None
+        """The last answer about a task, until another request shows that it has arrived."""
         self._timer = EasyTimer()
         self._end_flag = True
         """Whether the worker is closed, or was not started."""
@@ -181,36 +186,63 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         """Return how many GPUs and CPUs the worker has."""
         return {"gpu": 0, "cpu": 0, **self._cfg.resource}
 
-    @abstractmethod
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
-        """Start a task.
+    def answer(self, ask: Ask) -> Answer:
+        """Do a task of the coordinator, and return its result, or why it has failed."""
+        try:
+            return Answer(ask.id, self.process_task({**ask.request, "name": ask.name}))
+        except TaskFail as failure:
+            return Answer(ask.id, failure=failure.message)
+        except Exception as error:  # noqa: BLE001 - reported
+            return Answer(ask.id, failure="".join(traceback.format_exception(error)))
+
+    def process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Do a task of the coordinator: one at a time.
+
+        Args:
+            task: its ``name``, and the fields of its request; see
+                :data:`~dmiddleware.worker.coordinator.conversation.TASKS`.
 
         Raises:
-            TaskFail: if the worker is busy, or ``task_info`` is incomplete.
+            TaskFail: if it has failed, is unknown, or lacks a field.
         """
+        handlers = self._handlers()
+        name, request = read_task(task, handlers)
+        job = self._job
+        if name == "resource":  # a coordinator that begins may have missed what was reported
+            self.take_back()
+            if job is not None:
+                self._repeat(job)
+        self._answered = None
+        try:
+            result = handlers[name](request)
+        except ConfigError as error:
+            raise TaskFail({}, str(error)) from error
+        if job is not None:
+            self._answered = name, job, result
+        return result
+
+    def take_back(self) -> None:
+        """Report again what the last answer has reported, as it has not arrived."""
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            self._put_back(*answered)
 
     @abstractmethod
-    def close_task(self) -> Sequence[Message]:
-        """End the current task in order, and return its last messages, ``TaskDone`` at the end.
+    def _handlers(self) -> dict[str, Handler]:
+        """Return what does each task, by name."""
 
-        Raises:
-            TaskFail: if the task has failed, or does not end in time.
-        """
-
-    @abstractmethod
-    def report(self, timeout_s: float) -> Sequence[Message]:
-        """Return what the coordinator has to know, or nothing after ``timeout_s`` seconds.
-
-        Raises:
-            TaskFail: if the task has failed.
-        """
+    def _stated(self, _: object) -> dict[str, Any]:
+        job = self.job
+        running = {} if job is None else {**job.ids, "attempt": job.attempt}
+        return {**self.deal_with_resource(), **running}
 
     @abstractmethod
-    def repeat_reports(self) -> Sequence[Message]:
-        """Return what a coordinator that was restarted may have missed."""
+    def _put_back(self, name: str, job: J, result: dict[str, Any]) -> None:
+        """Report again what the result of a task has reported."""
 
-    def take_data(self, message: LearnData) -> None:
-        """Accept a batch; collectors never get one."""
+    @abstractmethod
+    def _repeat(self, job: J) -> None:
+        """Report the last progress of a task again, as the coordinator may have been restarted."""
 
     @abstractmethod
     def _work(self, job: J) -> None:
@@ -225,7 +257,9 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
         check_imports(job.task_info, self._cfg.import_names)
         with self._changed:
             current = self._job
-            if current is not None and not (current.closing and current.ended):
+            if current is not None and current.closing:
+                self._forget(current)
+            if self._job is not None and current is not None:
                 raise TaskFail(
                     job.ids,
                     f"{self._uid} already runs the task {current.ids['task_id']}; close it first",
@@ -246,12 +280,35 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
             job.failure, job.ended = failure, True
             self._changed.notify_all()
 
-    def _end(self, job: J) -> None:
+    def _end(self, job: J, timeout_s: float | None = None) -> bool:
         """End the work of a task; the worker is idle afterwards.
 
+        Args:
+            job: the task.
+            timeout_s: how long to wait; None: until it has ended, or has failed to.
+
+        Returns:
+            Whether it has ended.
+
         Raises:
-            TaskFail: if the work has failed, or does not end in time.
+            TaskFail: if the work has failed, or does not end within the config's ``timeout_s``.
         """
+        with self._changed:
+            if job.end is None:
+                job.end = Future()
+                name = f"{self.kind}-task-end"
+                threading.Thread(
+                    target=self._end_work, args=(job, job.end), name=name, daemon=True
+                ).start()
+            end = job.end
+        if not wait([end], timeout_s).done:
+            return False
+        job.end = None  # so that another close tries again
+        self._forget(job)
+        end.result()
+        return True
+
+    def _end_work(self, job: J, end: Future[None]) -> None:
         with self._changed:
             job.closing = True
             job.inbox.close()
@@ -268,8 +325,10 @@ class CommWorker(Closing, Configurable, ABC, Generic[J]):
                 )
             if job.failure:
                 raise TaskFail(job.ids, job.failure)
-        finally:
-            self._forget(job)
+        except Exception as error:  # noqa: BLE001 - raised by _end
+            end.set_exception(error)
+        else:
+            end.set_result(None)
 
     def _current(self) -> J:
         job = self._job

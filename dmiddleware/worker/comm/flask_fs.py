@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from dmiddleware.classic.config import Option, at_least, text
@@ -19,11 +18,10 @@ from dmiddleware.worker.comm.base_learner import (
     BaseCommLearner,
     load_data_fn,
 )
-from dmiddleware.worker.comm.comm_worker import WAIT_S, CommWorker
+from dmiddleware.worker.comm.comm_worker import CommWorker
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Slave, read_key
 from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.errors import TaskFail
 from dmiddleware.worker.ranks import rank_and_world_size
 
 __all__ = ["FlaskFileSystemCollector", "FlaskFileSystemLearner"]
@@ -53,14 +51,13 @@ class _WorkerSlave(Slave):
         self._worker.coordinator_lost()
 
     def _result_not_taken(self, task: dict[str, Any], result: Mapping[str, Any]) -> None:
-        self._worker.result_not_taken(str(task.get("name")), result)
+        self._worker.take_back()
 
 
 class _FlaskFileSystemWorker(CommWorker[Any]):
     """A worker that answers the tasks of a coordinator over HTTP.
 
-    While the coordinator is away, the task keeps running, and its reports wait. If no coordinator
-    connects within ``timeout_s``, the task is abandoned.
+    If the coordinator is away, and none connects within ``timeout_s``, the task is abandoned.
 
     Args:
         cfg: what differs from ``default_config()``.
@@ -146,21 +143,6 @@ class _FlaskFileSystemWorker(CommWorker[Any]):
         finally:
             self._slave.close()
 
-    def process_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Do a task of the coordinator.
-
-        Raises:
-            TaskFail: if it has failed, or is unknown.
-        """
-        tasks = self._tasks()
-        name = task.get("name")
-        if name not in tasks:
-            raise TaskFail({}, f"unknown task {name!r}; this worker does {', '.join(tasks)}")
-        try:
-            return tasks[name](task)
-        except ConfigError as error:
-            raise TaskFail({}, str(error)) from error
-
     def coordinator_came(self) -> None:
         """Note that a coordinator connects."""
         with self._changed:
@@ -186,18 +168,6 @@ class _FlaskFileSystemWorker(CommWorker[Any]):
             CommWorker.close(self)
             self._over.set()
 
-    def result_not_taken(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep what the coordinator did not take, for the next one."""
-
-    def _tasks(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """Return what does each task, by name."""
-        return {"resource": lambda task: self._resource()}
-
-    def _resource(self) -> dict[str, Any]:
-        job = self.job
-        running = {} if job is None else {**job.ids, "attempt": job.attempt}
-        return {**self.deal_with_resource(), **running}
-
     def _open_store(self, compressor: str = "lz4") -> Store:
         return FileStore(
             self._cfg.path_data, self._cfg.path_policy, self._cfg.run_id, compressor=compressor
@@ -217,86 +187,6 @@ class FlaskFileSystemCollector(_FlaskFileSystemWorker, BaseCommCollector):
         ConfigError: for an unusable config, if other hosts can reach ``host`` and ``key_file`` is
             empty, or if Flask is not installed.
     """
-
-    def __init__(self, cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__(cfg)
-        self._not_taken: deque[dict[str, Any]] = deque()
-        self._failure: TaskFail | None = None
-
-    def close(self) -> None:
-        """Abandon the current task with its data, and stop to listen; may be called twice."""
-        try:
-            super().close()
-        finally:
-            self._drop()
-
-    def result_not_taken(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep reports for the next request; delete their data if their task is gone."""
-        if name != "collector_data_task" or "pending" in result or "task_id" not in result:
-            return
-        first = dict(result)
-        more = first.pop("more", [])
-        reports = [first, *({**one, "task_id": first["task_id"]} for one in more)]
-        job = self.job
-        if job is not None and job.ids["task_id"] == first["task_id"]:
-            self._not_taken.extend(reports)
-        else:
-            self._delete(reports)
-
-    def _tasks(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        return {
-            **super()._tasks(),
-            "collector_start_task": self._start_task,
-            "collector_data_task": self._next_reports,
-            "collector_close_task": self._close_task,
-        }
-
-    def _start_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        self._drop()
-        return self.deal_with_collector_start(_info_of(task), int(task.get("attempt", 0)))
-
-    def _close_task(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            self._raise_kept_failure()
-            return self.deal_with_collector_close()
-        finally:
-            self._drop()
-
-    def _next_reports(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the next report, and up to ``most - 1`` others that are ready as ``more``."""
-        first = self._next_report(_timeout_of(task))
-        more: list[dict[str, Any]] = []
-        while "pending" not in first and len(more) + 1 < int(task.get("most", 1)):
-            try:
-                report = self._next_report(0.0)
-            except TaskFail as failure:
-                self._failure = failure  # after the reports that came before
-                break
-            if "pending" in report:
-                break
-            more.append(report)
-        return {**first, "more": more} if more else first
-
-    def _next_report(self, timeout_s: float) -> dict[str, Any]:
-        if self._not_taken:
-            return self._not_taken.popleft()
-        self._raise_kept_failure()
-        return self.deal_with_collector_data(timeout_s)
-
-    def _raise_kept_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def _drop(self) -> None:
-        """Forget what is left of an earlier task."""
-        self._failure = None
-        reports = list(self._not_taken)
-        self._not_taken.clear()
-        self._delete(reports)
-
-    def _delete(self, reports: list[dict[str, Any]]) -> None:
-        self.store.delete([one["object_ref"] for one in reports if "object_ref" in one])
 
     def _create_collector(self, task_info: Mapping[str, Any]) -> BaseParallelCollector:
         collector = super()._create_collector(task_info)
@@ -318,36 +208,6 @@ class FlaskFileSystemLearner(_FlaskFileSystemWorker, BaseCommLearner):
     """
 
     load_data_fn = staticmethod(load_data_fn)
-
-    def result_not_taken(self, name: str, result: Mapping[str, Any]) -> None:
-        """Report progress again that the coordinator did not take."""
-        job = self.job
-        if result.get("info") and job is not None and job.ids["task_id"] == result.get("task_id"):
-            self.send_learn_info(result["info"])
-
-    def _tasks(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        return {
-            **super()._tasks(),
-            "learner_start_task": lambda task: self.deal_with_learner_start(
-                _info_of(task), int(task.get("attempt", 0))
-            ),
-            "learner_get_data_task": lambda task: self.deal_with_get_data(_timeout_of(task)),
-            "learner_learn_task": lambda task: self.deal_with_learner_learn(
-                task.get("data", []), _timeout_of(task)
-            ),
-            "learner_close_task": lambda task: self.deal_with_learner_close(),
-        }
-
-
-def _info_of(task: Mapping[str, Any]) -> Mapping[str, Any]:
-    info = task.get("task_info")
-    if not isinstance(info, Mapping):
-        raise ConfigError(f"the task must have task_info, a dictionary, got {info!r:.100}")
-    return info
-
-
-def _timeout_of(task: Mapping[str, Any]) -> float:
-    return min(WAIT_S, float(task.get("timeout_s", WAIT_S)))
 
 
 def _of_rank(value: Any, rank: int, name: str) -> Any:

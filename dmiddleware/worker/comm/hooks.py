@@ -91,10 +91,12 @@ class LearnInfos:
         priorities = info.get("priority_info") or {}
         is_new = priorities is not self._last_priorities
         self._last_priorities = priorities
-        earlier = self._merged.get("priority_info", {})
         added = {key: _plain(value) for key, value in priorities.items()} if is_new else {}
-        merged = {key: [*earlier.get(key, []), *added.get(key, [])] for key in {**earlier, **added}}
-        self._merged = {**self._merged, **info, "priority_info": merged}
+        self._merged = _merged(self._merged, {**info, "priority_info": added})
+
+    def put_back(self, info: Mapping[str, Any]) -> None:
+        """Add what was taken before, as it was not sent."""
+        self._merged = _merged(info, self._merged)
 
     def take(self) -> dict[str, Any]:
         """Return the merged info, and start again."""
@@ -138,6 +140,13 @@ class SendLearnInfoHook(_SendHook):
         if self._is_due(engine):
             sender: _Sender = engine  # type: ignore[assignment]
             sender.send_learn_info(self._infos.take())
+
+
+def _merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the later values where there are any, and the priorities of both."""
+    first, second = (info.get("priority_info", {}) for info in (earlier, later))
+    priorities = {key: [*first.get(key, []), *second.get(key, [])] for key in {**first, **second}}
+    return {**earlier, **later, "priority_info": priorities}
 
 
 def _plain(value: Any) -> list[Any]:

@@ -1,14 +1,14 @@
-"""How messages travel between the coordinator and its workers."""
+"""Which link and store the coordinator uses, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dmiddleware.registry import Registry
 from dmiddleware.worker.comm.store import Store
-from dmiddleware.worker.coordinator.messages import Message
+from dmiddleware.worker.coordinator.conversation import Link
 
 __all__ = [
     "COORDINATOR_LINK_REGISTRY",
@@ -24,40 +24,6 @@ WORKER_ENTRY_POINTS: Final = "dmiddleware.workers"
 An entry point has the name that its module registers. So a package above this one, such as
 ``middleware``, can provide a kind of worker without being imported here.
 """
-
-
-class Link(Protocol):
-    """Carries messages between authenticated peers, reliably and in order.
-
-    A peer that connects or disappears is reported by :meth:`receive`, as
-    :class:`~dmiddleware.worker.coordinator.messages.Joined` and
-    :class:`~dmiddleware.worker.coordinator.messages.Left` with the peer's uid.
-    """
-
-    @property
-    def uid(self) -> str:
-        """The name of this process among its peers."""
-        ...
-
-    def peers(self) -> Mapping[str, str]:
-        """Return the role of each connected peer, by uid."""
-        ...
-
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message to a peer; returns once the link has accepted it.
-
-        Raises:
-            DeliveryTimeout: if the peer is unknown, or takes nothing before the link's timeout.
-        """
-        ...
-
-    def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """Return the next message and its sender, or None after ``timeout_s`` seconds."""
-        ...
-
-    def close(self, deadline_s: float) -> None:
-        """Deliver what was sent, within ``deadline_s`` seconds, and end; may be called twice."""
-        ...
 
 
 COORDINATOR_LINK_REGISTRY: Registry[Callable[[Mapping[str, Any]], tuple[Link, Store]]] = Registry(

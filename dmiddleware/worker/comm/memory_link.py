@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from dmiddleware.errors import DeliveryTimeout
-from dmiddleware.worker.coordinator.messages import Joined, Left, Message
+from dmiddleware.worker.coordinator.conversation import Answer, Ask, Said
+from dmiddleware.worker.coordinator.messages import Joined, Left
 from dmiddleware.worker.errors import CoordinatorError
 
 __all__ = ["MemoryLink", "MemoryNetwork"]
@@ -33,7 +34,7 @@ class MemoryNetwork:
         self._idle = idle
         self._changed = threading.Condition()
         self._roles: dict[str, str] = {}
-        self._inboxes: dict[str, deque[tuple[str, Message]]] = {}
+        self._inboxes: dict[str, deque[tuple[str, Said]]] = {}
 
     def connect(self, uid: str, role: str) -> MemoryLink:
         """Connect a peer; the others receive ``Joined``, and the peer receives it for each of them.
@@ -44,7 +45,7 @@ class MemoryNetwork:
         with self._changed:
             if uid in self._roles:
                 raise CoordinatorError(f"a peer {uid!r} is already connected; choose another uid")
-            inbox = deque[tuple[str, Message]]()
+            inbox = deque[tuple[str, Said]]()
             for other, other_role in self._roles.items():
                 self._inboxes[other].append((uid, Joined(role)))
                 inbox.append((other, Joined(other_role)))
@@ -68,7 +69,7 @@ class MemoryNetwork:
         with self._changed:
             return {other: role for other, role in self._roles.items() if other != uid}
 
-    def deliver(self, sender: str, peer: str, message: Message) -> None:
+    def deliver(self, sender: str, peer: str, message: Ask | Answer) -> None:
         """Put a message into a peer's inbox.
 
         Raises:
@@ -80,7 +81,7 @@ class MemoryNetwork:
             self._inboxes[peer].append((sender, message))
             self._changed.notify_all()
 
-    def take(self, uid: str, timeout_s: float) -> tuple[str, Message] | None:
+    def take(self, uid: str, timeout_s: float) -> tuple[str, Said] | None:
         """Take the oldest message of a peer's inbox, or None after ``timeout_s`` seconds."""
         if self._idle is not None and timeout_s > 0 and not self._inboxes.get(uid):
             self._idle(timeout_s)
@@ -94,7 +95,7 @@ class MemoryNetwork:
 
 
 class MemoryLink:
-    """A peer's :class:`~dmiddleware.worker.comm.link.Link` in a :class:`MemoryNetwork`.
+    """A peer's :class:`~dmiddleware.worker.comm.Link` in a :class:`MemoryNetwork`.
 
     Args:
         network: the network, whose ``connect`` creates links.
@@ -114,16 +115,16 @@ class MemoryLink:
         """Return the role of each other peer, by uid."""
         return self._network.roles(self._uid)
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message to a peer.
+    def send(self, peer: str, message: Ask | Answer) -> None:
+        """Send to a peer.
 
         Raises:
             DeliveryTimeout: if the peer or this link is not connected.
         """
         self._network.deliver(self._uid, peer, message)
 
-    def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """Return the next message and its sender, or None after ``timeout_s`` seconds.
+    def receive(self, timeout_s: float) -> tuple[str, Said] | None:
+        """Return what has arrived next, and from whom; None after ``timeout_s`` seconds.
 
         A closed link returns None at once.
         """

@@ -28,8 +28,8 @@ from dmiddleware.classic.logs import TextLog
 from dmiddleware.classic.replay_buffers import get_buffer_cls
 from dmiddleware.closing import Closing
 from dmiddleware.data import check_saveable, load_checkpoint, save_checkpoint
-from dmiddleware.errors import ConfigError, DMiddlewareError
-from dmiddleware.worker.comm.link import Link, create_coordinator_link
+from dmiddleware.errors import ConfigError
+from dmiddleware.worker.comm.link import create_coordinator_link
 from dmiddleware.worker.comm.store import Store
 from dmiddleware.worker.commander import BaseParallelCommander, create_parallel_commander
 from dmiddleware.worker.coordinator.actions import (
@@ -49,12 +49,11 @@ from dmiddleware.worker.coordinator.actions import (
     WorkersChanged,
 )
 from dmiddleware.worker.coordinator.buffers import ReferenceBuffers, reference
+from dmiddleware.worker.coordinator.conversation import Conversations, Link
 from dmiddleware.worker.coordinator.core import CoordinatorCore
 from dmiddleware.worker.coordinator.messages import (
     COLLECTOR,
     LEARNER,
-    Joined,
-    Left,
     Message,
     TaskOffer,
 )
@@ -66,7 +65,6 @@ __all__ = ["Coordinator"]
 _RECEIVE_S: Final = 0.1
 """How long the coordinator waits for a message before it looks at its deadlines, in seconds."""
 
-_MOST_MESSAGES: Final = 256
 _MOST_DATA_IDS: Final = 65_536
 _LINK_CLOSE_S: Final = 5.0
 _VERSION: Final = 1
@@ -145,6 +143,7 @@ class Coordinator(Closing, Configurable):
         if not callable(clock):
             raise ConfigError(f"clock must be a function that returns seconds, got {clock!r:.100}")
         self._link, self._store, self._clock = link, store, clock
+        self._conversations: Conversations | None = None
         self._main = self._system["main"]
         self._exp_name = str(self._main["exp_name"])
         self._logger = TextLog.of_worker(__name__, self._exp_name, "coordinator")
@@ -225,6 +224,7 @@ class Coordinator(Closing, Configurable):
             try:
                 if self._link is None:
                     self._link, self._store = create_coordinator_link(self._system)
+                self._conversations = Conversations(self._link, clock=self._clock)
                 if self._cfg.state_path is not None and Path(self._cfg.state_path).exists():
                     self.load_state_dict(load_checkpoint(self._cfg.state_path))
             except BaseException:
@@ -239,27 +239,22 @@ class Coordinator(Closing, Configurable):
             self._thread.start()
 
     def run_once(self, timeout_s: float = 0.0) -> None:
-        """Take the messages that have arrived, look at deadlines, and hand out tasks.
+        """Take the answers that have arrived, look at deadlines, hand out tasks, and ask.
 
         Args:
-            timeout_s: how long to wait for a first message, in seconds.
+            timeout_s: how long to wait for a first answer, in seconds.
         """
-        link = self._open_link()
-        received = link.receive(timeout_s)
-        messages = []
-        while received is not None:
-            messages.append(received)
-            received = link.receive(0.0) if len(messages) < _MOST_MESSAGES else None
+        conversations = self._open_conversations()
+        told = conversations.receive(timeout_s)
         with self._lock:
-            for peer, message in messages:
-                self._handle(peer, message)
+            self._handle(told)
             self._perform(self._core.tick(self._clock()))
             self._ask_commander()
             self._answer_demands()
             self._save_when_due()
             if self._core.is_draining and not self._core.tasks:
                 self._ended.set()
-        self._flush()
+        self._ask(conversations)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the training is over and all tasks have ended.
@@ -303,11 +298,11 @@ class Coordinator(Closing, Configurable):
                 self._drain()
         while self._state == "draining" and self._core.tasks and self._clock() < deadline:
             self.run_once(_RECEIVE_S)
+        if self._state == "draining" and self._conversations is not None:
+            self._ask(self._conversations)
         with self._lock:
-            if self._state == "draining":
-                self._flush()
-                if self._core.tasks:
-                    self.error(f"these tasks have not ended in time: {', '.join(self._core.tasks)}")
+            if self._state == "draining" and self._core.tasks:
+                self.error(f"these tasks have not ended in time: {', '.join(self._core.tasks)}")
             if was != "closed":
                 self._state = "closed"
                 self._close_all()
@@ -364,7 +359,6 @@ class Coordinator(Closing, Configurable):
             if not self._buffers.push(buffer_id, data_id, data):
                 self._counters["refused_pushes"] += 1
             self._answer_demands()
-        self._flush_outside_of_the_thread()
 
     def deal_with_collector_judge_finish(self, task_id: str, info: Mapping[str, Any]) -> bool:
         """Return whether the commander regards a collector task as done; it then ends in order."""
@@ -547,41 +541,30 @@ class Coordinator(Closing, Configurable):
         if self._error is not None:
             raise CoordinatorError(f"the coordinator has failed: {self._error}") from self._error
 
-    def _open_link(self) -> Link:
-        if self._link is None or self._state not in ("running", "draining"):
+    def _open_conversations(self) -> Conversations:
+        if self._conversations is None or self._state not in ("running", "draining"):
             raise CoordinatorError(f"the coordinator is {self._state}; call start() first")
-        return self._link
+        return self._conversations
 
-    def _handle(self, peer: str, message: Message) -> None:
-        now = self._clock()
-        if peer not in self._core.workers and not isinstance(message, Joined | Left):
-            # The core gave it up, because a message could not be delivered.
-            role = self._open_link().peers().get(peer)
-            if role is not None:
-                self._perform(self._core.handle(peer, Joined(role), now))
-        self._perform(self._core.handle(peer, message, now))
+    def _handle(self, told: Iterable[tuple[str, Message]]) -> None:
+        for peer, message in told:
+            self._perform(self._core.handle(peer, message, self._clock()))
 
-    def _flush(self) -> None:
-        """Send what is due, without holding the lock while the link waits."""
-        while True:
+    def _ask(self, conversations: Conversations) -> None:
+        """Ask the workers, without holding the lock while the link waits."""
+        is_settled = False
+        while not is_settled:
             with self._lock:
-                if not self._outbox or self._link is None:
-                    return
                 if self._has_unsaved_offer and self._cfg.state_path is not None:
                     # A process that continues must know the attempt, or it would offer it again.
                     self.save_state()
-                send = self._outbox.popleft()
-            try:
-                self._link.send(send.peer, send.message)
-            except (DMiddlewareError, OSError) as error:
-                with self._lock:
-                    gone = Left(f"it cannot be reached: {error}")
-                    self._perform(self._core.handle(send.peer, gone, self._clock()))
-
-    def _flush_outside_of_the_thread(self) -> None:
-        """Send what a callback has caused, unless the coordinator's loop does that anyway."""
-        if self._thread is None and self._state in ("running", "draining"):
-            self._flush()
+                while self._outbox:
+                    send = self._outbox.popleft()
+                    conversations.say(send.peer, send.message)
+            told = conversations.ask()
+            with self._lock:
+                self._handle(told)
+                is_settled = not self._outbox
 
     # What the commander decides.
 
@@ -610,7 +593,6 @@ class Coordinator(Closing, Configurable):
             if not is_done(task.origin, info):
                 return False
             self._perform(self._core.finish(task_id, self._clock()))
-        self._flush_outside_of_the_thread()
         return True
 
     def _conclude(self, task_id: str, result: Mapping[str, Any]) -> None:
@@ -618,7 +600,6 @@ class Coordinator(Closing, Configurable):
             if task_id not in self._core.tasks:
                 self.info(f"ignored the result of {task_id}, which has ended")
             self._perform(self._core.conclude(task_id, result, self._clock()))
-        self._flush_outside_of_the_thread()
 
     def _end_training(self) -> None:
         if not self._flag:

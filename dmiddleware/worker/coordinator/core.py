@@ -408,7 +408,7 @@ class CoordinatorCore:
     def _reported(
         self, task: Task, message: StepDataReady | CollectorInfo | LearnInfo
     ) -> Iterator[Action]:
-        if not task.seen.add(message.seq):
+        if message.seq >= 0 and not task.seen.add(message.seq):
             self.counters["duplicates"] += 1
             if isinstance(message, StepDataReady):
                 yield Discard(message)

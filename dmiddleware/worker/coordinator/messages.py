@@ -1,8 +1,8 @@
-"""What the coordinator and its workers send each other.
+"""What the coordinator's core and its workers tell each other.
 
-All messages are plain values, so that every link can carry them. Those about a task name the task
-and the attempt. Those of a worker are also numbered: the receiver ignores a number that it has
-already seen, so a message may be sent again.
+All messages are plain values. Those about a task name the task and the attempt. Those of a worker
+are also numbered: the core ignores a number that it has already seen, so a report may be repeated.
+:mod:`dmiddleware.worker.coordinator.conversation` turns them into questions and answers.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class StepDataReady:
     """A collector has stored step data.
 
     Attributes:
-        seq: counts what this attempt has sent, from 0.
+        seq: counts what this attempt has sent, from 0; -1 if the worker does not number it.
         data_id: the id of the data, which is also its name in the store.
         data: the metadata; ``object_ref`` is the reference in the store.
     """
@@ -181,7 +181,7 @@ class CollectorInfo:
     """A collector reports its progress.
 
     Attributes:
-        seq: counts what this attempt has sent, from 0.
+        seq: counts what this attempt has sent, from 0; -1 if the worker does not number it.
         info: counts and ``collector_done``.
     """
 
@@ -232,7 +232,7 @@ class LearnInfo:
     """A learner reports its progress.
 
     Attributes:
-        seq: counts the reports of this attempt, from 0.
+        seq: counts the reports of this attempt, from 0; -1 if the number is not known.
         info: ``learner_step``, ``priority_info``, ``learner_done``, …
     """
 

@@ -118,6 +118,7 @@ def test_a_task_passes_to_all_learners_and_back(cluster):
         "seq": 0,
         "lost": [],
     }
+    assert ask("learner_get_data_task") == demand, "until it is answered"
     data = [{"data_id": str(number)} for number in range(5)]
     learned = ask("learner_learn_task", data=data)
     assert learned == {
@@ -131,6 +132,18 @@ def test_a_task_passes_to_all_learners_and_back(cluster):
     assert ask("learner_close_task") == ids
     assert ask("resource") == {"gpu": 2, "cpu": 0}
     assert all(one.names()[-1] == "learner_close_task" for one in learners)
+
+
+def test_each_learner_gets_its_data_under_its_own_number(cluster):
+    def demand():
+        return {"batch_size": 1, "cur_learner_iter": 0, "seq": 4, "lost": ["one more"]}
+
+    learners = Learner(batch_size=2), Learner(learner_get_data_task=demand)
+    ask = cluster(*learners)
+    ask("learner_start_task", **START)
+    assert ask("learner_get_data_task")["seq"] == 0
+    ask("learner_learn_task", data=[{"data_id": "d"}] * 3, seq=0)
+    assert [one.tasks[-1]["seq"] for one in learners] == [0, 4]
 
 
 def test_one_failed_start_closes_all_and_fails_the_task(cluster):

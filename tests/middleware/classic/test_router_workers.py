@@ -25,6 +25,7 @@ from dmiddleware.worker.coordinator.messages import (
     TaskStarted,
 )
 from middleware.classic import RouterCollector, RouterLearner, RouterLink
+from tests.dmiddleware.worker.comm.talking import Talking
 from tests.middleware.classic.router_nodes import DEADLINE_S, received
 
 POLICY = {
@@ -77,7 +78,7 @@ def run(nodes):
             assert worker.join(DEADLINE_S)
 
     with nodes.current(0, "coordinator"):
-        link = RouterLink("coordinator")
+        link = Talking(RouterLink("coordinator"))
         for node_id, (role, create) in enumerate(
             [("learner", create_comm_learner), ("collector", create_comm_collector)], start=1
         ):
@@ -128,7 +129,7 @@ def test_a_learner_learns_from_what_a_collector_collects_with_its_weights(run):
     inbox.offer("node_2", "collector", "c", COLLECTOR_TASK)
     ready = [inbox.take(StepDataReady) for _ in range(16)]
     assert [one.seq for one in ready] == sorted({one.seq for one in ready})
-    first = link.store.get(ready[0].data["object_ref"])
+    first = link.link.store.get(ready[0].data["object_ref"])
     assert first["obs"].shape == (4,) and ready[0].data["policy_iter"] == 0
     data = tuple({**one.data, "replay_unique_id": one.data_id} for one in ready[:8])
     link.send("node_1", LearnData("l", 0, demand.seq, data))

@@ -1,4 +1,4 @@
-"""An HTTP server in a thread that answers signed requests only.
+"""A Flask application that answers signed requests only, and the server that runs it.
 
 Until the head of a request has proved that its sender has the run's key, a connection costs a few
 KB and two seconds, and there is a bounded number of them.
@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import AuthError, ConfigError, TransportError
@@ -29,12 +30,12 @@ from dmiddleware.worker.comm.http.signing import (
 )
 
 try:
+    from flask import Flask, Response, g, request
     from werkzeug.exceptions import HTTPException
-    from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler, make_server
-    from werkzeug.wrappers import Request, Response
+    from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 except ImportError:  # the extra [flask]
     WSGIRequestHandler = ThreadedWSGIServer = object  # type: ignore[assignment, misc]
-    make_server = None  # type: ignore[assignment]
+    Flask = None  # type: ignore[assignment, misc]
 
 __all__ = [
     "HEAD_S",
@@ -130,7 +131,7 @@ class Route:
 
 
 class HttpServer:
-    """Serves endpoints on a thread, until it is closed.
+    """Serves a Flask application of endpoints on a thread, until it is closed.
 
     A request is answered with ``{success, code, message, data}`` in JSON. Before anything else
     happens, not even decoding the body, its signature is checked.
@@ -143,6 +144,9 @@ class HttpServer:
         key: the run's key; may be empty on loopback.
         clock: returns the seconds since the epoch.
         is_open: False makes the server answer 409, "shutting down", except to its owner.
+
+    Attributes:
+        app: the application.
 
     Raises:
         ConfigError: if other hosts can reach the address and the key is empty, or if Flask is not
@@ -160,19 +164,20 @@ class HttpServer:
         clock: Callable[[], float] = time.time,
         is_open: Callable[[], bool] = lambda: True,
     ) -> None:
-        if make_server is None:
+        if Flask is None:
             raise ConfigError(
                 "communicating over HTTP needs Flask; install it with: "
                 "pip install 'dmiddleware[flask]'"
             )
         check_address(host, key)
         self._node, self._host, self._port = node, host, port
-        self._routes = routes
+        self._routes = {f"{method} {path}": route for (method, path), route in routes.items()}
         self._key = key
         self._own_token = secrets.token_bytes(32)
         self._replays = Replays(clock)
         self._is_open = is_open
         self._is_closed = False
+        self.app = self._new_app()
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -207,7 +212,11 @@ class HttpServer:
         with listening:
             # With a socket of ours, because werkzeug ends the process if the port is taken.
             self._server = _Server(
-                self._host, self._port, self._answer, handler=_Handler, fd=listening.fileno()
+                self._host,
+                self._port,
+                self.app,
+                handler=_Handler,
+                fd=listening.fileno(),
             )
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="http-server", daemon=True
@@ -221,29 +230,27 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
 
-    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
-        request = Request(environ, populate_request=False)
-        nonce, key = "", self._key
-        try:
-            signed, key, route, body = self._verified(request)
-            nonce = signed.nonce
-            status, content = 200, self._content(signed, route, body)
-        except Refusal as refusal:
-            status = refusal.status
-            content = _content(refusal.code, refusal.message, refusal.data)
-        except Exception as error:  # noqa: BLE001 (logged, and answered with 500)
-            _log.exception("the request %s %s has failed", request.method, request.path)
-            status, content = 500, _content(Code.FAILED, f"{type(error).__name__}: {error}")
-        request.environ[_HANDLER].input.discard()
-        response = Response(content, status, mimetype="application/json")
-        if nonce:
-            response.headers["Authentication-Info"] = reply_signature(key, nonce, status, content)
-        return response(environ, start_response)
+    def _new_app(self) -> Flask:
+        app = Flask(__name__, static_folder=None)
+        for name, route in self._routes.items():
+            method, path = name.split()
+            app.add_url_rule(
+                path, name, partial(_serve, route),
+                methods=[method], provide_automatic_options=False,
+            )  # fmt: skip
+        app.before_request(self._admit)  # also of unknown endpoints
+        app.register_error_handler(Exception, _refused)
+        app.after_request(_signed)
+        return app
 
-    def _verified(self, request: Request) -> tuple[SignedRequest, bytes, Route | None, bytes]:
-        """Return the request's signature, verified, the key, the endpoint, and the body."""
-        path = str(request.environ["REQUEST_URI"])
-        route = self._routes.get((request.method, path))
+    def _admit(self) -> None:
+        """Check a request before anything else happens to it.
+
+        Raises:
+            Refusal: if it is not to be served.
+        """
+        path, rule = str(request.environ["REQUEST_URI"]), request.url_rule
+        route = self._routes[rule.endpoint] if rule is not None and rule.rule == path else None
         key = self._own_token if route and route.own_token else self._key
         to = "" if route and route.to_anyone else self._node.uid
         try:
@@ -254,28 +261,49 @@ class HttpServer:
             self._replays.check(signed)
             signed.check_head(key, request.method, path, to=to)
             self._replays.add(signed)
-            body = _body(request)
-            signed.check_body(body)
+            g.body = _body()
+            signed.check_body(g.body)
         except AuthError as error:
             raise Refusal(401, Code.WRONG_SIGNATURE, str(error)) from error
-        return signed, key, route, body
-
-    def _content(self, signed: SignedRequest, route: Route | None, body: bytes) -> bytes:
-        """Return the content of the reply to a verified request."""
-        node = signed.node
+        g.sender = node = signed.node
+        g.sign = partial(reply_signature, key, signed.nonce)
         if node.run_id != self._node.run_id:
             raise Refusal(403, Code.OTHER_RUN, f"this is the run {self._node.run_id}")
         if node.channel != self._node.channel:
             raise Refusal(403, Code.OTHER_CHANNEL, f"this is channel {self._node.channel}")
         if route is None:
-            raise Refusal(404, Code.NOT_FOUND, f"the endpoints are {self._known()}")
+            raise Refusal(404, Code.NOT_FOUND, f"the endpoints are {', '.join(self._routes)}")
         if not self._is_open() and not route.own_token:
             raise Refusal(409, Code.SHUTTING_DOWN, "this node is shutting down")
-        data = route.handle(node, _decoded(body))
-        return _content(Code.SUCCESS, "", data)
 
-    def _known(self) -> str:
-        return ", ".join(f"{method} {path}" for method, path in self._routes)
+
+def _serve(route: Route) -> Response:
+    """Answer a request that was admitted."""
+    return _reply(200, Code.SUCCESS, "", route.handle(g.sender, _decoded(g.body)))
+
+
+def _refused(error: Exception) -> Response:
+    """Answer a request that cannot be served."""
+    if isinstance(error, Refusal):
+        return _reply(error.status, error.code, error.message, error.data)
+    _log.error("the request %s %s has failed", request.method, request.path, exc_info=error)
+    return _reply(500, Code.FAILED, f"{type(error).__name__}: {error}")
+
+
+def _signed(response: Response) -> Response:
+    """Sign the reply to a request that was signed with the key."""
+    request.environ[_HANDLER].input.discard()
+    if "sign" in g:
+        signature = g.sign(response.status_code, response.get_data())
+        response.headers["Authentication-Info"] = signature
+    return response
+
+
+def _reply(
+    status: int, code: Code, message: str, data: Mapping[str, Any] | None = None
+) -> Response:
+    content = {"success": code is Code.SUCCESS, "code": code, "message": message}
+    return Response(encoded({**content, "data": data or {}}), status, mimetype="application/json")
 
 
 class _Server(ThreadedWSGIServer):
@@ -402,7 +430,7 @@ class _Handler(WSGIRequestHandler):
         _log.debug("%s %s", self.address_string(), message % args if args else message)
 
 
-def _body(request: Request) -> bytes:
+def _body() -> bytes:
     if "Transfer-Encoding" in request.headers:
         raise Refusal(411, Code.MALFORMED, "send the body at once, with its Content-Length")
     length = request.content_length or 0
@@ -427,9 +455,3 @@ def _decoded(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Refusal(400, Code.MALFORMED, "the body must be a JSON object")
     return content
-
-
-def _content(code: Code, message: str, data: Mapping[str, Any] | None = None) -> bytes:
-    return encoded(
-        {"success": code is Code.SUCCESS, "code": code, "message": message, "data": data or {}}
-    )

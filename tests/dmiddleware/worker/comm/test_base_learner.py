@@ -7,6 +7,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,6 @@ from dmiddleware.classic import Policy
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.worker import BaseLearner, FlaskFileSystemLearner
 from dmiddleware.worker.comm.base_learner import create_comm_learner, load_data_fn
-from dmiddleware.worker.coordinator.messages import DataDemand, LearnData, LearnInfo, TaskDone
 from dmiddleware.worker.errors import StepDataLost, TaskFail
 from tests.dmiddleware.worker.comm.comm_workers import (
     DEADLINE_S,
@@ -196,30 +197,27 @@ def test_data_that_nobody_demanded_is_refused(worker):
         worker.deal_with_learner_learn([])
 
 
-def test_reports_are_numbered_and_data_for_another_demand_is_ignored(worker):
-    worker.start_task(learner_task(train_iterations=1), 2)
-    data = tuple(put_samples(worker.memory, 4))
-    (demand,) = worker.report(DEADLINE_S)
-    assert demand == DataDemand("l", 2, 0, "b", 4, 0)
-    assert worker.repeat_reports() == [demand]
-    worker.take_data(LearnData("l", 1, 0, data[:1]))
-    worker.take_data(LearnData("l", 2, 7, data[:1]))
-    worker.take_data(LearnData("l", 2, 0, data))
-    worker.take_data(LearnData("l", 2, 0, data))
-    learned = []
-    while not learned or not learned[-1].info["learner_done"]:
-        learned += [one for one in worker.report(DEADLINE_S) if isinstance(one, LearnInfo)]
-    assert [one.seq for one in learned] == list(range(len(learned)))
-    assert worker.repeat_reports()[0] == learned[-1]
-    assert worker.close_task() == [TaskDone("l", 2, {"task_id": "l", "buffer_id": "b"})]
+def test_a_closed_task_reports_what_it_has_learned_with_its_end(worker):
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    end = worker.deal_with_learner_close()
+    assert end["info"]["learner_done"]
+    assert end["task_id"] == "l"
 
 
-def test_a_closed_task_reports_what_it_has_learned_before_it_is_done(worker):
-    worker.start_task(learner_task(), 0)
-    worker.report(DEADLINE_S)
-    info, done = worker.close_task()
-    assert isinstance(info, LearnInfo) and info.info["learner_done"]
-    assert isinstance(done, TaskDone)
+def test_a_task_that_takes_long_to_end_is_pending_and_its_end_is_kept(worker):
+    go_on = threading.Event()
+    worker.deal_with_learner_start(learner_task())
+    demanded(worker)
+    stop = worker._stop_work
+    worker._stop_work = lambda job: [stop(job), go_on.wait(DEADLINE_S)]
+    pending = {"pending": True, "task_id": "l", "buffer_id": "b"}
+    assert worker.deal_with_learner_close(0.01) == pending
+    assert worker.deal_with_learner_close(0.0) == pending
+    go_on.set()
+    wait([worker.job.end], DEADLINE_S)
+    assert worker.deal_with_learner_close(0.0)["info"]["learner_done"]
+    assert worker.job is None
 
 
 @pytest.mark.parametrize("key", ["task_id", "buffer_id", "policy_id", "learner_cfg", "policy"])

@@ -14,8 +14,8 @@ from dmiddleware.worker import NaiveCollector, NaiveLearner
 from dmiddleware.worker.comm import create_coordinator_link
 from dmiddleware.worker.comm.http import Master
 from dmiddleware.worker.comm.http_link import HttpLink
-from dmiddleware.worker.comm.link import Link
 from dmiddleware.worker.comm.store import Store
+from dmiddleware.worker.coordinator.conversation import Answer, Ask
 from dmiddleware.worker.coordinator.messages import (
     CollectorInfo,
     DataDemand,
@@ -35,13 +35,14 @@ from dmiddleware.worker.coordinator.messages import (
     TaskStarted,
 )
 from dmiddleware.worker.errors import TaskRefuse
+from tests.dmiddleware.worker.comm.talking import Talking
 
 DEADLINE_S = 20.0
 COLLECTOR_TASK = {"task_id": "c", "buffer_id": "b", "collector_cfg": {"collect_setting": {"e": 1}}}
 LEARNER_TASK = {"task_id": "l", "buffer_id": "b"}
 
 
-def next_message(link: Link, *, skip: type = TaskAlive) -> Any:
+def next_message(link: Talking, *, skip: type = TaskAlive) -> Any:
     for _ in range(100):
         received = link.receive(DEADLINE_S)
         assert received is not None, "no message came in time"
@@ -78,7 +79,7 @@ def learner(tmp_path: Path) -> Iterator[NaiveLearner]:
 @pytest.fixture
 def opened(
     tmp_path: Path, collector: NaiveCollector, learner: NaiveLearner
-) -> Iterator[tuple[Link, Store]]:
+) -> Iterator[tuple[Talking, Store]]:
     cfg = config(
         tmp_path,
         {
@@ -86,22 +87,23 @@ def opened(
             "learner": {"learner0": ["l0", "127.0.0.1", learner.port]},
         },
     )
-    link, store = create_coordinator_link(cfg)
+    http, store = create_coordinator_link(cfg)
+    link = Talking(http)
     yield link, store
     link.close(DEADLINE_S)
     store.clear()
 
 
-def joined(link: Link) -> None:
+def joined(link: Talking) -> None:
     came = {link.receive(DEADLINE_S) for _ in link_roles(link)}
     assert came == {(uid, Joined(role)) for uid, role in link_roles(link).items()}
 
 
-def link_roles(link: Link) -> dict[str, str]:
+def link_roles(link: Talking) -> dict[str, str]:
     return {"collector0": "collector", "learner0": "learner"}
 
 
-def test_workers_join_and_state_their_resources(opened: tuple[Link, Store]) -> None:
+def test_workers_join_and_state_their_resources(opened: tuple[Talking, Store]) -> None:
     link, _ = opened
     assert link.uid == "coordinator"
     joined(link)
@@ -110,7 +112,7 @@ def test_workers_join_and_state_their_resources(opened: tuple[Link, Store]) -> N
     assert link.receive(DEADLINE_S) == ("learner0", Resources({"gpu": 1, "cpu": 20}))
 
 
-def test_a_collector_task_runs_from_its_offer_to_its_end(opened: tuple[Link, Store]) -> None:
+def test_a_collector_task_runs_from_its_offer_to_its_end(opened: tuple[Talking, Store]) -> None:
     link, store = opened
     joined(link)
     link.send("collector0", TaskOffer("c-2", 3, "collector", COLLECTOR_TASK))
@@ -138,7 +140,7 @@ def test_a_collector_task_runs_from_its_offer_to_its_end(opened: tuple[Link, Sto
     assert done.result["collect_setting"] == {"e": 1}
 
 
-def test_a_learner_task_demands_learns_and_ends(opened: tuple[Link, Store]) -> None:
+def test_a_learner_task_demands_learns_and_ends(opened: tuple[Talking, Store]) -> None:
     link, _ = opened
     joined(link)
     link.send("learner0", TaskOffer("l", 0, "learner", LEARNER_TASK))
@@ -164,7 +166,7 @@ def test_a_learner_task_demands_learns_and_ends(opened: tuple[Link, Store]) -> N
 
 
 def test_a_task_that_waits_for_data_is_reported_alive_and_can_be_closed(
-    opened: tuple[Link, Store],
+    opened: tuple[Talking, Store],
 ) -> None:
     link, _ = opened
     joined(link)
@@ -177,7 +179,7 @@ def test_a_task_that_waits_for_data_is_reported_alive_and_can_be_closed(
 
 
 def test_what_does_not_fit_the_workers_task_is_answered_or_ignored(
-    opened: tuple[Link, Store],
+    opened: tuple[Talking, Store],
 ) -> None:
     link, _ = opened
     joined(link)
@@ -200,7 +202,7 @@ def test_what_does_not_fit_the_workers_task_is_answered_or_ignored(
 
 
 def test_the_same_offer_again_is_answered_and_not_started_again(
-    opened: tuple[Link, Store],
+    opened: tuple[Talking, Store],
 ) -> None:
     link, _ = opened
     joined(link)
@@ -211,19 +213,21 @@ def test_the_same_offer_again_is_answered_and_not_started_again(
 
 
 def test_messages_to_workers_that_are_not_connected_are_not_sent(
-    opened: tuple[Link, Store],
+    opened: tuple[Talking, Store],
 ) -> None:
     link, _ = opened
     joined(link)
     with pytest.raises(DeliveryTimeout, match="nobody"):
-        link.send("nobody", ResourceQuery())
+        link.link.send("nobody", Ask("1", "resource"))
+    with pytest.raises(TypeError, match="requests only"):
+        link.link.send("learner0", Answer("1"))
     link.close(DEADLINE_S)
     with pytest.raises(DeliveryTimeout, match="learner0"):
-        link.send("learner0", ResourceQuery())
+        link.link.send("learner0", Ask("1", "resource"))
 
 
 def test_closing_delivers_what_was_sent_and_releases_the_workers(
-    opened: tuple[Link, Store], collector: NaiveCollector
+    opened: tuple[Talking, Store], collector: NaiveCollector
 ) -> None:
     link, _ = opened
     joined(link)
@@ -249,7 +253,7 @@ def quick_master() -> Master:
 def test_a_worker_may_leave_and_come_back() -> None:
     with NaiveCollector("127.0.0.1", 0) as worker:
         port = worker.port
-        link = HttpLink(quick_master(), {"w": ("collector", "127.0.0.1", port)})
+        link = Talking(HttpLink(quick_master(), {"w": ("collector", "127.0.0.1", port)}))
         assert link.receive(DEADLINE_S) == ("w", Joined("collector"))
         link.send("w", TaskOffer("c", 0, "collector", COLLECTOR_TASK))
         worker.close()
@@ -267,7 +271,7 @@ def test_a_worker_that_refuses_is_reported_once_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with NaiveCollector("127.0.0.1", 0, run_id="other") as worker:
-        link = HttpLink(quick_master(), {"w": ("collector", "127.0.0.1", worker.port)})
+        link = Talking(HttpLink(quick_master(), {"w": ("collector", "127.0.0.1", worker.port)}))
         assert link.receive(2.5) is None
         link.close(DEADLINE_S)
     assert caplog.text.count("this is the run other") == 1
@@ -281,11 +285,11 @@ def test_a_worker_that_does_not_answer_is_lost() -> None:
 
     with Mute("127.0.0.1", 0) as worker:
         workers = {"w": ("learner", "127.0.0.1", worker.port)}
-        link = HttpLink(quick_master(), workers, answer_timeout_s=0.2)
+        link = Talking(HttpLink(quick_master(), workers), answer_timeout_s=0.2)
         assert link.receive(DEADLINE_S) == ("w", Joined("learner"))
         link.send("w", ResourceQuery())
         assert isinstance(next_message(link), Left)
-        link.close(DEADLINE_S)
+        link.close(0.5)
 
 
 class Answering(NaiveLearner):
@@ -305,7 +309,7 @@ class Answering(NaiveLearner):
 )
 def test_a_worker_whose_answers_are_unusable_is_released(answer: dict[str, Any]) -> None:
     with Answering(lambda task: answer) as worker:
-        link = HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)})
+        link = Talking(HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)}))
         assert link.receive(DEADLINE_S) == ("w", Joined("learner"))
         link.send("w", ResourceQuery())
         left = next_message(link)
@@ -321,7 +325,7 @@ def test_a_task_that_fails_between_requests_is_reported() -> None:
         return {}
 
     with Answering(answer) as worker:
-        link = HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)})
+        link = Talking(HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)}))
         assert link.receive(DEADLINE_S) == ("w", Joined("learner"))
         link.send("w", TaskOffer("l", 1, "learner", LEARNER_TASK))
         assert next_message(link) == TaskStarted("l", 1)
@@ -338,7 +342,7 @@ def test_a_refused_task_is_reported_with_its_reason() -> None:
             raise TaskRefuse("not today")
 
     with Picky("127.0.0.1", 0) as worker:
-        link = HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)})
+        link = Talking(HttpLink(quick_master(), {"w": ("learner", "127.0.0.1", worker.port)}))
         assert link.receive(DEADLINE_S) == ("w", Joined("learner"))
         link.send("w", TaskOffer("l", 1, "learner", LEARNER_TASK))
         refused = next_message(link)

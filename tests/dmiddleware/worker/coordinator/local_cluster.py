@@ -8,27 +8,10 @@ from dmiddleware.testing import FakeClock
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
 from dmiddleware.worker.commander import COMMANDER_REGISTRY, NaiveCommander
+from dmiddleware.worker.coordinator.conversation import Answer, Ask
 from dmiddleware.worker.coordinator.coordinator import Coordinator
-from dmiddleware.worker.coordinator.messages import (
-    COLLECTOR,
-    COORDINATOR,
-    LEARNER,
-    CollectorInfo,
-    DataDemand,
-    LearnData,
-    LearnInfo,
-    ResourceQuery,
-    Resources,
-    StepDataReady,
-    TaskAlive,
-    TaskClose,
-    TaskDone,
-    TaskFailed,
-    TaskOffer,
-    TaskRefused,
-    TaskStarted,
-)
-from dmiddleware.worker.errors import StepDataLost
+from dmiddleware.worker.coordinator.messages import COLLECTOR, COORDINATOR, LEARNER
+from dmiddleware.worker.errors import StepDataLost, TaskFail
 
 STEP_S = 0.5
 
@@ -92,7 +75,7 @@ def config(*, main=None, commander=None, buffer=None, **coordinator) -> dict[str
 
 
 class ScriptedWorker:
-    """A worker that does one thing each time it is stepped.
+    """A worker that does one thing each time it is stepped, and then answers.
 
     Attributes:
         is_hung: whether it does nothing at all.
@@ -112,94 +95,111 @@ class ScriptedWorker:
         self.priority_info: dict[str, Any] = {}
         self.resource = {"gpu": 0, "cpu": 1}
         vars(self).update(options)
-        self.task: TaskOffer | None = None
+        self.task: dict[str, Any] | None = None
+        self.attempt = 0
+        self.failure = ""
         self.taken: list[str] = []
         self.lost: list[str] = []
-        self.received: list[Any] = []
+        self.asked: list[Ask] = []
+        self.reports: list[dict[str, Any]] = []
         self.seq = self.n_demands = self.n_learned = 0
         self.is_waiting = False
-
-    def send(self, message) -> None:
-        if "coordinator" in self.link.peers():
-            self.link.send("coordinator", message)
+        self.demanded: dict[str, Any] = {}
+        self.info: dict[str, Any] | None = None
 
     @property
-    def name(self):
-        return self.task.task_id, self.task.attempt
+    def task_id(self) -> str:
+        return "" if self.task is None else self.task["task_id"]
+
+    def batches(self) -> list[Any]:
+        """Return the batches that it was sent."""
+        return [ask.request["data"] for ask in self.asked if ask.name == "learner_learn_task"]
 
     def step(self) -> None:
         if self.is_hung:
             return
-        while (received := self.link.receive(0)) is not None:
-            self.received.append(received[1])
-            self.take(received[1])
-        if self.task is not None:
+        if self.task is not None and not self.failure:
             self.collect() if self.kind == COLLECTOR else self.learn()
+        while (received := self.link.receive(0)) is not None:
+            if isinstance(received[1], Ask):
+                self.asked.append(received[1])
+                self.answer(received[1])
 
-    def take(self, message) -> None:
-        if isinstance(message, ResourceQuery):
-            task_id, attempt = self.name if self.task else ("", 0)
-            self.send(Resources(self.resource, task_id, attempt))
-            if self.task and self.is_waiting:
-                self.send(self.asked)  # the one before may have reached a dead coordinator
-        elif isinstance(message, TaskOffer):
+    def answer(self, ask) -> None:
+        try:
+            answer = Answer(ask.id, self.do(ask.name.removeprefix(f"{self.kind}_"), ask.request))
+        except TaskFail as failure:
+            answer = Answer(ask.id, failure=failure.message)
+        if "coordinator" in self.link.peers():
+            self.link.send("coordinator", answer)
+
+    def do(self, name, request) -> dict[str, Any]:
+        if name == "resource":
+            running = {"task_id": self.task_id, "attempt": self.attempt} if self.task else {}
+            return {**self.resource, **running}
+        if name == "start_task":
             if self.refuses or self.task:
-                self.send(TaskRefused(message.task_id, message.attempt, "no"))
-                return
-            self.task = message
-            self.taken.append(message.task_id)
-            self.seq = self.n_demands = self.n_learned = 0
-            self.is_waiting = False
-            self.send(TaskStarted(*self.name))
-        elif isinstance(message, TaskClose):
-            if (
-                not self.ignores_close
-                and self.task
-                and self.name == (message.task_id, message.attempt)
-            ):
-                self.send(TaskDone(*self.name, self.result))
-                self.task = None
-        elif isinstance(message, LearnData) and self.task:
-            self.take_data(message)
+                raise TaskFail({}, "no")
+            self.begin(request)
+            return {"message": "started"}
+        if self.failure or not self.task:
+            failure, self.failure, self.task = self.failure, "", None
+            raise TaskFail({}, failure or "this worker runs no task")
+        if name == "close_task":
+            if self.ignores_close:
+                return {"pending": True}
+            result, self.task = {**self.result, "task_id": self.task_id}, None
+            return result
+        if name == "learn_task":
+            self.take_data(request["data"])
+            info, self.info = self.info, None
+            return {"info": info}
+        if name == "get_data_task":
+            return dict(self.demanded) if self.is_waiting else {"pending": True}
+        reports, self.reports = self.reports, []
+        return {**reports[0], "more": reports[1:]} if reports else {"pending": True}
+
+    def begin(self, request) -> None:
+        self.task, self.attempt = dict(request["task_info"]), request["attempt"]
+        self.taken.append(self.task_id)
+        self.seq = self.n_demands = self.n_learned = 0
+        self.reports, self.is_waiting = [], False
 
     def fail(self) -> None:
-        self.send(TaskFailed(*self.name, "Traceback\nValueError: it broke"))
-        self.task = None
+        self.failure = "Traceback\nValueError: it broke"
 
     def kill(self) -> None:
         self.network.disconnect(self.uid, "killed")
         self.is_hung = True
 
-    def collect(self) -> None:
-        buffer_id = self.task.task_info["buffer_id"]
-        if self.seq < self.n_data:
-            data_id = f"{self.uid}_{self.task.task_id}_{self.seq}"
-            ref = self.store.put(data_id, {"obs": [1.0, 2.0], "done": False})
-            data = {"object_ref": ref, "env_id": 0}
-            self.send(StepDataReady(*self.name, self.seq, buffer_id, data_id, data))
-        else:
-            info = {"collector_done": self.seq == self.n_data}
-            self.send(CollectorInfo(*self.name, self.seq, info))
+    def report(self, **report) -> None:
+        self.reports.append({"buffer_id": self.task["buffer_id"], "seq": self.seq, **report})
         self.seq += 1
+
+    def collect(self) -> None:
+        if self.seq < self.n_data:
+            data_id = f"{self.uid}_{self.task_id}_{self.seq}"
+            ref = self.store.put(data_id, {"obs": [1.0, 2.0], "done": False})
+            self.report(data_id=data_id, object_ref=ref, env_id=0)
+        else:
+            self.report(collector_done=self.seq == self.n_data)
 
     def learn(self) -> None:
         if not self.is_waiting:
             self.demand()
-        self.send(TaskAlive(*self.name))
 
     def demand(self, lost=()) -> None:
         self.is_waiting = True
-        buffer_id = self.task.task_info["buffer_id"]
-        self.asked = DataDemand(
-            *self.name, self.n_demands, buffer_id, self.batch_size, 0, tuple(lost)
-        )
-        self.send(self.asked)
+        self.demanded = {
+            "batch_size": self.batch_size, "cur_learner_iter": 0, "seq": self.n_demands,
+            "lost": list(lost), "buffer_id": self.task["buffer_id"],
+        }  # fmt: skip
         self.n_demands += 1
 
-    def take_data(self, message) -> None:
+    def take_data(self, data) -> None:
         self.is_waiting = False
         lost = []
-        for meta in message.data:
+        for meta in data:
             try:
                 self.store.get(meta["object_ref"])
             except StepDataLost:
@@ -209,13 +209,11 @@ class ScriptedWorker:
             self.demand(lost)
             return
         self.n_learned += 1
-        info = {
+        self.info = {
             "learner_step": self.n_learned,
             "learner_done": self.n_learned == self.n_learn,
             "priority_info": self.priority_info,
         }
-        self.send(LearnInfo(*self.name, self.seq, self.task.task_info["buffer_id"], info))
-        self.seq += 1
 
 
 class LocalCluster:

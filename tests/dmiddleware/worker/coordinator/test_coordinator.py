@@ -10,14 +10,7 @@ from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY
 from dmiddleware.worker.comm.memory_link import MemoryNetwork
 from dmiddleware.worker.coordinator.coordinator import Coordinator
-from dmiddleware.worker.coordinator.messages import (
-    LEARNER,
-    LearnData,
-    StepDataReady,
-    TaskAlive,
-    TaskClose,
-    TaskOffer,
-)
+from dmiddleware.worker.coordinator.messages import LEARNER
 from dmiddleware.worker.errors import CoordinatorError
 from tests.dmiddleware.worker.coordinator.local_cluster import LocalCluster, config
 
@@ -89,7 +82,7 @@ def test_the_task_of_a_silent_worker_is_lost_after_its_time(cluster):
     other = cluster.collector("c1", n_data=1000)
     cluster.run_for(5)
     silent.is_hung = True
-    silent_task = silent.task.task_id
+    silent_task = silent.task_id
     cluster.run_for(29)
     assert silent_task in coordinator.tasks
     cluster.run(lambda: silent_task not in coordinator.tasks, most_s=3)
@@ -107,9 +100,10 @@ def test_a_worker_that_wakes_up_ends_the_task_that_it_has_lost(cluster):
     cluster.run(lambda: coordinator.counters.get("lost"))
     worker.is_hung = False
     cluster.run(lambda: len(worker.taken) == 2)
-    closed = [one.task_id for one in worker.received if isinstance(one, TaskClose)]
-    assert closed[0] == worker.taken[0]
-    assert worker.task.task_id == worker.taken[1] == "collector_task_0-2"
+    names = [one.name for one in worker.asked if one.name != "collector_data_task"]
+    assert names[:3] == ["resource", "collector_start_task", "collector_close_task"]
+    assert worker.taken[0] == worker.asked[1].request["task_info"]["task_id"]
+    assert worker.task_id == worker.taken[1] == "collector_task_0-2"
 
 
 def test_a_task_that_is_lost_too_often_fails(cluster):
@@ -208,10 +202,11 @@ def test_late_data_of_a_lost_task_is_deleted(cluster):
     cluster.learner(n_learn=1000)
     worker = cluster.collector(n_data=1000)
     cluster.run(lambda: worker.seq > 1)
-    task_id, attempt = worker.name
-    worker.fail()
+    worker.is_hung = True
+    cluster.run(lambda: coordinator.counters.get("lost"))
     ref = cluster.store.put("late", {"obs": 1})
-    worker.send(StepDataReady(task_id, attempt, 99, "buffer_naive", "late", {"object_ref": ref}))
+    worker.report(data_id="late", object_ref=ref)
+    worker.is_hung = False
     cluster.run(lambda: coordinator.counters.get("late_data"))
     assert cluster.store.missing([ref]) == {ref}
 
@@ -221,11 +216,10 @@ def test_data_that_arrives_twice_is_pushed_once(cluster):
     cluster.learner(n_learn=1000, batch_size=1000)
     worker = cluster.collector(n_data=3)
     sent = []
-    send = worker.link.send
-    worker.link.send = lambda peer, message: [sent.append(message), send(peer, message)]
-    cluster.run(lambda: worker.seq >= 3)
-    for message in [one for one in sent if isinstance(one, StepDataReady)]:
-        send("coordinator", message)
+    report = worker.report
+    worker.report = lambda **data: [report(**data), sent.append(worker.reports[-1])]
+    cluster.run(lambda: worker.seq >= 3 and not worker.reports)
+    worker.reports = [dict(one) for one in sent if "data_id" in one]
     cluster.run(lambda: coordinator.counters.get("duplicates") == 3)
     state = coordinator.state_dict()["buffers"]["buffer_naive"]
     assert len(state["refs"]) == state["items"]["push_count"] == 3
@@ -236,16 +230,15 @@ def test_step_data_is_kept_until_the_learner_has_acknowledged_it(tmp_path):
     cluster.start()
     learner = cluster.learner(n_learn=1000)
     collector = cluster.collector(n_data=1000)
-    cluster.run(lambda: any(isinstance(one, LearnData) for one in learner.received))
-    learner.is_waiting = True  # it still reads this batch, while others overwrite the buffer
-    learner.take_data = lambda message: None
-    batch = next(one for one in learner.received if isinstance(one, LearnData))
-    refs = [meta["object_ref"] for meta in batch.data]
+    # It reads the batch, while others overwrite the buffer.
+    learner.take_data = lambda data: setattr(learner, "demanded", {"pending": True})
+    cluster.run(learner.batches)
+    refs = [meta["object_ref"] for meta in learner.batches()[0]]
     begin = collector.seq
     cluster.run(lambda: collector.seq > begin + 10)
-    held = [one for one in learner.received if isinstance(one, LearnData)][-1]
-    assert cluster.store.missing(meta["object_ref"] for meta in held.data) == set()
-    assert len(cluster.files()) <= 2 + 2 + 1
+    (held,) = learner.batches()
+    assert cluster.store.missing(meta["object_ref"] for meta in held) == set()
+    assert len(cluster.files()) <= 2 + 2 + 1 + len(collector.reports)
     del learner.take_data
     learner.demand()
     cluster.run(lambda: cluster.store.missing(refs) == set(refs))
@@ -277,13 +270,13 @@ def test_a_refused_push_is_counted_and_its_data_deleted(tmp_path):
     limit = {"push_sample_rate_limit": {"max": 1, "min": 0}, "window_seconds": 1000}
     cluster = LocalCluster(tmp_path, buffer={"type": "advanced", "thruput_controller": limit})
     coordinator = cluster.start()
-    cluster.learner(n_learn=1000).take_data = lambda message: None
+    cluster.learner(n_learn=1000).take_data = lambda data: None
     cluster.collector(n_data=1000)
     cluster.run(lambda: coordinator.counters.get("refused_pushes", 0) > 3)
     (buffer,) = coordinator.state_dict()["buffers"].values()
     cluster.run_for(1)
     assert len(buffer["refs"]) <= 4
-    assert len(cluster.files()) <= 4
+    assert len(cluster.files()) <= 4 + len(cluster.workers["c0"].reports)
 
 
 def test_late_data_is_deleted_by_the_callback_too(cluster):
@@ -298,9 +291,9 @@ def test_data_for_a_closed_buffer_is_deleted(cluster):
     learner = cluster.learner(n_learn=1000, batch_size=1000)
     collector = cluster.collector(n_data=1000)
     cluster.run(lambda: collector.seq > 1)
-    coordinator.deal_with_learner_finish_task(learner.task.task_id, {})
+    coordinator.deal_with_learner_finish_task(learner.task_id, {})
     ref = cluster.store.put("late", {"obs": 1})
-    task_id, _ = collector.name
+    task_id = collector.task_id
     coordinator.deal_with_collector_send_data(task_id, "buffer_naive", "late", {"object_ref": ref})
     assert cluster.store.missing([ref]) == {ref}
 
@@ -341,7 +334,7 @@ def test_unusable_priorities_are_logged_and_the_run_continues(tmp_path):
     learner = cluster.learner(n_learn=1000)
     cluster.collector()
     cluster.run(lambda: learner.n_learned > 0)
-    sample = next(one for one in learner.received if isinstance(one, LearnData)).data[0]
+    sample = learner.batches()[0][0]
     names = ("replay_unique_id", "replay_buffer_idx", "priority")
     learner.priority_info = {name: [sample[name]] for name in names}
     cluster.run_for(2)
@@ -409,10 +402,10 @@ def test_a_worker_that_cannot_be_reached_is_given_up_and_may_come_back(cluster):
     learner = cluster.learner(n_learn=1000)
     cluster.run(lambda: failed)
     assert coordinator.workers == {}
-    cluster.link.send = send
     cluster.run_for(20)
-    assert coordinator.workers == {}
-    learner.send(TaskAlive("something", 1))
+    assert len(failed) > 5
+    assert learner.asked == []
+    cluster.link.send = send
     cluster.run(lambda: learner.taken)
 
 
@@ -562,7 +555,7 @@ def test_a_restarted_coordinator_adopts_what_workers_still_run(tmp_path):
     cluster.run_for(60)
     assert coordinator.counters["adopted"] == 2
     assert (len(learner.taken), len(collector.taken)) == (1, 1)
-    assert not any(isinstance(one, TaskClose) for one in collector.received)
+    assert not any(one.name == "collector_close_task" for one in collector.asked)
 
 
 def test_a_task_that_nobody_runs_after_a_restart_is_started_again(tmp_path):
@@ -689,6 +682,6 @@ def test_offers_carry_the_id_of_the_attempt(cluster):
     cluster.start()
     worker = cluster.learner(n_learn=1000)
     cluster.run(lambda: worker.task)
-    offer = next(one for one in worker.received if isinstance(one, TaskOffer))
-    assert offer.task_info["task_id"] == offer.task_id == "learner_task_0"
-    assert (offer.kind, offer.attempt) == (LEARNER, 1)
+    offer = next(one for one in worker.asked if one.name == f"{LEARNER}_start_task")
+    assert offer.request["task_info"]["task_id"] == "learner_task_0"
+    assert offer.request["attempt"] == 1

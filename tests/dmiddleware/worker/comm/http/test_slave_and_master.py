@@ -503,3 +503,15 @@ def test_the_defaults_are_the_classic_ones() -> None:
     assert not slave.is_connected
     with pytest.raises(NotImplementedError):
         slave._process_task({})
+
+
+def test_each_side_serves_a_flask_application_with_the_endpoints_of_the_interface() -> None:
+    def endpoints(node: Slave | Master) -> set[str]:
+        rules = node._server.app.url_map.iter_rules()
+        return {f"{min(rule.methods or ())} {rule.rule}" for rule in rules}
+
+    own = {"GET /ping", "DELETE /shutdown"}
+    assert endpoints(Adder()) == own | {"POST /connect", "DELETE /disconnect", "POST /task/new"}
+    assert endpoints(Master(port=0)) == own | {
+        "GET /slave/heartbeat", "PUT /slave/task/complete", "PUT /slave/task/fail",
+    }  # fmt: skip
