@@ -65,9 +65,11 @@ class RecordedCollector(RouterCollector):
         super().__init__()
         self._write = write
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
+    def deal_with_collector_start(
+        self, task_info: Mapping[str, Any], attempt: int = 0
+    ) -> dict[str, Any]:
         self._write("task", task_info["task_id"], attempt)
-        return super().start_task(task_info, attempt)
+        return super().deal_with_collector_start(task_info, attempt)
 
     def send_metadata(self, metadata: Mapping[str, Any]) -> None:
         super().send_metadata(metadata)
@@ -81,9 +83,11 @@ class RecordedLearner(RouterLearner):
         super().__init__()
         self._write = write
 
-    def start_task(self, task_info: Mapping[str, Any], attempt: int) -> dict[str, Any]:
+    def deal_with_learner_start(
+        self, task_info: Mapping[str, Any], attempt: int = 0
+    ) -> dict[str, Any]:
         self._write("task", task_info["task_id"], attempt)
-        return super().start_task(task_info, attempt)
+        return super().deal_with_learner_start(task_info, attempt)
 
     def get_data(self, batch_size: int) -> list[Callable[[], Any]]:
         loads = super().get_data(batch_size)

@@ -10,6 +10,7 @@ import pytest
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker.comm.received import named_modules
+from dmiddleware.worker.errors import TaskFail
 from tests.dmiddleware.worker.comm.comm_workers import Collector, Learner, collector_task
 
 WORKERS = {"collector": lambda: Collector(lambda part: None), "learner": Learner}
@@ -49,7 +50,9 @@ def test_a_task_that_names_another_module_is_refused(
     task = {**collector_task(), "learner_cfg": {}, "policy": {}, "policy_id": "p"}
     task["collector_cfg"] = configs(module)[index]
     with pytest.raises(ConfigError, match="import_names"):
-        worker.start_task(task, 0)
+        getattr(worker, f"deal_with_{kind}_start")(task)
+    with pytest.raises(TaskFail, match="import_names"):
+        worker.process_task({"name": f"{kind}_start_task", "task_info": task})
     assert worker.job is None and module not in sys.modules
     assert not (tmp_path / "ran").exists()
 
@@ -58,7 +61,8 @@ def test_a_task_that_names_another_module_is_refused(
 def test_a_task_may_name_what_the_worker_allows_or_has_imported(module: str, name: str) -> None:
     worker = Collector(lambda part: None, {"import_names": [module]})
     task = {**collector_task(), "collector_cfg": {"import_names": [name]}}
-    assert "started" in worker.start_task(task, 0)["message"]
+    start = {"name": "collector_start_task", "task_info": task}
+    assert "started" in worker.process_task(start)["message"]
     worker.close()
 
 
