@@ -19,11 +19,7 @@ from dmiddleware.errors import FrameError
 from dmiddleware.router.protocol.fragments import Fragment, fragment_contents
 from dmiddleware.router.protocol.greetings import Greetings
 from dmiddleware.router.protocol.handshake import Identity, Session, check_incarnation
-from dmiddleware.router.protocol.membership import (
-    SAID_GOODBYE,
-    Membership,
-    MembershipChange,
-)
+from dmiddleware.router.protocol.membership import SAID_GOODBYE, Membership, MembershipChange
 from dmiddleware.router.protocol.memory_grants import MemoryGrants
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import Link, PeerSession
@@ -372,7 +368,10 @@ class NodeProtocol:
                 self._start_session(link, started, now)
             return kind
         frame = session.read(raw, body_digest=body_digest)
-        self._heard(peer, frame, len(raw), now)
+        peer.counters.received_frames += 1
+        peer.counters.received_bytes += len(raw)
+        check_incarnation(frame.incarnation, peer.session.incarnation)
+        self._members.on_heard(peer.node_id, frame.incarnation, now)
         self._on_session_frame(link, peer, frame, now)
         if peer.incoming.is_due:
             self.unsent[link] = None
@@ -561,12 +560,6 @@ class NodeProtocol:
                 if peer.forgotten and change.kind != "left":
                     self.subscriptions.readmit(peer)
         self.changes += changes
-
-    def _heard(self, peer: PeerSession, frame: Frame, n_bytes: int, now: float) -> None:
-        peer.counters.received_frames += 1
-        peer.counters.received_bytes += n_bytes
-        check_incarnation(frame.incarnation, peer.session.incarnation)
-        self._members.on_heard(peer.node_id, frame.incarnation, now)
 
     def _owe_states(self, peer: PeerSession) -> None:
         if peer.link is not None:

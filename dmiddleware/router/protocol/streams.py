@@ -168,10 +168,6 @@ class OutgoingStreams:
         del counts[SUBSCRIPTIONS_EVENT]
         return counts
 
-    def outbox_of(self, stream: int) -> Outbox[EncodedEvent] | None:
-        """Return the outbox of a reliable stream; None for other streams."""
-        return self._outboxes.get(stream)
-
     def drain(self) -> None:
         """Have everything acknowledged soon, because nothing may follow."""
         for outbox in self._outboxes.values():

@@ -117,16 +117,22 @@ class StreamEndpoints:
     @contextlib.contextmanager
     def listening(self, on_connection: Callable[[Stream], None]) -> Iterator[Listener]:
         """Listen; close all connections at the end."""
+        is_over = threading.Event()
 
         def keep(stream: Stream) -> None:
             self._open.append(stream)
             on_connection(stream)
+            if is_over.is_set():
+                # It was accepted while the listener was closed.
+                stream.close()
 
         with contextlib.closing(self.listens.listen(self.address, keep)) as listener:
             try:
                 yield listener
             finally:
-                for stream in self._open:
+                listener.close()
+                is_over.set()
+                for stream in list(self._open):
                     stream.close()
 
     def dial(self, address: str, *, timeout_s: float = DEADLINE_S) -> Stream:

@@ -301,4 +301,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnyNetwork = Machine.TestCase
-TestAnyNetwork.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyNetwork.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

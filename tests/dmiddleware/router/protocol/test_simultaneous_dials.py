@@ -142,3 +142,18 @@ def test_the_next_attempt_follows_one_that_was_never_answered() -> None:
     first.cut()
     exchange(join(dialer, listener))
     assert dialer.is_connected("2") and listener.is_connected("1")
+
+
+def test_a_dialer_whose_connection_broke_is_let_in_before_the_listener_notices() -> None:
+    dialer, listener = make_node("1"), make_node("2")
+    first = join(dialer, listener)
+    exchange(first)
+    first.end(0)
+    assert kinds([dialer, listener]) == [["joined", "left"], ["joined"]]
+    second = join(dialer, listener)
+    assert first.routes[1].is_closed
+    first.end(1)
+    emit(listener, "1", "e", 1)
+    exchange(second)
+    assert taken(dialer) == [("2", "e", 1)]
+    assert kinds([listener]) == [["joined"]], "it has not been away"

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -266,13 +267,9 @@ def connected_tcp_sockets() -> Iterator[socket.socket]:
     """Yield the connected TCP sockets of this process."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
-            copy = os.dup(int(entry.name))
-            try:
-                opened = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
+            if not entry.is_socket():
                 continue
-            with opened:
+            with socket.socket(fileno=os.dup(int(entry.name))) as opened:
                 if opened.family == socket.AF_INET and opened.getpeername():
                     yield opened
 
@@ -297,9 +294,14 @@ def test_a_dial_that_nobody_answers_fails_at_its_deadline(tcp: StreamEndpoints) 
             made.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 made.connect(full.getsockname())
-        stream = tcp.dial(f"tcp://127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2)
-        assert "within 0.2 s" in str(End(stream).ended())
-        stream.close()
+        ends = []
+        # nng may report a connection too early, which the deadline of the handshake ends.
+        while len(ends) < 20 and not any(end.error for end in ends):
+            stream = tcp.dial(f"tcp://127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2)
+            stack.callback(stream.close)
+            ends.append(End(stream))
+            time.sleep(0.5)
+        assert "within 0.2 s" in str(ends[-1].error)
 
 
 def test_a_listener_may_listen_on_the_port_again(tcp: StreamEndpoints) -> None:
@@ -337,12 +339,12 @@ class TestTls:
             stranger = NngStreamTransport(tls=theirs).dial(listener.address, timeout_s=DEADLINE_S)
             with contextlib.closing(stranger):
                 assert isinstance(End(stranger).ended(), AuthError)
-                # The search for the reason connects too.
-                assert comes_true(lambda: len(accepted) >= 1)
+                assert comes_true(lambda: bool(accepted))
                 accepted[0].ended()
             dialer = End(tls.dial(listener.address))
             dialer.send(b"hello")
-            assert comes_true(lambda: any(end.received_now() == b"hello" for end in accepted))
+            # The stranger has dialed once more, to find out why it was refused.
+            assert comes_true(lambda: [end.received_now() for end in accepted].count(b"hello") == 1)
 
     def test_a_listener_of_another_name_is_refused(
         self, tls: StreamEndpoints, authority: Authority

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import AuthError, FrameError, FrameTooLarge
@@ -56,12 +56,14 @@ def plain(frame: Frame) -> tuple[object, ...]:
     )
 
 
+@settings(deadline=None)
 @given(frames, macs)
 def test_a_frame_round_trips(frame: Frame, mac: FrameMac | None) -> None:
     raw = bytearray(encode_frame(frame, mac, max_size=MAX_SIZE))
     assert plain(decode_frame(raw, mac)) == plain(frame)
 
 
+@settings(deadline=None)
 @given(frames)
 def test_buffers_begin_at_aligned_offsets(frame: Frame) -> None:
     raw = bytearray(encode_frame(frame, max_size=MAX_SIZE))
@@ -72,6 +74,7 @@ def test_buffers_begin_at_aligned_offsets(frame: Frame) -> None:
             assert (place - start) % ALIGNMENT == 0
 
 
+@settings(deadline=None)
 @given(frames, st.data())
 def test_any_flipped_bit_is_refused_if_the_body_is_signed(
     frame: Frame, data: st.DataObject
@@ -84,6 +87,7 @@ def test_any_flipped_bit_is_refused_if_the_body_is_signed(
         decode_frame(raw, mac)
 
 
+@settings(deadline=None)
 @given(frames, st.data())
 def test_a_flipped_bit_in_the_head_is_refused_if_only_the_head_is_signed(
     frame: Frame, data: st.DataObject
@@ -97,12 +101,14 @@ def test_a_flipped_bit_in_the_head_is_refused_if_only_the_head_is_signed(
         decode_frame(raw, mac)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_random_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(FrameError):
         decode_frame(raw)
 
 
+@settings(deadline=None)
 @given(frames, st.data())
 def test_a_damaged_unsigned_frame_is_read_or_refused_and_never_crashes(
     frame: Frame, data: st.DataObject
@@ -114,6 +120,7 @@ def test_a_damaged_unsigned_frame_is_read_or_refused_and_never_crashes(
         decode_frame(raw)
 
 
+@settings(deadline=None)
 @given(frames, st.data())
 def test_a_frame_cut_short_or_made_longer_is_refused(frame: Frame, data: st.DataObject) -> None:
     raw = bytearray(encode_frame(frame, max_size=MAX_SIZE))

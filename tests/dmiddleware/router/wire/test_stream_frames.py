@@ -6,7 +6,7 @@ import random
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
@@ -52,6 +52,7 @@ def drain(writer: FrameWriter) -> bytes:
     return bytes(raw)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(SIZES), max_size=6), st.integers(0, 1000))
 def test_frames_arrive_whole_and_in_order_however_they_are_cut(sizes: list[int], seed: int) -> None:
     rng = random.Random(seed)
@@ -169,6 +170,7 @@ def test_frames_before_an_error_count() -> None:
         next(frames)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_frames_or_refused(raw: bytes) -> None:
     reader = FrameReader(1000)
