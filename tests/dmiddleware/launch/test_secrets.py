@@ -63,7 +63,7 @@ PROGRAM = """
 
             task.use(collect).use(learn).run()
 """
-SECRETS = {"DITASK_KEY": "key" * 20}
+SECRETS = {"DITASK_KEY": "the-key-of-this-run." * 3}
 
 
 @pytest.mark.process
