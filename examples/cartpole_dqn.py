@@ -67,7 +67,7 @@ def main(
         n_episode=30, every_train_iter=1280, stop_value=475, stop_evaluations=3
     ),
     experiment: ExperimentSettings = ExperimentSettings(),
-    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=1280),
+    snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=640),
 ) -> ExperimentResult:
     """Train DQN on CartPole-v1 until it is solved, also with several learners.
 
