@@ -1,6 +1,8 @@
 """Deep Q-learning on CartPole-v1: the example to read first.
 
-The policy learns from 3-step returns, which propagate rewards faster than 1-step returns. Each
+The policy learns from 3-step returns, which propagate rewards faster than 1-step returns. Layer
+normalization keeps the action values from growing without bound. The run ends after three
+evaluations in a row that reach 475, the return at which Gymnasium calls the task solved. Each
 setting is an option of the command line::
 
     python -m examples.cartpole_dqn --policy.learning-rate 3e-4 --buffer.size 20000 --seed 3
@@ -38,8 +40,8 @@ from middleware import (
 ENV = EnvSettings("CartPole-v1", env_num=8)
 POLICY = DQNSettings(
     n_step=3,
-    model={"encoder_hidden_sizes": [128, 128]},
-    learning_rate=2e-3,
+    model={"encoder_hidden_sizes": [128, 128], "norm": "layer"},
+    learning_rate=1e-3,
     target_update_freq=64,
     eps=Schedule.linear(1.0, 0.04, decay=5_000),
 )
@@ -62,7 +64,7 @@ def main(
     buffer: TensorBufferSettings = TensorBufferSettings(60_000),
     learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=64),
     evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
-        n_episode=50, every_train_iter=640, stop_value=495
+        n_episode=30, every_train_iter=1280, stop_value=475, stop_evaluations=3
     ),
     experiment: ExperimentSettings = ExperimentSettings(),
     snapshots: SnapshotSaverSettings = SnapshotSaverSettings(every_train_iter=640),
