@@ -10,6 +10,7 @@ import atexit
 import heapq
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -152,6 +153,7 @@ class CompletionThread:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         self.is_exiting = False
 
     def add_user(self, user: User) -> None:
@@ -218,7 +220,10 @@ class CompletionThread:
         return not thread.is_alive()
 
     def _exit(self) -> None:
-        """Close what is still open when the program exits."""
+        """Close what is still open when the program exits; a fork of it has nothing to close."""
+        if os.getpid() != self._pid:
+            # Another thread may have held the lock at the fork.
+            return
         with self._lock:
             self.is_exiting = True
         self.close_users(_EXIT_S)
