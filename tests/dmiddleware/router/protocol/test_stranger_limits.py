@@ -23,6 +23,8 @@ def test_connections_that_keep_coming_are_slowed_down_after_a_burst() -> None:
     now, pauses = 0.0, []
     for number in range(2_000):
         strangers.add(number, now)
+        # Its peer authenticates at once.
+        strangers.remove(number)
         pauses.append(strangers.pause_s(now))
         now += pauses[-1] + 0.0001
     assert not any(pauses[:BURST])
@@ -31,6 +33,16 @@ def test_connections_that_keep_coming_are_slowed_down_after_a_burst() -> None:
     now += 2 * BURST / MAX_PER_S
     strangers.add(2_000, now)
     assert strangers.pause_s(now) == 0
+
+
+def test_connections_are_slowed_down_while_there_are_as_many_as_are_kept() -> None:
+    strangers: Strangers[int] = Strangers(most=3)
+    for number in range(3):
+        assert strangers.pause_s(0.0) == 0
+        strangers.add(number, 0.0)
+    assert strangers.pause_s(0.0) == 1 / MAX_PER_S
+    strangers.remove(0)
+    assert strangers.pause_s(0.0) == 0
 
 
 def test_a_silent_connection_is_closed_before_one_with_a_hello() -> None:
