@@ -18,7 +18,7 @@ MAX_STRANGERS: Final = 128
 MAX_PER_S: Final = 250
 """How many connections are accepted in a second if this goes on; each costs almost 1 ms."""
 
-BURST: Final = 512
+BURST: Final = 256
 """How many of them are accepted at once, for example when all nodes of a run start."""
 
 C = TypeVar("C", bound=Hashable)
