@@ -8,7 +8,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +18,7 @@ from dmiddleware.errors import (
     EventError,
     RouterStateError,
 )
+from dmiddleware.inbox import Inbox
 from dmiddleware.pipeline import Event, Task
 from dmiddleware.worker.comm import COORDINATOR_LINK_REGISTRY, Answer, Ask, Link, Store
 from dmiddleware.worker.coordinator.conversation import Said
@@ -97,12 +97,11 @@ class RouterLink:
         self._store = RouterStore(self._task)
         # The lock of a condition is reentrant, because a signal handler may stop the task.
         self._changed = threading.Condition()
-        self._inbox: deque[tuple[str, Said]] = deque()
+        self._inbox: Inbox[tuple[str, Said]] = Inbox(changed=self._changed)
         self._answered: list[str] = []
         self._connected: dict[str, _Peer] = {}
         self._introduced: dict[int, _Peer] = {}
         self._watched: set[int] = set()
-        self._closed = False
         self._cur_step = 0
         self._task.at_stop(self._wake)
         self._task.on(self._event(self._own.uid), self._on_message)
@@ -133,7 +132,7 @@ class RouterLink:
         """Wait until :attr:`stopped`, at most ``timeout_s`` seconds; return whether it is."""
         with self._changed:
             return self._task.clock.wait_for(
-                self._changed, lambda: self._closed or self.stopped, timeout_s
+                self._changed, lambda: self._inbox.closed or self.stopped, timeout_s
             )
 
     def peers(self) -> Mapping[str, str]:
@@ -151,7 +150,7 @@ class RouterLink:
         """
         with self._changed:
             target = self._connected.get(peer)
-            if target is None or self._closed:
+            if target is None or self._inbox.closed:
                 raise DeliveryTimeout(f"{peer} is not connected to {self.uid}; nothing was sent")
         refs = _references(message)
         fields = _plain(
@@ -169,11 +168,10 @@ class RouterLink:
 
         A closed link returns None at once.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._inbox), timeout_s)
-            if not self._inbox:
-                return None
-            peer, said = self._inbox.popleft()
+        received = self._inbox.take(timeout_s)
+        if received is None:
+            return None
+        peer, said = received
         if isinstance(said, Ask) and said.name != "resource":
             # The last answer has arrived, and with it the step data.
             refs, self._answered = self._answered, []
@@ -186,10 +184,9 @@ class RouterLink:
         The coordinator's link ends the run: the workers are asked to stop.
         """
         with self._changed:
-            if self._closed:
+            if self._inbox.closed:
                 return
-            self._closed = True
-            self._changed.notify_all()
+            self._inbox.close()
         handlers: list[Callable[..., None]] = [
             self._on_message, self._on_ended, self._on_joined, self._on_left,
         ]  # fmt: skip
@@ -227,7 +224,7 @@ class RouterLink:
                 raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
             except EventError as error:  # it has not subscribed yet, or the task is closed
                 with self._changed:
-                    gone = self._closed or self._connected.get(target.uid) != target
+                    gone = self._inbox.closed or self._connected.get(target.uid) != target
                     if gone or time.monotonic() > deadline:
                         raise DeliveryTimeout(f"{target.uid} takes no messages: {error}") from error
                     self._changed.wait(_RETRY_S)
@@ -261,7 +258,7 @@ class RouterLink:
             self._store.hold_batch(values)
         with self._changed:
             self._introduce(peer)
-            self._put(peer.uid, message)
+            self._inbox.put((peer.uid, message))
 
     def _on_ended(self) -> None:
         self._task.stop("the coordinator has ended the run")
@@ -276,9 +273,9 @@ class RouterLink:
         if earlier == peer:
             return
         if earlier is not None:
-            self._put(peer.uid, Left("replaced by a new process"))
+            self._inbox.put((peer.uid, Left("replaced by a new process")))
         self._introduced[peer.node_id] = self._connected[peer.uid] = peer
-        self._put(peer.uid, Joined(peer.role))
+        self._inbox.put((peer.uid, Joined(peer.role)))
 
     def _on_joined(self, node_id: int, *, new_incarnation: bool = False, **_: Any) -> None:
         with self._changed:
@@ -295,11 +292,7 @@ class RouterLink:
     def _on_left(self, node_id: int, reason: str) -> None:
         with self._changed:
             if self._connected.pop(_uid(node_id), None) is not None:
-                self._put(_uid(node_id), Left(reason))
-
-    def _put(self, uid: str, said: Said) -> None:
-        self._inbox.append((uid, said))
-        self._changed.notify_all()
+                self._inbox.put((_uid(node_id), Left(reason)))
 
 
 @COORDINATOR_LINK_REGISTRY.register("router")

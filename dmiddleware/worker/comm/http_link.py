@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from dmiddleware.errors import ConfigError, DeliveryTimeout
+from dmiddleware.inbox import Inbox
 from dmiddleware.worker.comm.file_store import FileStore
 from dmiddleware.worker.comm.http import Master, SlaveConnection, read_key
 from dmiddleware.worker.comm.link import COORDINATOR_LINK_REGISTRY
@@ -34,7 +34,7 @@ class _Worker:
         uid: str,
         role: str,
         connection: SlaveConnection,
-        inbox: queue.SimpleQueue[tuple[str, Said]],
+        inbox: Inbox[tuple[str, Said]],
         closing: threading.Event,
     ) -> None:
         self.uid, self.role = uid, role
@@ -42,7 +42,7 @@ class _Worker:
         self._connection = connection
         self._inbox = inbox
         self._closing = closing
-        self._asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
+        self._asks: Inbox[Ask] = Inbox()
         self.thread = threading.Thread(target=self._run, name=f"http-link-{uid}", daemon=True)
 
     def put(self, ask: Ask) -> None:
@@ -63,19 +63,17 @@ class _Worker:
                 self._while_connected()
 
     def _while_connected(self) -> None:
-        self._asks = queue.SimpleQueue()
+        self._asks = Inbox()
         self.is_joined = True
         self._inbox.put((self.uid, Joined(self.role)))
         while self._connection.is_connected:
-            try:
-                ask = self._asks.get(timeout=_CHECK_S)
-            except queue.Empty:
-                if self._closing.is_set():
-                    break
-            else:
+            ask = self._asks.take(_CHECK_S)
+            if ask is not None:
                 answer = self._answer(ask)
                 if not answer.failure or self._connection.is_connected:  # else it has left
                     self._inbox.put((self.uid, answer))
+            elif self._closing.is_set():
+                break
         self.is_joined = False
         reason = "its connection has ended"
         self._inbox.put((self.uid, Left(reason)))
@@ -112,7 +110,7 @@ class HttpLink:
 
     def __init__(self, master: Master, workers: Mapping[str, tuple[str, str, int]]) -> None:
         self._master = master
-        self._inbox: queue.SimpleQueue[tuple[str, Said]] = queue.SimpleQueue()
+        self._inbox: Inbox[tuple[str, Said]] = Inbox()
         self._closing = threading.Event()
         self._workers = {
             uid: _Worker(
@@ -149,10 +147,7 @@ class HttpLink:
 
     def receive(self, timeout_s: float) -> tuple[str, Said] | None:
         """Return what has arrived next, and from whom; None after ``timeout_s`` seconds."""
-        try:
-            return self._inbox.get(timeout=max(timeout_s, 0.0))
-        except queue.Empty:
-            return None
+        return self._inbox.take(timeout_s)
 
     def close(self, deadline_s: float) -> None:
         """Deliver what was sent, within ``deadline_s`` seconds, and release the workers.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from dmiddleware.errors import DeliveryTimeout
+from dmiddleware.inbox import Inbox
 from dmiddleware.worker.coordinator.conversation import Answer, Ask, Said
 from dmiddleware.worker.coordinator.messages import Joined, Left
 from dmiddleware.worker.errors import CoordinatorError
@@ -34,7 +34,7 @@ class MemoryNetwork:
         self._idle = idle
         self._changed = threading.Condition()
         self._roles: dict[str, str] = {}
-        self._inboxes: dict[str, deque[tuple[str, Said]]] = {}
+        self._inboxes: dict[str, Inbox[tuple[str, Said]]] = {}
 
     def connect(self, uid: str, role: str) -> MemoryLink:
         """Connect a peer; the others receive ``Joined``, and the peer receives it for each of them.
@@ -45,13 +45,12 @@ class MemoryNetwork:
         with self._changed:
             if uid in self._roles:
                 raise CoordinatorError(f"a peer {uid!r} is already connected; choose another uid")
-            inbox = deque[tuple[str, Said]]()
+            inbox = Inbox[tuple[str, Said]](changed=self._changed)
             for other, other_role in self._roles.items():
-                self._inboxes[other].append((uid, Joined(role)))
-                inbox.append((other, Joined(other_role)))
+                self._inboxes[other].put((uid, Joined(role)))
+                inbox.put((other, Joined(other_role)))
             self._roles[uid] = role
             self._inboxes[uid] = inbox
-            self._changed.notify_all()
         return MemoryLink(self, uid)
 
     def disconnect(self, uid: str, reason: str) -> None:
@@ -59,10 +58,9 @@ class MemoryNetwork:
         with self._changed:
             if self._roles.pop(uid, None) is None:
                 return
-            del self._inboxes[uid]
+            self._inboxes.pop(uid).close()
             for inbox in self._inboxes.values():
-                inbox.append((uid, Left(reason)))
-            self._changed.notify_all()
+                inbox.put((uid, Left(reason)))
 
     def roles(self, uid: str) -> dict[str, str]:
         """Return the roles of the peers of ``uid``."""
@@ -78,20 +76,15 @@ class MemoryNetwork:
         with self._changed:
             if sender not in self._roles or peer not in self._roles:
                 raise DeliveryTimeout(f"{peer!r} is not connected to {sender!r}; nothing was sent")
-            self._inboxes[peer].append((sender, message))
-            self._changed.notify_all()
+            self._inboxes[peer].put((sender, message))
 
     def take(self, uid: str, timeout_s: float) -> tuple[str, Said] | None:
         """Take the oldest message of a peer's inbox, or None after ``timeout_s`` seconds."""
         if self._idle is not None and timeout_s > 0 and not self._inboxes.get(uid):
             self._idle(timeout_s)
             timeout_s = 0.0
-        with self._changed:
-            self._changed.wait_for(
-                lambda: uid not in self._inboxes or bool(self._inboxes[uid]), timeout_s
-            )
-            inbox = self._inboxes.get(uid)
-            return inbox.popleft() if inbox else None
+        inbox = self._inboxes.get(uid)
+        return None if inbox is None else inbox.take(timeout_s)
 
 
 class MemoryLink:
