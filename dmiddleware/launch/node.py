@@ -422,18 +422,35 @@ class _WatchedClock(SystemClock):
             self.program_waits = False
 
 
+# What the variable was before the first node of this process, then the values of its nodes.
+_node_values: list[str | None] = []
+_node_values_lock = threading.Lock()
+
+
 @contextlib.contextmanager
 def _node_variable(node_id: int) -> Iterator[None]:
-    """Tell the processes that the program starts which node they belong to."""
-    before = os.environ.get(NODE_VARIABLE)
-    os.environ[NODE_VARIABLE] = f"{os.getpid()}:{node_id}"
+    """Tell the processes that the program starts which node they belong to.
+
+    Nodes that share a process may end in any order. The newest one that is left counts.
+    """
+    value = f"{os.getpid()}:{node_id}"
+    with _node_values_lock:
+        if not _node_values:
+            _node_values.append(os.environ.get(NODE_VARIABLE))
+        _node_values.append(value)
+        os.environ[NODE_VARIABLE] = value
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[NODE_VARIABLE]
-        else:
-            os.environ[NODE_VARIABLE] = before
+        with _node_values_lock:
+            _node_values.remove(value)
+            newest = _node_values[-1]
+            if len(_node_values) == 1:
+                _node_values.clear()
+            if newest is None:
+                del os.environ[NODE_VARIABLE]
+            else:
+                os.environ[NODE_VARIABLE] = newest
 
 
 def _name_of(program: Program) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ import pytest
 from dmiddleware.errors import ConfigError, LaunchError, TopologyError
 from dmiddleware.launch import NodeStatus, RunPlan, join_run, plan_run
 from dmiddleware.launch.leftovers import wait_until
+from dmiddleware.pipeline.current_node import NODE_VARIABLE
 
 PROCESS = """
     import json, os, sys, time
@@ -140,6 +141,33 @@ def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path)
         learner.result(40.0)
     assert has_met.is_set()
     assert {1: ("collector",)} in seen
+
+
+def test_nodes_of_one_process_end_in_any_order_and_leave_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(NODE_VARIABLE, raising=False)
+    plan = write_plan(tmp_path, {"learner": 1, "collector": 1})
+    both_run, first_has_ended = Barrier(2), Event()
+    names: list[str | None] = []
+
+    def first() -> None:
+        both_run.wait(20.0)
+
+    def second() -> None:
+        both_run.wait(20.0)
+        assert first_has_ended.wait(40.0)
+        names.append(os.environ.get(NODE_VARIABLE))
+
+    with ThreadPoolExecutor() as pool:
+        learner = pool.submit(join_run, plan, 0, first)
+        assert wait_until(lambda: NODE_VARIABLE in os.environ, 20.0)
+        collector = pool.submit(join_run, plan, 1, second)
+        learner.result(40.0)
+        first_has_ended.set()
+        collector.result(40.0)
+    assert names == [f"{os.getpid()}:1"]
+    assert NODE_VARIABLE not in os.environ
 
 
 @pytest.mark.process
