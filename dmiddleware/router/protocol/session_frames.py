@@ -26,7 +26,7 @@ from dmiddleware.router.wire.frame import (
     read_metadata,
 )
 
-__all__ = ["SessionFrames", "States", "frame_macs", "is_urgent"]
+__all__ = ["SessionFrames", "States", "is_urgent"]
 
 _URGENT: Final = frozenset({FrameType.HEARTBEAT, FrameType.STATE})
 
@@ -87,7 +87,7 @@ def is_urgent(kind: FrameType) -> bool:
     return kind in _URGENT
 
 
-def frame_macs(
+def _frame_macs(
     session: Session, *, dialed: bool, cover_body: bool
 ) -> tuple[FrameMac | None, FrameMac | None]:
     """Return what signs the frames of one side of a session, and what checks those to it.
@@ -116,7 +116,7 @@ class SessionFrames:
 
     def __init__(self, session: Session, *, dialed: bool, cover_body: bool) -> None:
         self._number = session.number
-        self._sign, self._check = frame_macs(session, dialed=dialed, cover_body=cover_body)
+        self._sign, self._check = _frame_macs(session, dialed=dialed, cover_body=cover_body)
         # By whether the lane is the urgent one.
         self._n_sent = {False: 0, True: 0}
         self._n_received = {False: 0, True: 0}

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from dmiddleware.errors import (
@@ -23,7 +24,7 @@ from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
 from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import FramedConnection
-from dmiddleware.router.transport.framed_listener import FramedListener
+from dmiddleware.router.transport.framed_listener import Callbacks, FramedListener
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.stream import Transport, exposes_bytes
 from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, FrameType, digest_if_large
@@ -109,8 +110,6 @@ class Connections:
         self._sweep_at = math.inf
         self._start_timeout_s = start_timeout_s
         self._listener: FramedListener | None = None
-        self._accepted: dict[FramedConnection, Link] = {}
-        self._covers_accepted = False
         self._targets: dict[str, _Target] = {}
         # The connections whose peers have said goodbye, and when they are closed.
         self._left: deque[tuple[float, Link]] = deque()
@@ -131,15 +130,22 @@ class Connections:
             TransportError: if the transport cannot listen there.
         """
         engine = self._engine
-        self._covers_accepted = exposes_bytes(address)
+        covers_body = exposes_bytes(address)
+
+        def on_connection(connection: FramedConnection) -> Callbacks:
+            link = self._new_link(connection, dialed=False, covers_body=covers_body)
+            return Callbacks(
+                partial(self._on_frame, link, accepted=connection),
+                partial(self._on_end, link),
+                partial(engine.on_room, link),
+            )
+
         # Peers may connect before the listener is returned, and wait for the lock.
         with engine.lock:
             self._listener = FramedListener(
                 self._transport,
                 address,
-                on_frame=self._on_accepted_frame,
-                on_end=self._on_accepted_end,
-                on_room=self._on_accepted_room,
+                on_connection=on_connection,
                 now=engine.clock.now,
                 max_stranger_bytes=MAX_STRANGER_BYTES,
                 max_frame_bytes=MAX_FRAME_BYTES,
@@ -264,36 +270,12 @@ class Connections:
         connection.start()
         connection.flush()
 
-    def _link_of(self, connection: FramedConnection) -> Link:
-        """Return the link of an accepted connection; called with the lock held."""
-        link = self._accepted.get(connection)
-        if link is None:
-            link = self._new_link(connection, dialed=False, covers_body=self._covers_accepted)
-            self._accepted[connection] = link
-        return link
-
     def _new_link(self, connection: FramedConnection, *, dialed: bool, covers_body: bool) -> Link:
         if self._memory is None:
             return Link(connection, dialed=dialed, covers_body=covers_body)
         sharing = self._memory.link()
         connection.replace(sharing.put)
         return Link(connection, dialed=dialed, covers_body=covers_body, sharing=sharing)
-
-    def _on_accepted_frame(self, connection: FramedConnection, frame: memoryview) -> None:
-        with self._engine.lock:
-            link = self._link_of(connection)
-        self._on_frame(link, frame, accepted=connection)
-
-    def _on_accepted_end(self, connection: FramedConnection, error: RouterError) -> None:
-        with self._engine.lock:
-            link = self._accepted.pop(connection, None)
-        # Without a link, no frame has been complete.
-        self._on_end(link or Link(connection, dialed=False, covers_body=False), error)
-
-    def _on_accepted_room(self, connection: FramedConnection) -> None:
-        with self._engine.lock:
-            link = self._link_of(connection)
-        self._engine.on_room(link)
 
     def _on_frame(
         self,

@@ -298,9 +298,9 @@ class Engine:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)
-            links = self.update() if self.node.unsent and not self.closing else []
             self.receiver.wake()
-        self.send(links)
+        if not self.closing:
+            self._send_unsent()
 
     def deliver_and_send(self, links: Iterable[Link]) -> None:
         """Deliver what has arrived and send what is due; called without the lock."""

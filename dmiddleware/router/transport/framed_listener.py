@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dmiddleware.errors import FrameError, RouterError, TransportError
 from dmiddleware.router.protocol.strangers import Strangers
-from dmiddleware.router.transport.framed_connection import FramedConnection
+from dmiddleware.router.transport.framed_connection import (
+    FramedConnection,
+    OnEnd,
+    OnFrame,
+    OnRoom,
+)
 from dmiddleware.router.transport.stream import Stream, Transport
 
-__all__ = ["FramedListener", "OnEndOf", "OnFrameOf", "OnRoomOf"]
+__all__ = ["Callbacks", "FramedListener", "OnConnection"]
 
-OnFrameOf: TypeAlias = Callable[[FramedConnection, memoryview], None]
-OnEndOf: TypeAlias = Callable[[FramedConnection, RouterError], None]
-OnRoomOf: TypeAlias = Callable[[FramedConnection], None]
+
+class Callbacks(NamedTuple):
+    """The callbacks of a connection.
+
+    Attributes:
+        on_frame: takes a frame.
+        on_end: notified when the connection has ended.
+        on_room: notified when there is room again.
+    """
+
+    on_frame: OnFrame
+    on_end: OnEnd
+    on_room: OnRoom = lambda: None
+
+
+OnConnection: TypeAlias = Callable[[FramedConnection], Callbacks]
+"""Takes a connection that has not started, and returns what it calls."""
 
 _MAX_FRAMES: Final = 2
 """A stranger says hello and proves that it has the key."""
@@ -30,10 +49,7 @@ class FramedListener:
     Args:
         transport: listens.
         address: where.
-        on_frame: takes the connections' frames; see
-            :class:`~dmiddleware.router.transport.framed_connection.FramedConnection`.
-        on_end: called once for each connection that has ended.
-        on_room: called when a connection has room again.
+        on_connection: called once for each connection.
         now: returns monotonic seconds.
         max_stranger_bytes: the longest frame of a stranger.
         max_frame_bytes: the longest frame of others.
@@ -48,17 +64,13 @@ class FramedListener:
         transport: Transport,
         address: str,
         *,
-        on_frame: OnFrameOf,
-        on_end: OnEndOf,
-        on_room: OnRoomOf,
+        on_connection: OnConnection,
         now: Callable[[], float],
         max_stranger_bytes: int,
         max_frame_bytes: int,
         strangers: Strangers[FramedConnection] | None = None,
     ) -> None:
-        self._on_frame = on_frame
-        self._on_end = on_end
-        self._on_room = on_room
+        self._on_connection = on_connection
         self._now = now
         self._max_stranger_bytes = max_stranger_bytes
         self._max_frame_bytes = max_frame_bytes
@@ -66,17 +78,12 @@ class FramedListener:
         self._lock = threading.Lock()
         self._connections: set[FramedConnection] = set()
         self._is_closed = False
-        self._listener = transport.listen(address, self._on_connection)
+        self._listener = transport.listen(address, self._on_stream)
 
     @property
     def address(self) -> str:
         """Where others can dial; port 0 is replaced by the real one."""
         return self._listener.address
-
-    @property
-    def n_strangers(self) -> int:
-        """How many connections have no authenticated peer."""
-        return len(self._strangers)
 
     def note_hello(self, connection: FramedConnection) -> None:
         """Note that a connection has sent a valid hello."""
@@ -105,7 +112,7 @@ class FramedListener:
         for connection in connections:
             connection.close()
 
-    def _on_connection(self, stream: Stream) -> float:
+    def _on_stream(self, stream: Stream) -> float:
         n_frames = 0
 
         def on_frame(frame: memoryview) -> None:
@@ -114,21 +121,22 @@ class FramedListener:
                 n_frames += 1
                 if n_frames > _MAX_FRAMES:
                     raise FrameError(f"got {n_frames} frames from a peer without authentication")
-            self._on_frame(connection, frame)
+            callbacks.on_frame(frame)
 
         def on_end(error: RouterError) -> None:
             with self._lock:
                 self._connections.discard(connection)
                 self._strangers.remove(connection)
-            self._on_end(connection, error)
+            callbacks.on_end(error)
 
         connection = FramedConnection(
             stream,
             on_frame=on_frame,
             on_end=on_end,
-            on_room=lambda: self._on_room(connection),
+            on_room=lambda: callbacks.on_room(),
             max_frame_bytes=self._max_stranger_bytes,
         )
+        callbacks = self._on_connection(connection)
         with self._lock:
             is_closed = self._is_closed
             closed = None if is_closed else self._strangers.add(connection, self._now())

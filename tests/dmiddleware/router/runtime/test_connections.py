@@ -25,10 +25,28 @@ from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
 from tests.dmiddleware.router.process_resources import comes_true
-from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusal
+from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
+
+
+@contextlib.contextmanager
+def tampered(
+    folder: Path, forge: Forge, note: Note = lambda frame: None, **options: Any
+) -> Iterator[tuple[Router, Router]]:
+    """Yield a listener, and a dialer with options whose frames pass through someone else."""
+    with (
+        Router(node_id=0, listen=f"ipc://{folder}/0.sock", key=KEY) as listener,
+        Router(
+            node_id=1,
+            dial=[listener.address],
+            key=KEY,
+            transport=TamperingTransport(forge, note),
+            **options,
+        ) as dialer,
+    ):
+        yield listener, dialer
 
 
 @pytest.mark.parametrize("code", ["replaced", "run", "key", "node_id_taken", "version"])
@@ -39,12 +57,7 @@ def test_forged_refusals_only_delay_a_dialer(tmp_path: Path, code: str, phase: F
     def forge(frame: bytes) -> bytes | None:
         return forged_refusal(code) if type_of(frame) is phase and next(attempts) < 3 else None
 
-    with (
-        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
-        Router(
-            node_id=1, dial=[listener.address], key=KEY, transport=TamperingTransport(forge)
-        ) as dialer,
-    ):
+    with tampered(tmp_path, forge) as (_, dialer):
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         dialer.emit(Event("e"), (), {})
         assert next(attempts) > 3
@@ -55,14 +68,7 @@ def test_a_refusal_that_stays_unverified_fails_with_its_reason(tmp_path: Path) -
         return forged_refusal("key") if type_of(frame) is FrameType.HELLO else None
 
     with (
-        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
-        Router(
-            node_id=1,
-            dial=[listener.address],
-            key=KEY,
-            transport=TamperingTransport(forge),
-            start_timeout_s=0.2,
-        ) as dialer,
+        tampered(tmp_path, forge, start_timeout_s=0.2) as (_, dialer),
         pytest.raises(HandshakeRefused, match="forged") as refused,
     ):
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
@@ -77,14 +83,7 @@ def test_the_text_of_a_forged_refusal_does_not_reach_the_log_raw(
         return forged_refusal("key", "first\nERROR second \x1b[31m\u202e") if hello else None
 
     with (
-        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
-        Router(
-            node_id=1,
-            dial=[listener.address],
-            key=KEY,
-            transport=TamperingTransport(forge),
-            start_timeout_s=0.2,
-        ) as dialer,
+        tampered(tmp_path, forge, start_timeout_s=0.2) as (_, dialer),
         pytest.raises(HandshakeRefused) as refused,
     ):
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
@@ -104,16 +103,7 @@ def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path
         forged.append(forged_refusal("replaced"))
         return forged[-1]
 
-    with (
-        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
-        Router(
-            node_id=1,
-            dial=[listener.address],
-            key=KEY,
-            transport=TamperingTransport(forge),
-            start_timeout_s=0.2,
-        ) as dialer,
-    ):
+    with tampered(tmp_path, forge, start_timeout_s=0.2) as (listener, dialer):
         dialer.subscribe("e", active=True)
         listener.wait_for_peers(1, timeout_s=DEADLINE_S)
         forging = True
@@ -150,15 +140,7 @@ def test_replayed_answers_neither_hide_a_dead_listener_nor_make_the_dialer_spin(
     def note(frame: bytes) -> None:
         recorded[type_of(frame)] = frame
 
-    with (
-        Router(node_id=0, listen=f"ipc://{tmp_path}/0.sock", key=KEY) as listener,
-        Router(
-            node_id=1,
-            dial=[listener.address],
-            key=KEY,
-            transport=TamperingTransport(forge, note),
-        ) as dialer,
-    ):
+    with tampered(tmp_path, forge, note) as (_, dialer):
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         assert comes_true(lambda: FrameType.HEARTBEAT in recorded)
         dead = True

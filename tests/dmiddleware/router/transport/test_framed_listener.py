@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from dmiddleware.errors import RouterError
 from dmiddleware.router.protocol.strangers import Strangers
 from dmiddleware.router.transport.framed_connection import FramedConnection
-from dmiddleware.router.transport.framed_listener import FramedListener
+from dmiddleware.router.transport.framed_listener import Callbacks, FramedListener
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
@@ -44,14 +45,15 @@ class Server:
         self.listener = FramedListener(
             NngStreamTransport(),
             f"ipc://{path}",
-            on_frame=self._on_frame,
-            on_end=lambda connection, error: self.errors.append(error),
-            on_room=lambda connection: None,
+            on_connection=self._on_connection,
             now=lambda: self.clock.now() + time.monotonic(),
             max_stranger_bytes=100,
             max_frame_bytes=MAX_BYTES,
             strangers=Strangers(most=20, seed=1),
         )
+
+    def _on_connection(self, connection: FramedConnection) -> Callbacks:
+        return Callbacks(partial(self._on_frame, connection), self.errors.append)
 
     def _on_frame(self, connection: FramedConnection, frame: memoryview) -> None:
         content = bytes(frame)
