@@ -7,7 +7,6 @@ its handler in another, by file in the order of the first call. The nodes are co
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -16,25 +15,23 @@ from typing import Any, Final
 
 from dmiddleware import Context, Task, middleware
 from dmiddleware.launch import join_run, plan_run
+from tests.walks import Function, by_file, function_of, print_walk
 
 __all__ = ["walk"]
 
-ROOT = Path(__file__).resolve().parents[1]
 _WARM_UP, _WATCHED = 40, 40
 _TIMEOUT_S: Final = 30.0
 
 _ON_NNGS_THREAD: Final = ("dmiddleware/router/transport/nng_operation.py", "_complete")
 """nng calls it when bytes have arrived, on a thread of its own, which Python cannot watch."""
 
-_Function = tuple[str, str]
-
 
 class _Watch:
     """Notes what is called between ``task.emit`` and the handler, one event after the other."""
 
     def __init__(self) -> None:
-        self._walks: list[dict[_Function, None]] = []
-        self._walk: dict[_Function, None] = {}
+        self._walks: list[dict[Function, None]] = []
+        self._walk: dict[Function, None] = {}
         self._sender = 0
         self._is_sending = self._is_on_the_way = False
         self._handled = threading.Semaphore(0)
@@ -45,11 +42,9 @@ class _Watch:
             return
         if threading.get_ident() == self._sender and not self._is_sending:
             return
-        file, name = frame.f_code.co_filename, frame.f_code.co_qualname
-        if file.startswith((f"{ROOT}/dmiddleware", f"{ROOT}/middleware")) and not name.endswith(
-            ("<lambda>", "comp>", "genexpr>")
-        ):
-            self._walk.setdefault((str(Path(file).relative_to(ROOT)), name))
+        function = function_of(frame)
+        if function is not None:
+            self._walk.setdefault(function)
 
     def emit(self, task: Task[Any], number: int) -> None:
         """Emit an event, and wait until it was handled."""
@@ -67,7 +62,7 @@ class _Watch:
             self._walks.append(self._walk)
         self._handled.release()
 
-    def usual(self) -> list[_Function]:
+    def usual(self) -> list[Function]:
         """Return what most events have called, in the order of the first of them that did."""
         counts = Counter(function for walk in self._walks for function in walk)
         usual = {one for one, count in counts.items() if 2 * count > len(self._walks)}
@@ -112,23 +107,8 @@ def walk(folder: Path) -> dict[str, list[str]]:
         for node in nodes:
             node.join(2 * _TIMEOUT_S)
         threading.setprofile(None)  # type: ignore[arg-type]
-    files: dict[str, list[str]] = {}
-    for file, name in [*watch.usual(), _ON_NNGS_THREAD]:
-        files.setdefault(file, []).append(name)
-    return files
-
-
-def main() -> None:
-    """Print the walk."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        files = walk(Path(folder))
-    if "--count" not in sys.argv:
-        for file, names in files.items():
-            print(file, *(f"    {name}" for name in names), sep="\n")
-    print(f"{sum(map(len, files.values()))} functions in {len(files)} files")
+    return by_file([*watch.usual(), _ON_NNGS_THREAD])
 
 
 if __name__ == "__main__":
-    main()
+    print_walk(walk)

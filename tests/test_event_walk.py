@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from tests.event_walk import ROOT, walk
+from tests.event_walk import walk
+from tests.walks import ROOT
 
 PAGE = ROOT / "docs/decisions/the-walk-of-an-event.md"
 

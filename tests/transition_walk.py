@@ -26,10 +26,10 @@ from middleware import (
     RunFolder,
     StepCollector,
 )
+from tests.walks import Function, by_file, function_of, print_walk
 
 __all__ = ["walk"]
 
-ROOT = Path(__file__).resolve().parents[1]
 _WARM_UP, _WATCHED = 40, 40
 
 
@@ -39,15 +39,13 @@ def walk(folder: Path) -> dict[str, list[str]]:
     Args:
         folder: for the files of the run.
     """
-    called: dict[tuple[str, str], None] = {}
+    called: dict[Function, None] = {}
     steps = iter(range(_WARM_UP + _WATCHED))
 
     def see(frame: FrameType, event: str, _: Any) -> None:
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith((f"{ROOT}/dmiddleware", f"{ROOT}/middleware")):
-            name = frame.f_code.co_qualname
-            if not name.endswith(("<lambda>", "comp>", "genexpr>")):
-                called.setdefault((str(Path(file).relative_to(ROOT)), name))
+        function = function_of(frame)
+        if event == "call" and function is not None:
+            called.setdefault(function)
 
     def start(_: Any) -> None:
         if next(steps) >= _WARM_UP:
@@ -66,23 +64,8 @@ def walk(folder: Path) -> dict[str, list[str]]:
         task.use(StepCollector(policy, envs, n_sample=64)).use(DataPusher(buffer))
         task.use(OffPolicyLearner(policy, buffer, update_per_collect=4)).use(end)
         task.use(logger).run(max_step=_WARM_UP + _WATCHED)
-    files: dict[str, list[str]] = {}
-    for file, name in called:
-        files.setdefault(file, []).append(name)
-    return files
-
-
-def main() -> None:
-    """Print the walk."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        files = walk(Path(folder))
-    if "--count" not in sys.argv:
-        for file, names in files.items():
-            print(file, *(f"    {name}" for name in names), sep="\n")
-    print(f"{sum(map(len, files.values()))} functions in {len(files)} files")
+    return by_file(called)
 
 
 if __name__ == "__main__":
-    main()
+    print_walk(walk)

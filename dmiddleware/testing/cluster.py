@@ -20,7 +20,7 @@ from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, type_of
 from dmiddleware.router.wire.stream_frames import FrameReader
 from dmiddleware.seeding import derive_seed, seed_libraries
 from dmiddleware.testing.simulation import Killed, SimulatedThread, Simulation, SimulationError
-from dmiddleware.testing.stream_network import MemoryStream, StreamNetwork
+from dmiddleware.testing.stream_network import MemoryStream, StreamNetwork, frames_in
 from dmiddleware.testing.tape import Tape
 
 __all__ = ["Cluster", "ClusterNode", "Delivered"]
@@ -332,16 +332,9 @@ class Cluster:
         if reader is None:
             reader = self._readers[stream] = FrameReader(MAX_FRAME_BYTES)
         source, target = int(stream.peer_host or ""), int(stream.host)
-        while content:
-            n_bytes = 0
-            for place in reader.targets:
-                part = content[n_bytes : n_bytes + len(place)]
-                place[: len(part)] = part
-                n_bytes += len(part)
-            content = content[n_bytes:]
-            for raw in reader.add(n_bytes):
-                kind = type_of(raw).name
-                self.tape(Delivered(self.simulation.now(), source, target, kind, len(raw)))
+        for raw in frames_in(content, reader):
+            kind = type_of(raw).name
+            self.tape(Delivered(self.simulation.now(), source, target, kind, len(raw)))
 
     def _named(self, node_ids: tuple[int, ...]) -> list[ClusterNode]:
         unknown = [node_id for node_id in node_ids if node_id not in self.nodes]

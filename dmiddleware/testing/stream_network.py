@@ -12,15 +12,16 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.pipeline import Clock, Running, SystemClock
 from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
+from dmiddleware.router.wire.stream_frames import FrameReader
 
-__all__ = ["HostTransport", "MemoryListener", "MemoryStream", "StreamNetwork"]
+__all__ = ["HostTransport", "MemoryListener", "MemoryStream", "StreamNetwork", "fill", "frames_in"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +36,24 @@ Delay = Callable[[str, str], float]
 
 Observe = Callable[["MemoryStream", bytes], None]
 """Takes the side of a connection at which bytes have arrived, and the bytes."""
+
+
+def fill(targets: Iterable[memoryview], content: bytes | bytearray) -> int:
+    """Copy bytes into the targets of a stream, as far as they reach; return how many."""
+    n_bytes = 0
+    for target in targets:
+        part = content[n_bytes : n_bytes + len(target)]
+        target[: len(part)] = part
+        n_bytes += len(part)
+    return n_bytes
+
+
+def frames_in(content: bytes, reader: FrameReader) -> Iterator[memoryview]:
+    """Yield the frames that are complete once a reader has received these bytes."""
+    while content:
+        n_bytes = fill(reader.targets, content)
+        content = content[n_bytes:]
+        yield from reader.add(n_bytes)
 
 
 def _at_once(source: str, target: str) -> float:
@@ -459,11 +478,7 @@ class MemoryStream:
         self._guarded(partial(on_bytes, outcome))
 
     def _fill(self) -> int:
-        n_bytes = 0
-        for target in self._targets:
-            part = self._arrived[n_bytes : n_bytes + len(target)]
-            target[: len(part)] = part
-            n_bytes += len(part)
+        n_bytes = fill(self._targets, self._arrived)
         del self._arrived[:n_bytes]
         if self._peer is not None:
             self._peer.on_room(n_bytes)

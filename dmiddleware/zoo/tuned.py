@@ -106,7 +106,7 @@ def tuned(algo: str) -> TunedAlgorithm:
         hint = (
             f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(algorithms())}"
         )
-        raise RegistryError(f"there is no algorithm {algo}; {hint}")
+        raise RegistryError(f"unknown algorithm {algo}; {hint}")
     found = yaml.safe_load((_FILES / f"{algo}{_SUFFIX}").read_text(encoding="utf-8"))
     return TunedAlgorithm(
         algo,

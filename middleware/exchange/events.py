@@ -100,8 +100,8 @@ class ExchangeEvent:
 
     Attributes:
         event: its name and its delivery contract.
-        sender: who sends it.
-        receiver: who receives it.
+        sender: the role that sends it.
+        receiver: the role that receives it.
         payload: the arguments of its handlers, by name.
         when: when it is sent.
         answer: the event that acknowledges it once it has been taken; None: the router's own

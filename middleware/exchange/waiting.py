@@ -32,7 +32,7 @@ class Outlook:
     Attributes:
         follows: the same.
         left: the nodes that have left, each with the reason.
-        learner_ended: whether there will be no learner anymore.
+        learner_ended: whether the learner has ended for good.
     """
 
     def __init__(self, *, follows: bool) -> None:

@@ -125,7 +125,7 @@ class BaseCommCollector(CommWorker[_CollectorJob]):
             report = {"priority": 1.0, "object_ref": ref, **report}
         with self._changed:
             if job.inbox.put(report, timeout_s=self._cfg.timeout_s):
-                # Deleted by whoever has the report.
+                # The coordinator deletes it, since it has the report.
                 job.refs.pop(report.get("data_id", ""), None)
             elif not job.closing:
                 raise TaskFail(

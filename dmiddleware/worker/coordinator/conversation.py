@@ -49,7 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 WAIT_S: Final = 30.0
-"""How long a worker waits for something to report, in seconds, unless it is told another time."""
+"""How long a worker waits for something to report, in seconds, unless a request says otherwise."""
 
 _POLL_S: Final = 1.0
 """How long the coordinator lets a worker wait, in seconds; the next request waits as long."""
@@ -180,7 +180,7 @@ class Stated(msgspec.Struct):
 
 
 class Told(msgspec.Struct):
-    """What was asked for, unless it is pending; and the progress of a learner, if any."""
+    """An answer: whether the request is pending, and the progress of a learner, if any."""
 
     pending: bool = False
     info: dict[str, Any] | None = None
@@ -270,7 +270,7 @@ class _Running:
 
 
 class Conversation:
-    """What is said with one worker: messages of the core, in turn, and requests for its reports.
+    """The conversation with one worker: the core's messages, in turn, and requests for reports.
 
     Args:
         role: the worker's: ``collector`` or ``learner``.
@@ -477,7 +477,7 @@ class Conversations:
         """Send its next request to every worker that has answered.
 
         Returns:
-            What needed no request, and who could not be reached, for the core.
+            For the core: answers that need no request, and the workers that cannot be reached.
         """
         told: list[tuple[str, Message]] = []
         now = self._clock()
@@ -522,7 +522,7 @@ class Conversations:
                 yield self._give_up(peer, f"{type(error).__name__}: {error}")
 
     def _overdue(self) -> list[tuple[str, Message]]:
-        """Give up who does not answer, and accept again who was given up and is still there."""
+        """Give up workers that do not answer, and accept those again that are still there."""
         now = self._clock()
         told = [
             self._give_up(peer, f"it has not answered for {self._answer_timeout_s:g} s")

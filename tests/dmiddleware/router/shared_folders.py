@@ -115,7 +115,7 @@ class Node:
         self.router.emit(Event("big", **declared), (array,), {})
 
     def received(self, n: int) -> list[np.ndarray[Any, Any]]:
-        """Wait for so many arrays in all, and return them."""
+        """Wait for ``n`` arrays in all, and return them."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.arrays) >= n, DEADLINE_S)
             return list(self.arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class End:
             raise error
 
     def received(self, n_bytes: int) -> bytes:
-        """Wait until so many bytes have arrived, and return them."""
+        """Wait until at least ``n_bytes`` bytes have arrived; return what has."""
         self._wait_for(lambda: len(self._received) >= n_bytes or self.error is not None)
         with self._changed:
             return bytes(self._received)
@@ -78,7 +79,7 @@ class End:
         return self.error
 
     def sends(self, n: int) -> list[RouterError | None]:
-        """Wait for the outcomes of so many sends that were not complete at once."""
+        """Wait for the outcomes of ``n`` sends that were not complete at once."""
         self._wait_for(lambda: len(self._sent) >= n)
         return self._sent
 
@@ -103,6 +104,19 @@ class End:
     def _wait_for(self, predicate: Callable[[], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(predicate, DEADLINE_S), "nothing happened"
+
+
+@dataclass
+class Connecting:
+    """A connection that may not have been accepted yet."""
+
+    listener: Listener
+    dialer: End
+    _accepted: queue.SimpleQueue[End]
+
+    def accepted(self) -> End:
+        """Wait until it is accepted, and return the listener's end; call this once."""
+        return self._accepted.get(timeout=DEADLINE_S)
 
 
 @dataclass
@@ -142,20 +156,23 @@ class StreamEndpoints:
         return stream
 
     @contextlib.contextmanager
-    def connected(self, *, buffer_bytes: int = 1 << 16) -> Iterator[tuple[End, End]]:
-        """Yield the two ends of a connection; only the dialer's has received something."""
-        accepted: list[End] = []
-        has_accepted = threading.Event()
+    def connecting(self, *, buffer_bytes: int = 1 << 16) -> Iterator[Connecting]:
+        """Listen, and dial once."""
+        accepted: queue.SimpleQueue[End] = queue.SimpleQueue()
 
         def accept(stream: Stream) -> None:
-            accepted.append(End(stream, buffer_bytes=buffer_bytes))
-            has_accepted.set()
+            accepted.put(End(stream, buffer_bytes=buffer_bytes))
 
         with self.listening(accept) as listener:
-            dialer = End(self.dial(listener.address))
-            assert has_accepted.wait(DEADLINE_S)
+            yield Connecting(listener, End(self.dial(listener.address)), accepted)
+
+    @contextlib.contextmanager
+    def connected(self, *, buffer_bytes: int = 1 << 16) -> Iterator[tuple[End, End]]:
+        """Yield the two ends of a connection; only the dialer's has received something."""
+        with self.connecting(buffer_bytes=buffer_bytes) as connecting:
+            dialer, accepted = connecting.dialer, connecting.accepted()
             # What the listener sends shows the dialer that it is connected.
-            accepted[0].send(b"!")
+            accepted.send(b"!")
             dialer.received(1)
             dialer._received.clear()
-            yield dialer, accepted[0]
+            yield dialer, accepted

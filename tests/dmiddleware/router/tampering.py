@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -18,8 +18,9 @@ from dmiddleware.router.wire.frame import (
     OutgoingFrame,
 )
 from dmiddleware.router.wire.stream_frames import FrameReader, FrameWriter
+from dmiddleware.testing.stream_network import fill, frames_in
 
-__all__ = ["TamperingTransport", "forged_refusal"]
+__all__ = ["Forge", "Note", "TamperingTransport", "forged_refusal"]
 
 Forge = Callable[[bytes], bytes | None]
 Note = Callable[[bytes], None]
@@ -66,7 +67,7 @@ class _TamperedStream:
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
         passed = FrameWriter()
-        for frame in _frames(self._sent, b"".join(pieces)):
+        for frame in map(bytes, frames_in(b"".join(pieces), self._sent)):
             forged = self._forge(frame)
             if forged is None:
                 passed.put(frame)
@@ -91,7 +92,7 @@ class _TamperedStream:
             self._error = outcome
             self._pass_on()
             return
-        for frame in _frames(self._came, bytes(self._buffer[:outcome])):
+        for frame in map(bytes, frames_in(bytes(self._buffer[:outcome]), self._came)):
             self._note(frame)
             self._add(frame)
         self._inner.receive([self._buffer], self._on_bytes)
@@ -109,26 +110,10 @@ class _TamperedStream:
             if self._waiting is None or not (self._arrived or self._error):
                 return
             (targets, on_bytes), self._waiting = self._waiting, None
-            n_bytes = 0
-            for target in targets:
-                part = self._arrived[n_bytes : n_bytes + len(target)]
-                target[: len(part)] = part
-                n_bytes += len(part)
+            n_bytes = fill(targets, self._arrived)
             del self._arrived[:n_bytes]
             outcome: int | RouterError = n_bytes
             if not n_bytes:
                 assert self._error is not None
                 outcome = self._error
         self._inner._guarded(partial(on_bytes, outcome))
-
-
-def _frames(reader: FrameReader, content: bytes) -> Iterator[bytes]:
-    """Yield the frames that are complete with these bytes."""
-    while content:
-        n_bytes = 0
-        for target in reader.targets:
-            part = content[n_bytes : n_bytes + len(target)]
-            target[: len(part)] = part
-            n_bytes += len(part)
-        content = content[n_bytes:]
-        yield from map(bytes, reader.add(n_bytes))

@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, N_NODES - 1))
     def kill(self, number: int) -> None:
-        # What was accepted is the process's own, and lost with it.
+        # The process has accepted these, and they are lost with it.
         self.take(number, 1000)
         for connection in self.connections:
             if self.nodes[number] in connection.nodes:

@@ -10,6 +10,7 @@ import pytest
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.stream import Stream
+from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, End, StreamEndpoints
 
 
@@ -45,18 +46,9 @@ def test_a_long_message_waits_for_a_peer_that_does_not_receive(
 
 
 def test_what_is_sent_before_the_connection_is_made_arrives(endpoints: StreamEndpoints) -> None:
-    accepted: list[End] = []
-    has_accepted = threading.Event()
-
-    def accept(stream: Stream) -> None:
-        accepted.append(End(stream))
-        has_accepted.set()
-
-    with endpoints.listening(accept) as listener:
-        dialer = End(endpoints.dial(listener.address))
-        dialer.send(b"early")
-        assert has_accepted.wait(DEADLINE_S)
-        assert accepted[0].received(5) == b"early"
+    with endpoints.connecting() as connecting:
+        connecting.dialer.send(b"early")
+        assert connecting.accepted().received(5) == b"early"
 
 
 def test_bytes_fill_the_targets_in_order(endpoints: StreamEndpoints) -> None:
@@ -143,8 +135,7 @@ def test_a_callback_that_raises_closes_only_its_own_connection(
 
     with endpoints.listening(accept) as listener, caplog.at_level(logging.CRITICAL):
         dialers = [End(endpoints.dial(listener.address)) for _ in range(2)]
-        while len(accepted) < 2:
-            threading.Event().wait(0.01)
+        assert comes_true(lambda: len(accepted) == 2)
         for dialer in dialers:
             dialer.send(b"hello")
         # Either may have been accepted first.
@@ -155,20 +146,12 @@ def test_a_callback_that_raises_closes_only_its_own_connection(
 
 
 def test_accepted_connections_outlive_their_listener(endpoints: StreamEndpoints) -> None:
-    accepted: list[End] = []
-    has_accepted = threading.Event()
-
-    def accept(stream: Stream) -> None:
-        accepted.append(End(stream))
-        has_accepted.set()
-
-    with endpoints.listening(accept) as listener:
-        dialer = End(endpoints.dial(listener.address))
-        assert has_accepted.wait(DEADLINE_S)
-        listener.close()
-        listener.close()
-        dialer.send(b"still here")
-        assert accepted[0].received(10) == b"still here"
+    with endpoints.connecting() as connecting:
+        accepted = connecting.accepted()
+        connecting.listener.close()
+        connecting.listener.close()
+        connecting.dialer.send(b"still here")
+        assert accepted.received(10) == b"still here"
 
 
 def test_one_address_has_one_listener_at_a_time(endpoints: StreamEndpoints) -> None:

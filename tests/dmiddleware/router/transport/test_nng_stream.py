@@ -275,7 +275,7 @@ def connected_tcp_sockets() -> Iterator[socket.socket]:
 
 
 def test_much_that_arrives_while_it_is_received_keeps_its_order(ipc: StreamEndpoints) -> None:
-    """Receiving then goes on without a callback, until nothing is left."""
+    """Receiving then continues without a callback, until nothing is left."""
     n_bytes = 8 << 20
     content = bytes(range(251)) * (n_bytes // 251)
     with ipc.connected(buffer_bytes=1 << 18) as (dialer, accepted):

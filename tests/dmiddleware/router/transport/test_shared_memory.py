@@ -1,4 +1,4 @@
-"""Large frames through shared memory: when it is used, who may use it, and what remains of it."""
+"""Large frames through shared memory: when it is used, by which processes, and what remains."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_strangers_read_nothing_and_cost_no_descriptors(
 
 
 def _ticket_for_anyone(memory: SharedMemory) -> bytes:
-    """Return a ticket that is valid, for whoever has it."""
+    """Return a ticket that is valid whichever process shows it."""
     link = memory.link()
     link.agree(link.proof())
     return bytes(link.put(bytes(LARGE)))

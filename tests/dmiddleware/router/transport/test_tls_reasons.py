@@ -18,7 +18,7 @@ DEADLINE_S = 10.0
 
 
 def outcome(listens: TlsFiles, dials: TlsFiles) -> int | RouterError:
-    """Return what a dialer that sends and receives is told first."""
+    """Return the first outcome of a dialer that sends and receives."""
     accepted: list[Stream] = []
     outcomes: queue.Queue[int | RouterError] = queue.Queue()
 

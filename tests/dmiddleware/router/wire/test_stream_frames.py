@@ -18,6 +18,7 @@ from dmiddleware.router.wire.stream_frames import (
     FrameReader,
     FrameWriter,
 )
+from dmiddleware.testing.stream_network import fill
 
 MAX_BYTES = 4 * FRAGMENT_BYTES
 SIZES = (0, 1, 1000, SMALL_BYTES, SMALL_BYTES + 1, FRAGMENT_BYTES, 2 * FRAGMENT_BYTES + 5)
@@ -32,13 +33,9 @@ def feed(reader: FrameReader, raw: bytes, rng: random.Random | None = None) -> l
     frames: list[bytes] = []
     start = 0
     while start < len(raw):
-        n_bytes = 0
         room = sum(map(len, reader.targets))
         wanted = room if rng is None else rng.choice((1, HEAD_BYTES - 1, 5000, room))
-        for target in reader.targets:
-            part = raw[start + n_bytes :][: min(len(target), wanted - n_bytes)]
-            target[: len(part)] = part
-            n_bytes += len(part)
+        n_bytes = fill(reader.targets, raw[start : start + wanted])
         assert n_bytes
         start += n_bytes
         frames += map(bytes, reader.add(n_bytes))
