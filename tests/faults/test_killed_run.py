@@ -23,6 +23,7 @@ def test_a_run_whose_processes_are_all_killed_continues() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_that_is_killed_at_20_random_moments_ends_solved() -> None:
     result = killed_run("ipc", kills=20)
     assert result.holds, result

@@ -72,21 +72,13 @@ class Greetings:
         self._peers = peers
         self._members = members
         self._make_room = make_room
-        self._handshake = ListenerHandshake(
-            identity,
-            key,
-            limits=options.limits,
-            nonce=nonce,
-            session_number=session_number,
-            incarnation=lambda: self.incarnation,
-            known=self,
-        )
+        self._session_number = session_number
         # The dialed connections over which a listener was sent this node's proof, by its instance.
         self._attempts: dict[bytes, Link] = {}
 
     def dial(self, link: Link) -> None:
         """Start a handshake over a connection that this node has dialed."""
-        link.handshake = DialerHandshake(
+        handshake = DialerHandshake(
             self._identity,
             self._key,
             incarnation=self.incarnation,
@@ -94,9 +86,10 @@ class Greetings:
             limits=self._options.limits,
             known=self,
         )
-        self._put(link, FrameType.HELLO, link.handshake.hello())
+        link.handshake = handshake
+        self._put(link, FrameType.HELLO, handshake.hello())
 
-    def on_frame(self, link: Link, raw: memoryview, now: float) -> tuple[FrameType, Session | None]:
+    def on_frame(self, link: Link, raw: memoryview) -> tuple[FrameType, Session | None]:
         """Process a frame before the session.
 
         Returns:
@@ -107,9 +100,19 @@ class Greetings:
             AuthError: if the listener does not have the key; close the connection.
             HandshakeRefused: if one of the two refuses the other; close the connection.
         """
+        if isinstance(link.handshake, DialerHandshake):
+            return self._on_listener(link, link.handshake, raw)
         if link.handshake is None:
-            return self._on_dialer(link, raw, now)
-        return self._on_listener(link, link.handshake, raw)
+            link.handshake = ListenerHandshake(
+                self._identity,
+                self._key,
+                limits=self._options.limits,
+                nonce=self._nonce,
+                session_number=self._session_number,
+                incarnation=lambda: self.incarnation,
+                known=self,
+            )
+        return self._on_dialer(link, link.handshake, raw)
 
     def on_end(self, link: Link) -> None:
         """Note that a connection has ended."""
@@ -170,21 +173,21 @@ class Greetings:
         return len(self._peers) >= most
 
     def _on_dialer(
-        self, link: Link, raw: memoryview, now: float
+        self, link: Link, handshake: ListenerHandshake, raw: memoryview
     ) -> tuple[FrameType, Session | None]:
         frame, session = Frame(FrameType.HELLO), None
         try:
             frame = _read(raw)
             if frame.type is FrameType.HELLO:
-                challenge = self._handshake.on_hello(frame.metadata, now)
+                challenge = handshake.on_hello(frame.metadata)
                 self._put(link, FrameType.CHALLENGE, challenge)
             elif frame.type is FrameType.AUTH:
-                welcome, session = self._handshake.on_auth(frame.metadata, now)
+                welcome, session = handshake.on_auth(frame.metadata)
                 self._put(link, FrameType.WELCOME, welcome)
             else:
                 raise FrameError(f"got {frame.type.name} before the handshake")
         except (HandshakeRefused, AuthError) as error:
-            refusal = self._handshake.refusal(error, frame.metadata)
+            refusal = handshake.refusal(error, frame.metadata)
             self._put(link, FrameType.REFUSED, refusal)
             link.is_over = True
             return FrameType.REFUSED, None

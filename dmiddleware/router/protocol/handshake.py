@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
@@ -80,9 +79,6 @@ MAX_REASON: Final = 500
 """The most characters of a refusal that are shown; anyone may have written it."""
 
 NONCE_SIZE: Final = 32
-_CHALLENGE_SIZE: Final = 16
-PENDING_LIMIT: Final = 1024
-PENDING_S: Final = 5.0
 
 _Incarnation: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INCARNATION)]
 _Name: TypeAlias = Annotated[
@@ -199,7 +195,6 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class _Auth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    challenge: Annotated[bytes, Meta(min_length=_CHALLENGE_SIZE, max_length=_CHALLENGE_SIZE)]
     incarnation: _Incarnation
     least_incarnation: _Incarnation
     proof: _Proof
@@ -323,12 +318,7 @@ class DialerHandshake:
         check_incarnation(peer.least_incarnation, self._incarnation)
         self._peer, self._challenge = peer, bytes(raw)
         self._incarnation = max(self._incarnation, peer.least_incarnation)
-        auth = _Auth(
-            challenge=_name_of(self._challenge),
-            incarnation=self._incarnation,
-            least_incarnation=self._known.least_incarnation(peer.identity),
-            proof=b"",
-        )
+        auth = _Auth(self._incarnation, self._known.least_incarnation(peer.identity), b"")
         proof = _proof(self._key, b"dialer", self._transcript() + _encode(auth))
         self._auth = _encode(msgspec.structs.replace(auth, proof=proof))
         return self._auth
@@ -387,7 +377,7 @@ class DialerHandshake:
 
 
 class ListenerHandshake:
-    """The listener's side, for all dialers; it keeps the state between a dialer's two frames.
+    """The listener's side of one attempt.
 
     Args:
         identity: identity of the listener.
@@ -396,7 +386,7 @@ class ListenerHandshake:
         nonce: returns 32 fresh random bytes.
         session_number: returns a fresh, non-zero number that was never returned before.
         incarnation: returns the incarnation of the listener so far.
-        known: decides about the dialers.
+        known: decides about the dialer.
     """
 
     def __init__(
@@ -417,27 +407,20 @@ class ListenerHandshake:
         self._session_number = session_number
         self._incarnation = incarnation
         self._known = known
-        self._pending: OrderedDict[bytes, tuple[float, _Hello, bytes, bytes]] = OrderedDict()
+        self._hello: _Hello | None = None
+        self._transcript = b""
 
-    @property
-    def pending(self) -> int:
-        """How many dialers are between HELLO and AUTH."""
-        return len(self._pending)
-
-    def on_hello(self, raw: bytes | memoryview, now: float) -> bytes:
+    def on_hello(self, raw: bytes | memoryview) -> bytes:
         """Return the CHALLENGE that replies to a HELLO.
-
-        Args:
-            raw: the received message.
-            now: time in seconds of a monotonic clock.
 
         Raises:
             HandshakeRefused: if the dialer is refused; send it the reason in a REFUSED.
-            FrameError: if it is not a valid HELLO.
+            FrameError: if it is not a valid HELLO, or not the first.
         """
+        if self._hello is not None:
+            raise FrameError("got a second HELLO over one connection")
         hello = _read_hello(_hello_decoder, raw, "HELLO")
         _check_run(hello, run_id=self._identity.run_id, keyed=self._key is not None)
-        self._forget(now)
         challenge = _encode(
             _Challenge(
                 version=VERSION,
@@ -449,30 +432,22 @@ class ListenerHandshake:
                 least_incarnation=self._known.least_incarnation(hello.identity),
             )
         )
-        self._pending[_name_of(challenge)] = (now, hello, bytes(raw), challenge)
+        self._hello, self._transcript = hello, _transcript(raw, challenge)
         return challenge
 
-    def on_auth(self, raw: bytes | memoryview, now: float) -> tuple[bytes, Session]:
+    def on_auth(self, raw: bytes | memoryview) -> tuple[bytes, Session]:
         """Return the WELCOME that replies to an AUTH, and the session that starts with it.
 
         Raises:
             AuthError: if the dialer does not have the run's key.
-            HandshakeRefused: if ``known`` refuses it, or if its challenge is unknown, used or older
-                than 5 seconds (``stale``).
-            FrameError: if it is not a valid AUTH.
+            HandshakeRefused: if ``known`` refuses it by now.
+            FrameError: if it is not a valid AUTH, or does not follow a HELLO.
         """
         auth = _read(_auth_decoder, raw, "AUTH")
-        self._forget(now)
-        known = self._pending.pop(auth.challenge, None)
-        if known is None:
-            # The key is not the cause: the dialer was too slow, or too many dialed at once.
-            raise HandshakeRefused(
-                f"the challenge is unknown, used or older than {PENDING_S:g} s; start a new "
-                "handshake",
-                code="stale",
-            )
-        _, hello, hello_raw, challenge = known
-        transcript = _transcript(hello_raw, challenge)
+        hello, transcript = self._hello, self._transcript
+        if hello is None or not transcript:
+            raise FrameError("got AUTH before HELLO, or a second time")
+        self._transcript = b""
         _check_proof(self._key, b"dialer", transcript + _unsigned(auth), auth.proof)
         check_incarnation(auth.incarnation, self._known.least_incarnation(hello.identity))
         check_incarnation(auth.least_incarnation, self._incarnation())
@@ -511,13 +486,6 @@ class ListenerHandshake:
         refusal = Refusal(code, str(error))
         proof = _refusal_proof(self._key, request, refusal)
         return _encode(msgspec.structs.replace(refusal, proof=proof))
-
-    def _forget(self, now: float) -> None:
-        while self._pending:
-            name, (since, *_) = next(iter(self._pending.items()))
-            if now - since <= PENDING_S and len(self._pending) < PENDING_LIMIT:
-                break
-            del self._pending[name]
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, what: str) -> T:
@@ -560,12 +528,8 @@ def _printable(text: str, most: int) -> str:
     return "".join(one if one.isprintable() else "\ufffd" for one in text[:most])
 
 
-def _transcript(hello: bytes, challenge: bytes) -> bytes:
+def _transcript(hello: bytes | memoryview, challenge: bytes) -> bytes:
     return hashlib.sha256(hello).digest() + hashlib.sha256(challenge).digest()
-
-
-def _name_of(challenge: bytes) -> bytes:
-    return hashlib.sha256(challenge).digest()[:_CHALLENGE_SIZE]
 
 
 def _unsigned(message: _Auth | _Welcome) -> bytes:

@@ -361,7 +361,7 @@ class NodeProtocol:
             return FrameType.BYE
         session, peer = link.session, link.peer
         if session is None or peer is None:
-            kind, started = self._greetings.on_frame(link, raw, now)
+            kind, started = self._greetings.on_frame(link, raw)
             self.unsent[link] = None
             self.n_refused += kind is FrameType.REFUSED
             if started is not None:

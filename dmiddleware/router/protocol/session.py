@@ -8,7 +8,12 @@ from typing import Final, Protocol
 
 from dmiddleware.errors import RouterError
 from dmiddleware.event_names import base_name, task_number
-from dmiddleware.router.protocol.handshake import DialerHandshake, Identity, Session
+from dmiddleware.router.protocol.handshake import (
+    DialerHandshake,
+    Identity,
+    ListenerHandshake,
+    Session,
+)
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session_frames import SessionFrames
 from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
@@ -102,7 +107,7 @@ class Link:
         dialed: whether this node dialed.
         covers_body: whether the arrays of frames are signed too.
         sharing: memory that may be shared with the peer; None: none.
-        handshake: the dialer's side of the handshake; None at a listener.
+        handshake: this side of the handshake; None before the first frame.
         identity: the process at the other end, as far as it is known.
         session: its frames, after the handshake.
         peer: the peer, after the handshake.
@@ -122,7 +127,7 @@ class Link:
     dialed: bool
     covers_body: bool
     sharing: Sharing | None = None
-    handshake: DialerHandshake | None = None
+    handshake: DialerHandshake | ListenerHandshake | None = None
     identity: Identity | None = None
     session: SessionFrames | None = None
     peer: PeerSession | None = None

@@ -21,6 +21,7 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
+from dmiddleware.router.protocol.handshake import DialerHandshake
 from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import FramedConnection
@@ -202,7 +203,7 @@ class Connections:
         return not any(
             link is not None
             and link.session is None
-            and link.handshake is not None
+            and isinstance(link.handshake, DialerHandshake)
             and link.handshake.awaits_welcome
             for link in (target.link for target in self._targets.values())
         )
