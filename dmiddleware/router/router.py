@@ -32,8 +32,8 @@ from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.runtime.receiver import Deliver, Offer
-from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.codec import Adapter, Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
@@ -151,7 +151,7 @@ class Router:
         self._memory = shared_memory
         self._connections = Connections(
             self._engine,
-            transport if transport is not None else NngStreamTransport(),
+            transport if transport is not None else SocketTransport(),
             memory=shared_memory,
             start_timeout_s=start_timeout_s,
         )

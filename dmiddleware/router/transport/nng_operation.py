@@ -1,34 +1,21 @@
-"""Operations of nng, and the thread that processes their completions.
+"""Operations of nng.
 
 nng calls back on threads of its own, which need the GIL and must not wait. Such a callback only
-appends to a queue, from which one thread of ours takes it.
+adds a call to the thread of the transport.
 """
 
 from __future__ import annotations
 
-import atexit
-import heapq
-import itertools
-import logging
-import os
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dmiddleware.errors import TransportError
 from dmiddleware.router.transport.nng_library import ffi, lib
 
-__all__ = ["MAX_PIECES", "CompletionThread", "Operation", "failure", "text_of"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["MAX_PIECES", "Operation", "failure", "text_of"]
 
 MAX_PIECES: Final = 8
 """The most buffers of one operation."""
-
-_EXIT_S: Final = 5.0
-"""How long the end of the program waits for callbacks that are running."""
 
 
 def text_of(code: int) -> str:
@@ -123,148 +110,3 @@ class Operation:
         lib.nng_aio_stop(self.aio)
         lib.nng_aio_free(self.aio)
         self.forget()
-
-
-class User(Protocol):
-    """A connection or listener whose operations are processed by a thread."""
-
-    def close(self) -> None:
-        """End it, without waiting; may be called twice."""
-        ...
-
-
-class CompletionThread:
-    """Calls functions one at a time, in the order in which they were added, on one thread.
-
-    It runs while it has users, and is started again for later ones. It keeps them alive, because
-    nng's operations refer to them by their address only.
-
-    Attributes:
-        is_exiting: whether the program is about to exit, so that nothing more may be added.
-    """
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.call: Callable[[Callable[[], None]], None] = self._calls.put
-        """Call a function soon, if there is a user; nng's threads add calls too."""
-
-        self._lock = threading.Lock()
-        self._users: set[User] = set()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
-        self.is_exiting = False
-
-    def add_user(self, user: User) -> None:
-        """Keep an object alive, and the thread running, until :meth:`remove_user` is called.
-
-        Raises:
-            TransportError: if the system allows no thread, or the program is about to exit.
-        """
-        with self._lock:
-            if self.is_exiting:
-                raise TransportError("the program is about to exit")
-            if self._thread is None:
-                self._start()
-            self._users.add(user)
-
-    def remove_user(self, user: User) -> None:
-        """Release an object; called on this thread."""
-        with self._lock:
-            self._users.discard(user)
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Call a function soon, even if there is no user; dropped when the program exits."""
-        with self._lock:
-            if self.is_exiting and self._thread is None:
-                return
-            if self._thread is None:
-                self._start()
-            self.call(call)
-
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Call a function at a time of :func:`time.monotonic`, unless the thread ends before."""
-        with self._lock:
-            first = not self._timers or when < self._timers[0][0]
-            heapq.heappush(self._timers, (when, next(self._order), call))
-        if first:
-            # The thread has to know that it waits for less long now.
-            self.call(_do_nothing)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="router-io", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise TransportError(f"could not start a thread: {error}") from error
-        self._thread = thread
-        # pynng has registered a function that ends nng, and any later use of nng would abort the
-        # process. Functions that were registered later are called earlier.
-        atexit.register(self._exit)
-
-    def close_users(self, timeout_s: float) -> bool:
-        """Close what is open, and wait for the end of the thread, unless it is the caller's.
-
-        Returns:
-            Whether it has ended.
-        """
-        with self._lock:
-            users, thread = list(self._users), self._thread
-        for user in users:
-            user.close()
-        if thread is None:
-            return True
-        if thread is not threading.current_thread():
-            thread.join(timeout_s)
-        return not thread.is_alive()
-
-    def _exit(self) -> None:
-        """Close what is still open when the program exits; a fork of it has nothing to close."""
-        if os.getpid() != self._pid:
-            # Another thread may have held the lock at the fork.
-            return
-        with self._lock:
-            self.is_exiting = True
-        self.close_users(_EXIT_S)
-
-    def _run(self) -> None:
-        calls = self._calls
-        while not self._has_ended():
-            left_s = self._call_due() if self._timers else None
-            try:
-                call = calls.get(timeout=left_s)
-            except queue.Empty:
-                continue
-            try:
-                call()
-            except Exception:
-                # The other connections must still be served.
-                _logger.exception("processing an operation of nng failed")
-
-    def _has_ended(self) -> bool:
-        if self._users:
-            return False
-        with self._lock:
-            if self._users or not self._calls.empty():
-                return False
-            self._thread = None
-            self._timers.clear()
-            atexit.unregister(self._exit)
-            return True
-
-    def _call_due(self) -> float | None:
-        """Add the calls that are due; return the seconds until the next one."""
-        while True:
-            with self._lock:
-                if not self._timers:
-                    return None
-                left_s = self._timers[0][0] - time.monotonic()
-                if left_s > 0:
-                    return left_s
-                _, _, call = heapq.heappop(self._timers)
-            self.call(call)
-
-
-def _do_nothing() -> None:
-    pass

@@ -26,7 +26,6 @@ These facts about nng 1.11 shape the code:
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,11 +33,11 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.router.transport.io_thread import IoThread
 from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
     MAX_PIECES,
-    CompletionThread,
     Operation,
     failure,
     text_of,
@@ -71,10 +70,6 @@ _JOINED: Final = 16 * 1024
 _ENDED: Final = frozenset({lib.NNG_ECLOSED, lib.NNG_ECONNSHUT, lib.NNG_ECONNRESET})
 
 _PAUSE_S: Final = 0.1
-_FORKED: Final = (
-    "this process was forked from one that uses nng, which does not survive a fork; start "
-    "processes with the 'spawn' method"
-)
 
 
 class NngStreamTransport:
@@ -86,8 +81,7 @@ class NngStreamTransport:
 
     def __init__(self, *, tls: TlsFiles | None = None) -> None:
         self._tls = tls
-        self._thread = CompletionThread()
-        self._pid = os.getpid()
+        self._thread = IoThread()
 
     def dial(self, address: str, *, timeout_s: float) -> NngStream:
         """Connect to an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
@@ -103,7 +97,7 @@ class NngStreamTransport:
                 config = self._config(address, listens=False)
                 code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config)
                 _check_code(f"dial {address}", code)
-            stream = NngStream(address, self._thread, self._pid)
+            stream = NngStream(address, self._thread)
         except BaseException:
             lib.nng_stream_dialer_free(dialer)
             raise
@@ -114,15 +108,14 @@ class NngStreamTransport:
         """Listen on an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
         self._check(address, "listen on")
         config = self._config(address, listens=True) if address.startswith(_TLS) else None
-        return NngStreamListener(address, on_connection, self._thread, self._pid, config)
+        return NngStreamListener(address, on_connection, self._thread, config)
 
     def close(self, *, timeout_s: float) -> bool:
         """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
-        return os.getpid() != self._pid or self._thread.close_users(timeout_s)
+        return self._thread.is_forked or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
-        if os.getpid() != self._pid:
-            raise RouterStateError(_FORKED)
+        self._thread.check_process()
         is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
         if not is_valid:
             raise TransportError(
@@ -145,12 +138,9 @@ class NngStream:
     one and to close the connection; completions are processed on one thread, most of them with it.
     """
 
-    def __init__(
-        self, address: str, thread: CompletionThread, pid: int, connection: Any = None
-    ) -> None:
+    def __init__(self, address: str, thread: IoThread, connection: Any = None) -> None:
         self._address = address
         self._thread = thread
-        self._pid = pid
         self._lock = threading.Lock()
         self._connection = connection
         self._error: RouterError | None = None
@@ -178,7 +168,7 @@ class NngStream:
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
         """Send bytes; return whether the system has accepted all of them."""
-        self._check_pid()
+        self._thread.check_process()
         with self._lock:
             if self._on_sent is not None:
                 raise RouterStateError("a stream sends one list of pieces at a time")
@@ -190,7 +180,7 @@ class NngStream:
 
     def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
         """Receive the next bytes."""
-        self._check_pid()
+        self._thread.check_process()
         with self._lock:
             if self._on_bytes is not None:
                 raise RouterStateError("a stream receives one list of targets at a time")
@@ -203,7 +193,7 @@ class NngStream:
 
     def close(self) -> None:
         """Close the connection, without waiting."""
-        if os.getpid() != self._pid:
+        if self._thread.is_forked:
             return
         with self._lock:
             if self._is_closed:
@@ -420,10 +410,6 @@ class NngStream:
             _logger.exception("closed the connection with %s, its callback failed", self._address)
             self.close()
 
-    def _check_pid(self) -> None:
-        if os.getpid() != self._pid:
-            raise RouterStateError(_FORKED)
-
 
 class NngStreamListener:
     """An address that nng listens on; it accepts one connection at a time."""
@@ -432,13 +418,11 @@ class NngStreamListener:
         self,
         address: str,
         on_connection: OnConnection,
-        thread: CompletionThread,
-        pid: int,
+        thread: IoThread,
         tls_config: Any,
     ) -> None:
         self._on_connection = on_connection
         self._thread = thread
-        self._pid = pid
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_pending = False
@@ -467,7 +451,7 @@ class NngStreamListener:
 
     def close(self) -> None:
         """Stop listening; accepted connections stay open."""
-        if os.getpid() != self._pid:
+        if self._thread.is_forked:
             return
         with self._lock:
             if self._is_closed:
@@ -501,7 +485,7 @@ class NngStreamListener:
             self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
             return
         try:
-            stream = NngStream(self.address, self._thread, self._pid, connection)
+            stream = NngStream(self.address, self._thread, connection)
         except RouterError as error:
             lib.nng_stream_free(connection)
             if self._thread.is_exiting:

@@ -9,13 +9,14 @@ import pytest
 
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import nothing_left
 from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
-KINDS = ("memory", "ipc", "tcp", "tls")
+KINDS = ("memory", "ipc", "tcp", "nng ipc", "nng tcp", "nng dials", "nng listens", "tls")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,16 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEn
             NngStreamTransport(tls=authority.files("other")),
         )
     else:
-        listened = address if kind == "ipc" else "tcp://127.0.0.1:0"
-        found = StreamEndpoints(listened, NngStreamTransport(), NngStreamTransport())
+        listened = "tcp://127.0.0.1:0" if "tcp" in kind else address
+        found = StreamEndpoints(
+            listened,
+            NngStreamTransport()
+            if kind in ("nng ipc", "nng tcp", "nng listens")
+            else SocketTransport(),
+            NngStreamTransport()
+            if kind in ("nng ipc", "nng tcp", "nng dials")
+            else SocketTransport(),
+        )
     start_nng()
     with nothing_left():
         yield found

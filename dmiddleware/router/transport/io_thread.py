@@ -1,0 +1,243 @@
+"""The thread of a transport: it waits for sockets, and runs all callbacks one at a time."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from dmiddleware.errors import RouterStateError, TransportError
+
+__all__ = ["IoThread", "User"]
+
+_logger = logging.getLogger(__name__)
+
+_EXIT_S: Final = 5.0
+"""How long the end of the program waits for callbacks that are running."""
+
+
+class User(Protocol):
+    """A connection or listener that a thread works for."""
+
+    def close(self) -> None:
+        """End it, without waiting; may be called twice."""
+        ...
+
+
+class IoThread:
+    """Calls functions on one thread: when they are added, at a time, or when a socket is ready.
+
+    It runs while it has users, and is started again for later ones. It keeps them alive, because
+    nng's operations refer to them by their address only.
+
+    Attributes:
+        is_exiting: whether the program is about to exit, so that nothing more may be added.
+    """
+
+    def __init__(self) -> None:
+        self.is_exiting = False
+        self._calls: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._users: set[User] = set()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        # What it waits with while it runs, and the two ends of the pipe that wakes it.
+        self._selector: selectors.BaseSelector | None = None
+        self._wakened = self._wakes = -1
+        self._is_asleep = False
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one that the thread belongs to."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Check that this process was not forked from the one that the thread belongs to.
+
+        Raises:
+            RouterStateError: if it was.
+        """
+        if os.getpid() != self._pid:
+            raise RouterStateError(
+                "this process was forked from one with a router, whose connections do not survive "
+                "a fork; start processes with the 'spawn' method"
+            )
+
+    def add_user(self, user: User) -> None:
+        """Keep an object alive, and the thread running, until :meth:`remove_user` is called.
+
+        Raises:
+            TransportError: if the system allows no thread, or the program is about to exit.
+        """
+        with self._lock:
+            if self.is_exiting:
+                raise TransportError("the program is about to exit")
+            if self._thread is None:
+                self._start()
+            self._users.add(user)
+
+    def remove_user(self, user: User) -> None:
+        """Release an object; called on this thread."""
+        with self._lock:
+            self._users.discard(user)
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Call a function soon, if there is a user; nng's threads add calls too."""
+        self._calls.append(call)
+        # It looks for calls after it has said that it sleeps.
+        if self._is_asleep:
+            self._is_asleep = False
+            with contextlib.suppress(OSError):
+                os.write(self._wakes, b"\0")
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Call a function soon, even if there is no user; dropped when the program exits."""
+        with self._lock:
+            if self.is_exiting and self._thread is None:
+                return
+            if self._thread is None:
+                self._start()
+            self.call(call)
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call a function at a time of :func:`time.monotonic`, unless the thread ends before."""
+        with self._lock:
+            first = not self._timers or when < self._timers[0][0]
+            heapq.heappush(self._timers, (when, next(self._order), call))
+        if first:
+            # The thread has to know that it waits for less long now.
+            self.call(_do_nothing)
+
+    def watch(
+        self, watched: Any, before: int, events: int, on_ready: Callable[[int], None]
+    ) -> None:
+        """Call a function whenever a socket is ready; called on this thread.
+
+        Args:
+            watched: the socket.
+            before: the events that it was watched for so far, as in :mod:`selectors`; 0: none.
+            events: those that it is watched for from now on.
+            on_ready: called with those that have happened, perhaps once more after it has stopped.
+        """
+        assert self._selector is not None
+        if not events:
+            self._selector.unregister(watched)
+        elif not before:
+            self._selector.register(watched, events, on_ready)
+        else:
+            self._selector.modify(watched, events, on_ready)
+
+    def close_users(self, timeout_s: float) -> bool:
+        """Close what is open, and wait for the end of the thread, unless it is the caller's.
+
+        Returns:
+            Whether it has ended.
+        """
+        with self._lock:
+            users, thread = list(self._users), self._thread
+        for user in users:
+            user.close()
+        if thread is None:
+            return True
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="router-io", daemon=True)
+        try:
+            self._open()
+            thread.start()
+        except (RuntimeError, OSError) as error:
+            self._close()
+            raise TransportError(f"could not start a thread: {error}") from error
+        self._thread = thread
+        # pynng has registered a function that ends nng, and any later use of nng would abort the
+        # process. Functions that were registered later are called earlier.
+        atexit.register(self._exit)
+
+    def _open(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wakened, self._wakes = os.pipe()
+        for descriptor in (self._wakened, self._wakes):
+            os.set_blocking(descriptor, False)
+        self._selector.register(self._wakened, selectors.EVENT_READ, self._on_wakened)
+
+    def _close(self) -> None:
+        self._is_asleep = False
+        if self._selector is not None:
+            self._selector.close()
+        pipe, self._wakened, self._wakes = (self._wakened, self._wakes), -1, -1
+        for descriptor in pipe:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _exit(self) -> None:
+        """Close what is still open when the program exits; a fork of it has nothing to close."""
+        if self.is_forked:
+            # Another thread may have held the lock at the fork.
+            return
+        with self._lock:
+            self.is_exiting = True
+        self.close_users(_EXIT_S)
+
+    def _run(self) -> None:
+        calls, selector = self._calls, self._selector
+        assert selector is not None
+        while self._users or not self._has_ended():
+            left_s = self._call_due() if self._timers else None
+            self._is_asleep = True
+            ready = selector.select(0 if calls else left_s)
+            self._is_asleep = False
+            for key, events in ready:
+                _guarded(key.data, events)
+            for _ in range(len(calls)):
+                _guarded(calls.popleft())
+
+    def _on_wakened(self, _: int) -> None:
+        os.read(self._wakened, 4096)
+
+    def _has_ended(self) -> bool:
+        with self._lock:
+            if self._users or self._calls:
+                return False
+            self._thread = None
+            self._timers.clear()
+            self._close()
+            atexit.unregister(self._exit)
+            return True
+
+    def _call_due(self) -> float | None:
+        """Add the calls that are due; return the seconds until the next one."""
+        while True:
+            with self._lock:
+                if not self._timers:
+                    return None
+                left_s = self._timers[0][0] - time.monotonic()
+                if left_s > 0:
+                    return left_s
+                _, _, call = heapq.heappop(self._timers)
+            self._calls.append(call)
+
+
+def _guarded(call: Callable[..., None], *args: int) -> None:
+    try:
+        call(*args)
+    except Exception:
+        # The other connections must still be served.
+        _logger.exception("processing a connection failed")
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,487 @@
+"""Streams over plain sockets: ``ipc`` and ``tcp``.
+
+Bytes are sent by the thread that has them, as far as the system accepts them. The rest is sent, and
+everything is received, by the transport's thread, which waits for all sockets at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.router.transport.io_thread import IoThread
+from dmiddleware.router.transport.ipc_path import PublishedPath
+from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
+
+__all__ = ["SocketListener", "SocketStream", "SocketTransport"]
+
+_logger = logging.getLogger(__name__)
+
+_IPC: Final = "ipc://"
+_TCP: Final = "tcp://"
+
+_READ: Final = selectors.EVENT_READ
+_WRITE: Final = selectors.EVENT_WRITE
+
+_MAX_PIECES: Final = 256
+"""The most buffers in one call; systems allow at least 1,024."""
+
+_BACKLOG: Final = 128
+"""How many connections wait until they are accepted; more of them are dialed again."""
+
+_ENDED: Final = frozenset({errno.ECONNRESET, errno.EPIPE})
+
+_PAUSE_S: Final = 0.1
+_RETRY_S: Final = 0.01
+
+
+class _Target(NamedTuple):
+    """What the system needs to connect to an address, or to listen on it."""
+
+    family: int
+    place: Any
+
+
+class SocketTransport:
+    """Connections over sockets of the system."""
+
+    def __init__(self) -> None:
+        self._thread = IoThread()
+
+    def dial(self, address: str, *, timeout_s: float) -> SocketStream:
+        """Connect to an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        self._check(address, "dial")
+        stream = SocketStream(address, self._thread)
+        stream.connect(timeout_s)
+        return stream
+
+    def listen(self, address: str, on_connection: OnConnection) -> SocketListener:
+        """Listen on an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        self._check(address, "listen on")
+        return SocketListener(address, on_connection, self._thread)
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
+        return self._thread.is_forked or self._thread.close_users(timeout_s)
+
+    def _check(self, address: str, doing: str) -> None:
+        self._thread.check_process()
+        is_valid = address.startswith(f"{_IPC}/") or (
+            address.startswith(_TCP) and address.rpartition(":")[2].isdecimal()
+        )
+        if not is_valid or "\0" in address:
+            raise TransportError(
+                f"could not {doing} {address!r}: write ipc:///path or tcp://host:port; for "
+                "tls+tcp://host:port, pass certificates and let nng carry the events"
+            )
+
+
+class SocketStream:
+    """One connection; see :class:`~dmiddleware.router.transport.stream.Stream`.
+
+    ``_lock`` guards what is being sent and received. The socket is watched and closed by the
+    transport's thread.
+    """
+
+    def __init__(
+        self, address: str, thread: IoThread, connection: socket.socket | None = None
+    ) -> None:
+        self._address = address
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._socket = connection
+        self._is_connected = connection is not None
+        self._is_closed = False
+        # Why nothing more is received or, in addition, sent.
+        self._error: RouterError | None = None
+        self._send_error: RouterError | None = None
+        # What the socket is watched for.
+        self._events = 0
+        # Where it can be connected to; those that have refused it are removed.
+        self._targets: Sequence[_Target] = ()
+        self._buffers: Sequence[memoryview] = ()
+        self._on_bytes: OnBytes | None = None
+        self._unsent: list[Piece] = []
+        self._on_sent: OnSent | None = None
+        thread.add_user(self)
+
+    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
+        """Send bytes; return whether the system has accepted all of them."""
+        self._thread.check_process()
+        with self._lock:
+            if self._on_sent is not None:
+                raise RouterStateError("a stream sends one list of pieces at a time")
+            error = self._error or self._send_error
+            if error is not None:
+                self._thread.post(partial(on_sent, error))
+                return False
+            self._unsent, self._on_sent = list(pieces), on_sent
+            if self._is_connected and self._send():
+                self._on_sent = None
+                return True
+        self._thread.post(self._update)
+        return False
+
+    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
+        """Receive the next bytes."""
+        self._thread.check_process()
+        with self._lock:
+            if self._on_bytes is not None:
+                raise RouterStateError("a stream receives one list of targets at a time")
+            if self._error is not None:
+                self._thread.post(partial(on_bytes, self._error))
+                return
+            self._buffers, self._on_bytes = targets, on_bytes
+            if self._events & _READ:
+                return
+        self._thread.post(self._update)
+
+    def close(self) -> None:
+        """Close the connection, without waiting."""
+        if self._thread.is_forked:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._error = self._error or TransportError(
+                f"the connection with {self._address} is closed"
+            )
+        self._thread.post(self._close)
+
+    def connect(self, timeout_s: float) -> None:
+        """Start to connect; called once, by the transport."""
+        deadline = time.monotonic() + timeout_s
+        self._thread.call_at(deadline, partial(self._on_late, timeout_s))
+        if self._address.startswith(_IPC):
+            self._targets = [_Target(socket.AF_UNIX, self._address.removeprefix(_IPC))]
+            self._thread.call(self._connect)
+            return
+        try:
+            self._targets = _targets(self._address, socket.AI_NUMERICHOST)
+        except OSError:
+            # To look up a name may take long.
+            threading.Thread(target=self._look_up, name="router-names", daemon=True).start()
+        else:
+            self._thread.call(self._connect)
+
+    def _look_up(self) -> None:
+        try:
+            self._targets = _targets(self._address)
+        except OSError as error:
+            self._thread.post(partial(self._fail_to_dial, error.strerror or str(error)))
+        else:
+            self._thread.post(self._connect)
+
+    def _connect(self) -> None:
+        """Connect to the first of the targets that accepts it."""
+        if self._error is not None:
+            return
+        try:
+            self._socket = _socket_of(self._targets[0])
+            code = self._socket.connect_ex(self._targets[0].place)
+        except OSError as error:
+            self._try_next(error.errno or errno.EINVAL)
+            return
+        if code in (0, errno.EINPROGRESS):
+            self._watch(_WRITE)
+        elif code == errno.EAGAIN:
+            # The queue of the listener is full.
+            self._close_socket()
+            self._thread.call_at(time.monotonic() + _RETRY_S, self._connect)
+        else:
+            self._try_next(code)
+
+    def _on_connected(self) -> None:
+        assert self._socket is not None
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._try_next(code)
+            return
+        with self._lock:
+            self._is_connected = True
+        self._go_on_sending()
+        self._update()
+
+    def _try_next(self, code: int) -> None:
+        self._close_socket()
+        self._targets = self._targets[1:]
+        if self._targets:
+            self._connect()
+        else:
+            self._fail_to_dial(os.strerror(code))
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._watch(0)
+            self._socket.close()
+            self._socket = None
+
+    def _on_late(self, timeout_s: float) -> None:
+        if not self._is_connected:
+            self._fail_to_dial(f"no connection within {timeout_s:g} s")
+
+    def _fail_to_dial(self, reason: str) -> None:
+        self._fail(
+            TransportError(
+                f"could not dial {self._address}: {reason}; check the address, and that the peer "
+                "is running"
+            )
+        )
+
+    def _on_ready(self, events: int) -> None:
+        if not self._events:
+            return
+        if not self._is_connected:
+            self._on_connected()
+            return
+        if events & _WRITE:
+            self._go_on_sending()
+        if events & _READ:
+            self._receive()
+
+    def _go_on_sending(self) -> None:
+        with self._lock:
+            on_sent = self._on_sent
+            if on_sent is None or not (self._send() or self._send_error):
+                return
+            self._on_sent = None
+            error = self._send_error
+        self._update()
+        self._guarded(partial(on_sent, error))
+
+    def _send(self) -> bool:
+        """Send what the system accepts now; return whether that is everything."""
+        unsent = self._unsent
+        assert self._socket is not None
+        while unsent:
+            try:
+                n_bytes = self._socket.sendmsg(unsent[:_MAX_PIECES])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                # What has arrived before is still received.
+                self._send_error = self._broken(error)
+                unsent.clear()
+                return False
+            n_sent = 0
+            for piece in unsent:
+                if n_bytes < len(piece):
+                    break
+                n_bytes -= len(piece)
+                n_sent += 1
+            del unsent[:n_sent]
+            if n_bytes:
+                unsent[0] = memoryview(unsent[0])[n_bytes:]
+        return True
+
+    def _receive(self) -> None:
+        on_bytes = self._on_bytes
+        if on_bytes is None or self._socket is None:
+            self._update()
+            return
+        try:
+            n_bytes = self._socket.recvmsg_into(self._buffers)[0]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(self._broken(error))
+            return
+        if not n_bytes:
+            self._fail(TransportError(f"the connection with {self._address} has ended"))
+            return
+        with self._lock:
+            self._buffers, self._on_bytes = (), None
+        self._guarded(partial(on_bytes, n_bytes))
+
+    def _update(self) -> None:
+        """Watch the socket for what is being sent and received; called on the thread."""
+        with self._lock:
+            if self._is_connected and self._error is None:
+                reads = _READ if self._on_bytes is not None else 0
+                self._watch(reads | (_WRITE if self._on_sent is not None else 0))
+
+    def _watch(self, events: int) -> None:
+        if events != self._events:
+            self._thread.watch(self._socket, self._events, events, self._on_ready)
+            self._events = events
+
+    def _broken(self, error: OSError) -> TransportError:
+        if error.errno in _ENDED:
+            return TransportError(f"the connection with {self._address} has ended")
+        return TransportError(f"the connection with {self._address} broke: {error.strerror}")
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            _logger.exception("closed the connection with %s, its callback failed", self._address)
+            self.close()
+
+    def _fail(self, error: RouterError) -> None:
+        """Report why nothing more is sent or received; only the first reason counts."""
+        with self._lock:
+            self._error = self._error or error
+            error = self._send_error or self._error
+            self._watch(0)
+            on_bytes, self._buffers, self._on_bytes = self._on_bytes, (), None
+            on_sent, self._unsent, self._on_sent = self._on_sent, [], None
+        if on_sent is not None:
+            self._thread.call(partial(self._guarded, partial(on_sent, error)))
+        if on_bytes is not None:
+            self._thread.call(partial(self._guarded, partial(on_bytes, self._error)))
+
+    def _close(self) -> None:
+        assert self._error is not None
+        self._fail(self._error)
+        self._close_socket()
+        # After the callbacks.
+        self._thread.call(partial(self._thread.remove_user, self))
+
+
+class SocketListener:
+    """An address that a socket listens on; see :class:`SocketTransport`."""
+
+    def __init__(self, address: str, on_connection: OnConnection, thread: IoThread) -> None:
+        self._on_connection = on_connection
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_watched = False
+        self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
+        try:
+            self._socket = _listening(address, self._path)
+        except OSError as error:
+            raise TransportError(
+                f"could not listen on {address}: {error.strerror or error}"
+            ) from error
+        try:
+            if self._path is not None:
+                self._path.publish()
+            host, _, port = address.rpartition(":")
+            if self._path is None and int(port) == 0:
+                address = f"{host}:{self._socket.getsockname()[1]}"
+            self.address = address
+            thread.add_user(self)
+        except BaseException:
+            self._socket.close()
+            raise
+        thread.call(self._resume)
+
+    def close(self) -> None:
+        """Stop listening; accepted connections stay open."""
+        if self._thread.is_forked:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._path is not None:
+                self._path.remove()
+            # The address is free at once; some systems only free it when the socket is closed.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.post(self._close)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._thread.watch(self._socket, 0, _READ, self._on_ready)
+            self._is_watched = True
+
+    def _pause(self) -> None:
+        if self._is_watched:
+            self._thread.watch(self._socket, _READ, 0, self._on_ready)
+            self._is_watched = False
+
+    def _on_ready(self, _: int) -> None:
+        if self._is_closed or not self._is_watched:
+            return
+        stream: SocketStream | None = None
+        pause_s: float | None = None
+        try:
+            connection, _ = self._socket.accept()
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                _set_options(connection)
+                stream = SocketStream(self.address, self._thread, connection)
+                stack.pop_all()
+            pause_s = self._on_connection(stream)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except (OSError, RouterError) as error:
+            # For example, the process has no descriptor left. Dialers wait meanwhile.
+            _logger.warning("could not accept a connection to %s: %s", self.address, error)
+            pause_s = _PAUSE_S
+        except Exception:
+            _logger.exception("closed a connection to %s, its callback failed", self.address)
+            if stream is not None:
+                stream.close()
+        if pause_s:
+            self._pause()
+            self._thread.call_at(time.monotonic() + pause_s, self._resume)
+
+    def _close(self) -> None:
+        self._pause()
+        self._socket.close()
+        self._thread.remove_user(self)
+
+
+def _targets(address: str, flags: int = 0) -> list[_Target]:
+    """Return where an address of a host and a port leads.
+
+    Raises:
+        OSError: if the host is not known.
+    """
+    host, _, port = address.removeprefix(_TCP).rpartition(":")
+    found = socket.getaddrinfo(
+        host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=flags
+    )
+    return [_Target(family, place) for family, _, _, _, place in found]
+
+
+def _socket_of(target: _Target) -> socket.socket:
+    opened = socket.socket(target.family, socket.SOCK_STREAM)
+    try:
+        _set_options(opened)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _set_options(opened: socket.socket) -> None:
+    opened.setblocking(False)
+    if opened.family != socket.AF_UNIX:
+        # Otherwise the second of two short frames may wait until the first one is acknowledged.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _listening(address: str, path: PublishedPath | None) -> socket.socket:
+    if path is not None:
+        target = _Target(socket.AF_UNIX, path.hidden)
+    else:
+        target = _targets(address, socket.AI_PASSIVE)[0]
+    opened = _socket_of(target)
+    try:
+        if path is None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(target.place)
+        if path is not None:
+            # Nobody can connect before the next line.
+            Path(path.hidden).chmod(0o600)
+        opened.listen(_BACKLOG)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
