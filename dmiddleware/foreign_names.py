@@ -179,8 +179,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "left to Experiment(name, policy), which logs, saves and shows the progress": {
         "": "verbose tensorboard_log track wandb_project_name log_interval"
     },
-    "left out, because events always travel over nng": {
-        "": "mq_type redis_host redis_port redis_url"
+    "left out, because events travel over connections between the processes": {
+        "": "redis_host redis_port redis_url"
     },
 }
 """By what has a setting, then by its names here: its names elsewhere."""

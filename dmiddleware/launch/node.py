@@ -28,8 +28,9 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.stream import Transport
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 from dmiddleware.terminal import needs_terminal
 
@@ -143,7 +144,7 @@ class JoinedNode:
             advertise=part.advertise,
             dial=part.dial,
             key=bytes.fromhex(plan.key_hex) or None,
-            transport=NngStreamTransport(tls=plan.tls),
+            transport=_transport(plan),
             shared_memory=_shared_memory(plan),
             options=_router_options(plan),
             clock=self._clock,
@@ -420,6 +421,15 @@ class _WatchedClock(SystemClock):
         finally:
             self.waited_at = time.monotonic()
             self.program_waits = False
+
+
+def _transport(plan: RunPlan) -> Transport:
+    if plan.tls is None and plan.mq_type == "socket":
+        return SocketTransport()
+    # nng starts a dozen threads when it is loaded.
+    from dmiddleware.router.transport.nng_stream import NngStreamTransport
+
+    return NngStreamTransport(tls=plan.tls)
 
 
 # What the variable was before the first node of this process, then the values of its nodes.

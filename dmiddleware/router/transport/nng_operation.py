@@ -41,20 +41,16 @@ class Operation:
 
     Args:
         on_done: called on one of nng's threads when an operation has ended; it must return at
-            once. None: nothing is called, see :attr:`is_pending`.
+            once.
     """
 
     __slots__ = ("_buffers", "_handle", "_iov", "aio")
 
-    def __init__(self, on_done: Callable[[], None] | None) -> None:
+    def __init__(self, on_done: Callable[[], None]) -> None:
         # nng keeps only the address of the handle, so it must stay alive here.
-        self._handle = None if on_done is None else ffi.new_handle(on_done)
+        self._handle = ffi.new_handle(on_done)
         made = ffi.new("nng_aio **")
-        code = (
-            lib.nng_aio_alloc(made, ffi.NULL, ffi.NULL)
-            if on_done is None
-            else lib.nng_aio_alloc(made, _COMPLETE, self._handle)
-        )
+        code = lib.nng_aio_alloc(made, _COMPLETE, self._handle)
         if code:
             raise failure("allocate an operation", code)
         self.aio = made[0]
@@ -81,11 +77,6 @@ class Operation:
         self._buffers = []
 
     @property
-    def is_pending(self) -> bool:
-        """Whether an operation without a callback has not ended."""
-        return bool(lib.nng_aio_busy(self.aio))
-
-    @property
     def result(self) -> int:
         """The result of the last operation; zero if it succeeded."""
         code: int = lib.nng_aio_result(self.aio)
@@ -100,10 +91,6 @@ class Operation:
     def output(self) -> Any:
         """Return what it has made."""
         return lib.nng_aio_get_output(self.aio, 0)
-
-    def cancel(self) -> None:
-        """End it, without waiting; not to be called twice."""
-        lib.nng_aio_cancel(self.aio)
 
     def free(self) -> None:
         """Free it when none is pending; wait until its callback has returned."""

@@ -10,12 +10,6 @@ These facts about nng 1.11 shape the code:
   end, and uses it after it was freed; nng's own dialer does so when a dial is canceled. So no
   operation that has a callback is canceled. Its connection, dialer or listener is closed, which
   ends it, and freed when its completion has been processed.
-- Sending to a socket with room ends before the call returns. An operation without a callback then
-  costs no other thread anything, and halves the processor time of a small message. If the socket
-  has no room, the operation is canceled and started again with a callback. If it has ended in this
-  very moment, one of nng's threads may still be about to note that, while it holds the lock of the
-  connection. The next operation is then another one, for which nng needs the same lock.
-- Over TLS, canceling breaks the connection, so every operation has a callback.
 - Closing a websocket, or its listener, does not always end the pending operations. So ``ws`` is not
   offered.
 - A timeout of nng may expire while another thread closes the connection, and abort the process.
@@ -52,17 +46,12 @@ _logger = logging.getLogger(__name__)
 _IPC: Final = "ipc://"
 _TCP: Final = "tcp://"
 _TLS: Final = "tls+tcp://"
-_CANCELABLE: Final = (_IPC, _TCP)
-"""Where an operation can be canceled without an effect on the connection."""
 
 _CHECK_S: Final = 1.0
 """How long the search for the reason of a failed TLS handshake may wait for the peer."""
 
 _NO_DELAY: Final = b"tcp-nodelay"
 """Otherwise the second of two short frames may wait until the first one is acknowledged."""
-
-_MUCH: Final = 16 * 1024
-"""After so many bytes at once, more of them are likely to have arrived."""
 
 _JOINED: Final = 16 * 1024
 """Neighboring pieces that are shorter are sent as one."""
@@ -145,19 +134,12 @@ class NngStream:
         self._connection = connection
         self._error: RouterError | None = None
         self._is_closed = False
-        self._is_cancelable = address.startswith(_CANCELABLE)
         self._dialer: Any = None
         self._dialing: Operation | None = None
         # The certificates of a dialer, until the peer has sent something.
         self._tls: TlsFiles | None = None
         self._receiving = Operation(partial(thread.call, self._on_received))
-        self._sending = Operation(partial(thread.call, self._on_sendable))
-        self._trying = Operation(None)
-        self._may_try = self._is_cancelable
-        self._trying_to_receive = Operation(None)
-        # The operation that has received last, and whether more is likely to have arrived.
-        self._received_by = self._receiving
-        self._has_much = False
+        self._sending = Operation(partial(thread.call, self._on_sent_some))
         # How many operations have not called back yet.
         self._n_pending = 0
         self._targets: Sequence[memoryview] = ()
@@ -176,7 +158,12 @@ class NngStream:
                 self._report(partial(on_sent, self._error))
                 return False
             self._unsent, self._on_sent = _joined(pieces), on_sent
-            return self._connection is not None and self._send()
+            if not self._unsent:
+                self._on_sent = None
+                return True
+            if self._connection is not None:
+                self._send()
+            return False
 
     def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
         """Receive the next bytes."""
@@ -248,33 +235,19 @@ class NngStream:
         """Start what has waited for the connection."""
         if self._on_bytes is not None:
             self._receive()
-        on_sent = self._on_sent
-        if on_sent is not None and self._send():
-            self._report(partial(on_sent, None))
+        if self._on_sent is not None:
+            self._send()
 
     def _receive(self) -> None:
         self._n_pending += 1
-        if self._has_much and self._is_cancelable:
-            # Without a callback, which takes two changes of threads.
-            trying = self._received_by = self._trying_to_receive
-            lib.nng_stream_recv(self._connection, trying.use(self._targets))
-            if trying.is_pending:
-                trying.cancel()
-            if trying.result != lib.NNG_ECANCELED:
-                self._thread.call(self._on_received)
-                return
-            trying.forget()
-        self._received_by = self._receiving
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
 
     def _on_received(self) -> None:
-        receiving = self._received_by
+        receiving = self._receiving
         with self._lock:
             code, on_bytes = receiving.result, self._on_bytes
-            n_bytes = receiving.count
-            outcome: int | RouterError | None = n_bytes
+            outcome: int | RouterError | None = receiving.count
             receiving.forget()
-            self._has_much = n_bytes >= _MUCH
             self._targets, self._on_bytes = (), None
             tls, self._tls = self._tls, None
             if code:
@@ -298,59 +271,34 @@ class NngStream:
             error = reason
         self._report(partial(on_bytes, error))
 
-    def _send(self) -> bool:
-        """Send what the system accepts at once; return whether that is everything."""
-        while self._unsent:
-            pieces = self._unsent[:MAX_PIECES]
-            code = self._try_to_send(pieces) if self._may_try else lib.NNG_ECANCELED
-            if code == lib.NNG_ECANCELED:
-                self._may_try = self._is_cancelable
-                self._n_pending += 1
-                lib.nng_stream_send(self._connection, self._sending.use(pieces))
-                return False
-            if code:
-                self._end(self._error_of(code))
-                self._fail_sending()
-                return False
-            self._note_sent(self._trying.count)
-        self._on_sent = None
-        return True
+    def _send(self) -> None:
+        self._n_pending += 1
+        pieces = self._unsent[:MAX_PIECES]
+        lib.nng_stream_send(self._connection, self._sending.use(pieces))
 
-    def _try_to_send(self, pieces: Sequence[Piece]) -> int:
-        """Send what the system accepts at once; return nng's result, which may be "canceled"."""
-        trying = self._trying
-        lib.nng_stream_send(self._connection, trying.use(pieces))
-        if trying.is_pending:
-            trying.cancel()
-            # Unless it was canceled, nng may not be done with it.
-            self._may_try = False
-        code = trying.result
-        trying.forget()
-        return code
-
-    def _on_sendable(self) -> None:
+    def _on_sent_some(self) -> None:
         sending, outcome = self._sending, None
         with self._lock:
             self._n_pending -= 1
             code, on_sent = sending.result, self._on_sent
+            n_bytes = sending.count
             sending.forget()
             if code:
                 self._end(self._error_of(code))
-            else:
-                self._note_sent(sending.count)
             if self._error is not None:
-                self._unsent, self._on_sent, outcome = [], None, self._error
-            elif not self._send():
-                return
+                outcome = self._error
+            else:
+                self._drop_sent(n_bytes)
+                if self._unsent:
+                    self._send()
+                    return
+            self._unsent, self._on_sent = [], None
             self._release_if_done()
         assert on_sent is not None
         self._guarded(partial(on_sent, outcome))
 
-    def _note_sent(self, n_bytes: int) -> None:
+    def _drop_sent(self, n_bytes: int) -> None:
         unsent = self._unsent
-        if n_bytes < sum(map(len, unsent[:MAX_PIECES])):
-            # The socket is full, so that trying again would be in vain.
-            self._may_try = False
         for index, piece in enumerate(unsent):
             if n_bytes < len(piece):
                 unsent[: index + 1] = [memoryview(piece)[n_bytes:]]
@@ -391,8 +339,9 @@ class NngStream:
 
     def _release(self) -> None:
         for operation in (
-            *(self._dialing, self._receiving, self._trying_to_receive),
-            *(self._sending, self._trying),
+            self._dialing,
+            self._receiving,
+            self._sending,
         ):
             if operation is not None:
                 operation.free()
