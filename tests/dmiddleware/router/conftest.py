@@ -16,7 +16,8 @@ from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import nothing_left
 from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
-KINDS = ("memory", "ipc", "tcp", "nng ipc", "nng tcp", "nng dials", "nng listens", "tls")
+STREAMS = ("memory", "ipc", "tcp", "nng ipc", "nng tcp", "nng dials", "nng listens", "tls")
+ROUTERS = ("memory", "ipc", "tcp", "nng", "tls", "shared memory")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def address(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/0.sock"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=STREAMS)
 def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEndpoints]:
     """Two transports, which leave no thread and no descriptor."""
     kind = request.param
@@ -51,22 +52,19 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEn
             NngStreamTransport(tls=authority.files("other")),
         )
     else:
-        listened = "tcp://127.0.0.1:0" if "tcp" in kind else address
         found = StreamEndpoints(
-            listened,
-            NngStreamTransport()
-            if kind in ("nng ipc", "nng tcp", "nng listens")
-            else SocketTransport(),
-            NngStreamTransport()
-            if kind in ("nng ipc", "nng tcp", "nng dials")
-            else SocketTransport(),
+            "tcp://127.0.0.1:0" if "tcp" in kind else address,
+            *(
+                NngStreamTransport() if "nng" in kind and other not in kind else SocketTransport()
+                for other in ("dials", "listens")
+            ),
         )
     start_nng()
     with nothing_left():
         yield found
 
 
-@pytest.fixture(params=(*KINDS, "shared memory"))
+@pytest.fixture(params=ROUTERS)
 def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndpoints:
     """Return what two routers need to be connected."""
     kind = request.param
@@ -84,5 +82,8 @@ def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndp
     if kind == "shared memory":
         folder: Path = request.getfixturevalue("folder")
         one, other = ({"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2))
+        return RouterEndpoints(address, one, other)
+    if kind == "nng":
+        one, other = ({"transport": NngStreamTransport()} for _ in range(2))
         return RouterEndpoints(address, one, other)
     return RouterEndpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})

@@ -1,7 +1,8 @@
-"""Close streams of nng while they connect, send and receive.
+"""Close streams while they connect, send and receive.
 
-Run as ``python -m …stream_closing_program ADDRESS COUNT [CA CERT_AND_KEY NAME]``; prints how many
-connections were made and closed. It is a separate program because nng may abort the process.
+Run as ``python -m …stream_closing_program KIND ADDRESS COUNT [CA CERT_AND_KEY NAME]``, where the
+kind is ``socket`` or ``nng``; prints how many connections were made and closed. It is a separate
+program because nng may abort the process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Final
 
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from dmiddleware.router.transport.stream import Stream
+from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.stream import Stream, Transport
 from dmiddleware.router.transport.tls import TlsFiles
 
 N_THREADS: Final = 4
@@ -66,7 +68,7 @@ class Side:
 class Closer:
     """Dials, and closes the connections in four orders."""
 
-    def __init__(self, transport: NngStreamTransport, address: str, seed: int) -> None:
+    def __init__(self, transport: Transport, address: str, seed: int) -> None:
         self._transport = transport
         self._address = address
         self._random = random.Random(seed)
@@ -101,9 +103,15 @@ class Closer:
         self._soon(side)
 
 
-def main(address: str, count: int, *tls: str) -> None:
+def transport_of(kind: str, *tls: str) -> Transport:
+    if kind == "socket":
+        return SocketTransport()
     files = TlsFiles(ca=tls[0], cert_and_key=tls[1], server_name=tls[2]) if tls else None
-    transport, dials = (NngStreamTransport(tls=files) for _ in range(2))
+    return NngStreamTransport(tls=files)
+
+
+def main(kind: str, address: str, count: int, *tls: str) -> None:
+    transport, dials = (transport_of(kind, *tls) for _ in range(2))
     accepted: list[Side] = []
     rng = random.Random(0)
 
@@ -149,4 +157,4 @@ def thread_names() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

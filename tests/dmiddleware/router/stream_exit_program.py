@@ -1,6 +1,6 @@
-"""Leave the program while streams of nng connect, send and receive, without closing anything.
+"""Leave the program while streams connect, send and receive, without closing anything.
 
-Run as ``python -m …stream_exit_program ADDRESS``.
+Run as ``python -m …stream_exit_program KIND ADDRESS``; the kind is ``socket`` or ``nng``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import sys
 import time
 
-from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from tests.dmiddleware.router.stream_closing_program import Side
+from tests.dmiddleware.router.stream_closing_program import Side, transport_of
 
 
-def main(address: str) -> None:
-    transport, dials = NngStreamTransport(), NngStreamTransport()
+def main(kind: str, address: str) -> None:
+    transport, dials = transport_of(kind), transport_of(kind)
     sides: list[Side] = []
     listener = transport.listen(address, lambda stream: sides.append(Side(stream)))
     for _ in range(10):
@@ -23,4 +22,4 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

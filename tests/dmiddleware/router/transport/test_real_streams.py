@@ -1,4 +1,4 @@
-"""nng's byte streams: what they cost, what strangers can do, and how they end."""
+"""Streams of sockets and of nng: what they cost, what strangers can do, and how they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,8 @@ import pytest
 from dmiddleware.errors import AuthError, RouterStateError, TransportError
 from dmiddleware.router.transport import ipc_path
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from dmiddleware.router.transport.stream import Listener, Stream
+from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.stream import Listener, Stream, Transport
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.process_resources import comes_true, n_descriptors, nothing_left
@@ -37,16 +38,23 @@ def nng_runs() -> None:
     start_nng()
 
 
-@pytest.fixture
-def ipc(address: str) -> Iterator[StreamEndpoints]:
-    with nothing_left():
-        yield StreamEndpoints(address, NngStreamTransport(), NngStreamTransport())
+@pytest.fixture(params=[SocketTransport, NngStreamTransport])
+def transport(request: pytest.FixtureRequest) -> Callable[[], Transport]:
+    """Return what makes a transport."""
+    made: Callable[[], Transport] = request.param
+    return made
 
 
 @pytest.fixture
-def tcp() -> Iterator[StreamEndpoints]:
+def ipc(address: str, transport: Callable[[], Transport]) -> Iterator[StreamEndpoints]:
     with nothing_left():
-        yield StreamEndpoints("tcp://127.0.0.1:0", NngStreamTransport(), NngStreamTransport())
+        yield StreamEndpoints(address, transport(), transport())
+
+
+@pytest.fixture
+def tcp(transport: Callable[[], Transport]) -> Iterator[StreamEndpoints]:
+    with nothing_left():
+        yield StreamEndpoints("tcp://127.0.0.1:0", transport(), transport())
 
 
 def path_of(endpoints: StreamEndpoints) -> Path:
@@ -115,27 +123,33 @@ def test_listening_does_not_wait_for_the_lock_of_another_process(
     "address",
     ["ipc://relative", "ipc:///" + 120 * "x", "ipc:///tmp/..", "ws://127.0.0.1:0", "tcp://nowhere"],
 )
-def test_an_address_that_is_not_valid_is_refused(address: str) -> None:
+def test_an_address_that_is_not_valid_is_refused(
+    address: str, transport: Callable[[], Transport]
+) -> None:
     with nothing_left(), pytest.raises(TransportError, match="could not listen"):
-        NngStreamTransport().listen(address, End)
+        transport().listen(address, End)
 
 
 @pytest.mark.parametrize("address", ["ipc://relative", "tcp://nowhere", "http://127.0.0.1:1"])
-def test_an_address_that_is_not_valid_is_not_dialed(address: str) -> None:
+def test_an_address_that_is_not_valid_is_not_dialed(
+    address: str, transport: Callable[[], Transport]
+) -> None:
     with nothing_left(), pytest.raises(TransportError, match="could not dial"):
-        NngStreamTransport().dial(address, timeout_s=1.0)
+        transport().dial(address, timeout_s=1.0)
 
 
-def test_a_host_name_that_is_not_known_fails_with_the_address() -> None:
+def test_a_host_name_that_is_not_known_fails_with_the_address(
+    transport: Callable[[], Transport],
+) -> None:
     with nothing_left():
-        stream = NngStreamTransport().dial("tcp://nowhere.invalid:1", timeout_s=DEADLINE_S)
+        stream = transport().dial("tcp://nowhere.invalid:1", timeout_s=DEADLINE_S)
         assert "tcp://nowhere.invalid:1" in str(End(stream).ended())
         stream.close()
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "0.0.0.0"])
-def test_hosts_may_be_names_or_addresses(host: str) -> None:
-    endpoints = StreamEndpoints(f"tcp://{host}:0", NngStreamTransport(), NngStreamTransport())
+def test_hosts_may_be_names_or_addresses(host: str, transport: Callable[[], Transport]) -> None:
+    endpoints = StreamEndpoints(f"tcp://{host}:0", transport(), transport())
     with nothing_left(), endpoints.listening(End) as listener:
         dialer = End(endpoints.dial(listener.address.replace("0.0.0.0", "127.0.0.1")))
         dialer.send(b"hello")
@@ -275,7 +289,6 @@ def connected_tcp_sockets() -> Iterator[socket.socket]:
 
 
 def test_much_that_arrives_while_it_is_received_keeps_its_order(ipc: StreamEndpoints) -> None:
-    """Receiving then continues without a callback, until nothing is left."""
     n_bytes = 8 << 20
     content = bytes(range(251)) * (n_bytes // 251)
     with ipc.connected(buffer_bytes=1 << 18) as (dialer, accepted):
@@ -376,22 +389,28 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "count", [400, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
     )
-    @pytest.mark.parametrize("kind", ["ipc", "tcp", "tls"])
+    @pytest.mark.parametrize(
+        ("kind", "scheme"),
+        [("socket", "ipc"), ("socket", "tcp"), ("nng", "ipc"), ("nng", "tcp"), ("nng", "tls")],
+    )
     def test_closing_in_any_order_loses_no_callback(
-        self, kind: str, count: int, address: str, authority: Authority
+        self, kind: str, scheme: str, count: int, address: str, authority: Authority
     ) -> None:
-        arguments = [address if kind == "ipc" else "tcp://127.0.0.1:0", str(count)]
-        if kind == "tls":
+        arguments = [address if scheme == "ipc" else "tcp://127.0.0.1:0", str(count)]
+        if scheme == "tls":
             files = authority.files("one")
             arguments = ["tls+tcp://127.0.0.1:0", str(count)]
             arguments += [files.ca, files.cert_and_key, files.server_name]
-        assert self.run("stream_closing_program", *arguments) == f"{count}\n"
+        assert self.run("stream_closing_program", kind, *arguments) == f"{count}\n"
 
-    @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-    def test_a_program_may_leave_with_open_connections(self, kind: str, address: str) -> None:
+    @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+    @pytest.mark.parametrize("kind", ["socket", "nng"])
+    def test_a_program_may_leave_with_open_connections(
+        self, kind: str, scheme: str, address: str
+    ) -> None:
         for _ in range(3):
-            arguments = address if kind == "ipc" else "tcp://127.0.0.1:0"
-            assert self.run("stream_exit_program", arguments) == "leaving\n"
+            where = address if scheme == "ipc" else "tcp://127.0.0.1:0"
+            assert self.run("stream_exit_program", kind, where) == "leaving\n"
 
     def test_a_forked_process_gets_an_error(self, ipc: StreamEndpoints) -> None:
         with ipc.connected() as (dialer, accepted):
