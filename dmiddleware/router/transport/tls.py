@@ -11,8 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from dmiddleware.errors import AuthError, TransportError
-from dmiddleware.router.transport.nng_library import ffi, lib
-from dmiddleware.router.transport.nng_operation import failure, text_of
 
 __all__ = ["TlsFiles"]
 
@@ -58,6 +56,10 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
         Raises:
             TransportError: if a file is missing or not a certificate.
         """
+        # Loaded here, because most processes do without nng.
+        from dmiddleware.router.transport.nng_library import ffi, lib
+        from dmiddleware.router.transport.nng_operation import failure, text_of
+
         self._check_files()
         made = ffi.new("nng_tls_config **")
         mode = lib.NNG_TLS_MODE_SERVER if listens else lib.NNG_TLS_MODE_CLIENT

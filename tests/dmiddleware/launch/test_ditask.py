@@ -125,8 +125,9 @@ def test_four_processes_connect_and_end_together(folder: Path) -> None:
         ("--roles", "collector=2,evaluator=1,learner=1"),
         ("--parallel-workers", "3", "--topology", "mesh"),
         ("--parallel-workers", "3", "--protocol", "tcp", "--address", "::1"),
+        ("--parallel-workers", "3", "--mq-type", "nng"),
     ],
-    ids=["learner last", "mesh", "IPv6"],
+    ids=["learner last", "mesh", "IPv6", "nng"],
 )
 def test_processes_connect_whatever_the_order_the_topology_and_the_address(
     folder: Path, options: tuple[str, ...]

@@ -14,6 +14,7 @@ from tests.dmiddleware.launch.ditask_process import start
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 SLOW = {"torch", "treetensor", "numpy", "asyncio", "importlib.metadata", "rich"}
+NNG = "pynng._nng"
 
 # The learner and the collector exchange events before they look. A collector that never waits would
 # fill large frames, whose fragments need numpy.
@@ -56,7 +57,11 @@ def loaded(folder: Path, *options: str) -> set[str]:
 def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_asyncio(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    assert loaded(tmp_path, *options) & SLOW == set()
+    assert loaded(tmp_path, *options) & {*SLOW, NNG} == set()
+
+
+def test_nng_is_loaded_where_it_carries_the_events(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "--mq-type", "nng") & {*SLOW, NNG} == {NNG}
 
 
 def test_the_command_imports_modules_of_the_current_folder(tmp_path: Path) -> None:
