@@ -106,6 +106,8 @@ class Outbox(Generic[T]):
         # No credit: the peer's state is not known yet.
         self._sent = 0
         self._credit: int | None = None
+        # The newest frame that was made.
+        self._made = 0
         self._capacity = 0
         self._is_refusing = False
         self._asked_after: int | None = None
@@ -132,7 +134,8 @@ class Outbox(Generic[T]):
     @property
     def is_blocked(self) -> bool:
         """Whether something waits for the peer to take more, or to say how much it takes."""
-        return self._has_unsent and not self._fits(self._next_size())
+        size = self._next_size()
+        return size is not None and not self._fits(size)
 
     def offer(self, message: T) -> bool:
         """Accept a message, or return False if the outbox is full; the caller then tries again."""
@@ -149,14 +152,15 @@ class Outbox(Generic[T]):
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""
-        if not self._has_unsent or not self._fits(self._next_size()):
+        size = self._next_size()
+        if size is None or not self._fits(size):
             return None
-        if self._last_sequence == self._sent:
+        if self._sent == self._made:
             if self._has_asked and self._waiting_bytes < self._hold_bytes:
                 return None
             self._pack()
         # Frames have consecutive numbers.
-        frame = self._frames[self._sent - self._last_sequence]
+        frame = self._frames[self._sent - self._made]
         assert self._credit is not None
         self._sent = frame.sequence
         self._credit -= frame.size
@@ -176,7 +180,7 @@ class Outbox(Generic[T]):
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
-        is_last = self.is_draining and bool(self._frames) and not self._has_unsent
+        is_last = self.is_draining and bool(self._frames) and self._next_size() is None
         if not self._is_refusing and not self.is_blocked and not is_last:
             return False
         self._asked_after = self._sent
@@ -188,7 +192,7 @@ class Outbox(Generic[T]):
         Raises:
             FrameError: if no peer that follows the protocol can have sent it.
         """
-        last = self._last_sequence if self._credit is None else self._sent
+        last = self._made if self._credit is None else self._sent
         if not self._acknowledged <= state.acknowledged <= state.accepted <= last:
             raise FrameError(
                 f"the peer acknowledges frames up to {state.acknowledged} and has those up to "
@@ -223,7 +227,7 @@ class Outbox(Generic[T]):
         self._waiting.extendleft(m for f in reversed(self._frames) for m in reversed(f.messages))
         self._waiting_bytes = self._n_bytes
         self._frames.clear()
-        self._acknowledged = self._sent = self._newest = 0
+        self._acknowledged = self._sent = self._made = self._newest = 0
         self._credit = None
 
     def give_up(self) -> None:
@@ -243,18 +247,11 @@ class Outbox(Generic[T]):
         """Return, in order, the messages that would be lost if the outbox were dropped now."""
         return [*(m for frame in self._frames for m in frame.messages), *self._waiting]
 
-    @property
-    def _last_sequence(self) -> int:
-        return self._frames[-1].sequence if self._frames else self._acknowledged
-
-    @property
-    def _has_unsent(self) -> bool:
-        return bool(self._waiting) or self._sent < self._last_sequence
-
-    def _next_size(self) -> int:
-        if self._sent < self._last_sequence:
-            return self._frames[self._sent - self._last_sequence].size
-        return self._waiting[0].size
+    def _next_size(self) -> int | None:
+        """Return the size of the next frame, or of its first message; None: there is none."""
+        if self._sent < self._made:
+            return self._frames[self._sent - self._made].size
+        return self._waiting[0].size if self._waiting else None
 
     def _fits(self, size: int) -> bool:
         if self._credit is None:
@@ -271,7 +268,8 @@ class Outbox(Generic[T]):
             messages.append(self._waiting.popleft())
             size += messages[-1].size
         self._waiting_bytes -= size
-        self._frames.append(OutgoingFrame(self._sent + 1, tuple(messages), size))
+        self._made += 1
+        self._frames.append(OutgoingFrame(self._made, tuple(messages), size))
 
 
 class Inbox(Generic[T]):

@@ -170,7 +170,7 @@ class Membership:
         known = self._members.get(identity.node_id)
         member = Member(identity, session.incarnation)
         self._members[identity.node_id] = member
-        self._note_heard(identity.node_id, now)
+        self.on_heard(identity.node_id, session.incarnation, now)
         if known is None:
             self._forget_oldest()
             return [MembershipChange("joined", member)]
@@ -188,7 +188,11 @@ class Membership:
 
     def on_heard(self, node_id: str, incarnation: int, now: float) -> None:
         """Note that an authenticated frame of a connected node has arrived."""
-        self._note_heard(node_id, now)
+        # The node that was heard last comes last.
+        self._heard_at.pop(node_id, None)
+        self._heard_at[node_id] = now
+        if self._busy_since:
+            self._busy_since.pop(node_id, None)
         known = self._members[node_id]
         if known.incarnation < incarnation:
             self._members[node_id] = replace(known, incarnation=incarnation)
@@ -200,7 +204,7 @@ class Membership:
             return
         since = self._busy_since.get(node_id, heard_at)
         if now - since <= self._busy_silence_s:
-            self._note_heard(node_id, now)
+            self.on_heard(node_id, 0, now)
             self._busy_since[node_id] = since
 
     def quiet(self, now: float) -> list[str]:
@@ -248,9 +252,3 @@ class Membership:
             if oldest is not None:
                 del self._members[oldest]
                 self._replaced.pop(oldest, None)
-
-    def _note_heard(self, node_id: str, now: float) -> None:
-        self._heard_at.pop(node_id, None)
-        self._heard_at[node_id] = now
-        if self._busy_since:
-            self._busy_since.pop(node_id, None)

@@ -32,6 +32,9 @@ class MemoryGrants:
         max_bytes: how much memory there is.
         peers: all peers.
         gone: the disconnected ones, which keep no memory that others need.
+
+    Attributes:
+        wanted: what was asked for and could not be granted yet.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class MemoryGrants:
         self._max_bytes = max_bytes
         self._peers = peers
         self._gone = gone
-        self._wanted: deque[_Wanted] = deque()
+        self.wanted: deque[_Wanted] = deque()
 
     def ask(self, peer: PeerSession, stream: int, sequence: int, total: int) -> None:
         """Note that a peer asks for memory; call :meth:`grant` next.
@@ -53,23 +56,23 @@ class MemoryGrants:
                 f"node {peer.node_id} wants to send a frame of {total} bytes, but this node has "
                 f"announced that it accepts at most {self._max_bytes}"
             )
-        if any(one.peer is peer and one.stream == stream for one in self._wanted):
+        if any(one.peer is peer and one.stream == stream for one in self.wanted):
             raise FrameError(f"node {peer.node_id} asks twice for the memory of a large frame")
         peer.incoming.check_next(stream, sequence)
-        self._wanted.append(_Wanted(peer, stream, sequence, total))
+        self.wanted.append(_Wanted(peer, stream, sequence, total))
 
     def grant(self) -> list[PeerSession]:
         """Grant what is possible; return the peers that have to be told."""
         granted = []
-        while self._wanted and (memory := self._memory_for(self._wanted[0])) is not None:
-            peer = self._wanted.popleft().peer
+        while self.wanted and (memory := self._memory_for(self.wanted[0])) is not None:
+            peer = self.wanted.popleft().peer
             peer.incoming.grant(memory)
             granted.append(peer)
         return granted
 
     def drop(self, peer: PeerSession) -> None:
         """Forget what a peer has asked for; over its next connection it asks again."""
-        self._wanted = deque(one for one in self._wanted if one.peer is not peer)
+        self.wanted = deque(one for one in self.wanted if one.peer is not peer)
         peer.incoming.on_restart()
 
     def _memory_for(self, wanted: _Wanted) -> Assembly | None:

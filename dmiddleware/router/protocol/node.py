@@ -23,7 +23,7 @@ from dmiddleware.router.protocol.membership import SAID_GOODBYE, Membership, Mem
 from dmiddleware.router.protocol.memory_grants import MemoryGrants
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import Link, PeerSession
-from dmiddleware.router.protocol.session_frames import SessionFrames, States, is_urgent
+from dmiddleware.router.protocol.session_frames import URGENT, SessionFrames, States
 from dmiddleware.router.protocol.streams import EventBatch
 from dmiddleware.router.protocol.subscriptions import Subscriptions
 from dmiddleware.router.wire.envelope import (
@@ -32,7 +32,7 @@ from dmiddleware.router.wire.envelope import (
     frame_contents,
     unpack_events,
 )
-from dmiddleware.router.wire.frame import Frame, FrameContents, FrameType, asks
+from dmiddleware.router.wire.frame import Frame, FrameContents, FrameType
 
 __all__ = ["NodeProtocol"]
 
@@ -358,6 +358,8 @@ class NodeProtocol:
                 connection.
         """
         if link.is_over:
+            if link.session is None:
+                raise FrameError("got a frame after a refusal")
             return FrameType.BYE
         session, peer = link.session, link.peer
         if session is None or peer is None:
@@ -370,7 +372,8 @@ class NodeProtocol:
         frame = session.read(raw, body_digest=body_digest)
         peer.counters.received_frames += 1
         peer.counters.received_bytes += len(raw)
-        check_incarnation(frame.incarnation, peer.session.incarnation)
+        if frame.incarnation != peer.session.incarnation:
+            check_incarnation(frame.incarnation, peer.session.incarnation)
         self._members.on_heard(peer.node_id, frame.incarnation, now)
         self._on_session_frame(link, peer, frame, now)
         if peer.incoming.is_due:
@@ -590,7 +593,7 @@ class NodeProtocol:
             events = unpack_events(frame)
         self.subscriptions.check_received_names(peer, events)
         incoming.on_events(stream, sequence, events)
-        if asks(frame):
+        if frame.asks:
             incoming.on_ask(stream, until_empty=False)
         if incoming.has_events:
             self._with_events[peer.node_id] = peer
@@ -609,8 +612,9 @@ class NodeProtocol:
             peer.outgoing.on_states(states)
 
     def _grant_memory(self) -> None:
-        for peer in self._memory.grant():
-            self._note_taken(peer)
+        if self._memory.wanted:
+            for peer in self._memory.grant():
+                self._note_taken(peer)
 
     def _put_batch(self, link: Link, batch: EventBatch) -> None:
         if batch.fragment is None:
@@ -650,4 +654,4 @@ class NodeProtocol:
         )
         peer.counters.sent_frames += 1
         peer.counters.sent_bytes += len(frame)
-        link.route.put(frame, urgent=is_urgent(kind))
+        link.route.put(frame, urgent=kind in URGENT)

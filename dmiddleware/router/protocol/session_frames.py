@@ -26,9 +26,10 @@ from dmiddleware.router.wire.frame import (
     read_metadata,
 )
 
-__all__ = ["SessionFrames", "States", "is_urgent"]
+__all__ = ["URGENT", "SessionFrames", "States"]
 
-_URGENT: Final = frozenset({FrameType.HEARTBEAT, FrameType.STATE})
+URGENT: Final = frozenset({FrameType.HEARTBEAT, FrameType.STATE})
+"""The frames of a session that overtake the others."""
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -82,11 +83,6 @@ class States(msgspec.Struct, array_like=True, frozen=True):
 _decoder: Final = msgspec.msgpack.Decoder(States)
 
 
-def is_urgent(kind: FrameType) -> bool:
-    """Return whether frames of a session overtake those that are not urgent."""
-    return kind in _URGENT
-
-
 def _frame_macs(
     session: Session, *, dialed: bool, cover_body: bool
 ) -> tuple[FrameMac | None, FrameMac | None]:
@@ -136,7 +132,7 @@ class SessionFrames:
         Raises:
             FrameTooLarge: if no peer accepts a frame with these contents.
         """
-        lane = is_urgent(kind)
+        lane = kind in URGENT
         frame = OutgoingFrame(
             kind,
             contents,
@@ -166,7 +162,7 @@ class SessionFrames:
         frame = decode_frame(raw, self._check, body_digest=body_digest)
         if frame.session != self._number:
             raise AuthError(f"got a frame of session {frame.session} in session {self._number}")
-        lane = is_urgent(frame.type)
+        lane = frame.type in URGENT
         expected = self._n_received[lane] + 1
         if frame.sequence != expected:
             raise FrameError(

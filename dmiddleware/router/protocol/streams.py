@@ -210,7 +210,13 @@ class OutgoingStreams:
         if not self._is_open or self._is_paused:
             return None
         batch = self._next_fragment() if self._transfers and not self._sent_fragment else None
-        batch = batch or self._next_whole() or self._next_fragment()
+        if batch is None and self._latest and self._unconfirmed is None:
+            batch = self._next_latest()
+        batch = batch or self._next_reliable(RELIABLE) or self._next_reliable(HANDLED)
+        if batch is None and self._lossy:
+            batch = self._next_lossy()
+        if batch is None and self._transfers:
+            batch = self._next_fragment()
         self._sent_fragment = batch is not None and batch.fragment is not None
         return batch
 
@@ -285,14 +291,6 @@ class OutgoingStreams:
         self.counters.dropped += sum(n_events for _, n_events in self._lossy_sent)
         self._lossy_sent.clear()
 
-    def _next_whole(self) -> EventBatch | None:
-        return (
-            self._next_latest()
-            or self._next_reliable(RELIABLE)
-            or self._next_reliable(HANDLED)
-            or self._next_lossy()
-        )
-
     def _next_fragment(self) -> EventBatch | None:
         for stream, (batch, transfer) in self._transfers.items():
             fragment = transfer.next_fragment()
@@ -316,8 +314,6 @@ class OutgoingStreams:
         return event.size > self._largest_whole_bytes or len(event.buffers) >= MAX_BUFFERS
 
     def _next_latest(self) -> EventBatch | None:
-        if self._unconfirmed is not None or not self._latest:
-            return None
         events = self._fitting(self._latest)
         for event in events:
             del self._latest[event.event]
@@ -347,7 +343,7 @@ class OutgoingStreams:
         return None if self._in_fragments(batch) else batch
 
     def _next_lossy(self) -> EventBatch | None:
-        if not self._lossy or LOSSY in self._transfers:
+        if LOSSY in self._transfers:
             return None
         events = [self._lossy.popleft()]
         size = events[0].size
@@ -412,7 +408,9 @@ class IncomingStreams:
     @property
     def has_events(self) -> bool:
         """Whether :meth:`take`, or the inbox of events to be handled, would return something."""
-        return bool(self._latest or self._lossy or len(self.inbox) or self.inbox_handled.has_ready)
+        return bool(
+            self._latest or self._lossy or self.inbox.has_ready or self.inbox_handled.has_ready
+        )
 
     @property
     def is_due(self) -> bool:

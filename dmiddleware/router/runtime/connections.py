@@ -24,8 +24,8 @@ from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
 from dmiddleware.router.protocol.handshake import DialerHandshake
 from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
-from dmiddleware.router.transport.framed_connection import FramedConnection
-from dmiddleware.router.transport.framed_listener import Callbacks, FramedListener
+from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
+from dmiddleware.router.transport.framed_listener import FramedListener
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.stream import Transport, exposes_bytes
 from dmiddleware.router.wire.frame import MAX_FRAME_BYTES, FrameType, digest_if_large
@@ -249,26 +249,17 @@ class Connections:
             self._schedule(target, None, error, now)
             return
 
-        def on_frame(frame: memoryview) -> None:
-            self._on_frame(link, frame, target=target)
-
-        def on_end(error: RouterError) -> None:
-            self._on_end(link, error, target=target)
-
-        def on_room() -> None:
-            self._engine.on_room(link)
-
-        connection = FramedConnection(
-            stream,
-            on_frame=on_frame,
-            on_end=on_end,
-            on_room=on_room,
-            max_frame_bytes=MAX_STRANGER_BYTES,
-        )
+        connection = FramedConnection(stream, max_frame_bytes=MAX_STRANGER_BYTES)
         link = self._new_link(connection, dialed=True, covers_body=exposes_bytes(target.address))
         target.link, target.started_at, target.next_at = link, now, now + HANDSHAKE_S
         self._engine.node.dial(link)
-        connection.start()
+        connection.start(
+            Callbacks(
+                partial(self._on_frame, link, target=target),
+                partial(self._on_end, link, target=target),
+                partial(self._engine.on_room, link),
+            )
+        )
         connection.flush()
 
     def _new_link(self, connection: FramedConnection, *, dialed: bool, covers_body: bool) -> Link:

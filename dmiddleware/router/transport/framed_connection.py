@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.transport.stream import Stream
@@ -12,7 +12,7 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.old_version import OldVersionError
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES, FrameReader, FrameWriter
 
-__all__ = ["FramedConnection", "OnEnd", "OnFrame", "OnRoom"]
+__all__ = ["Callbacks", "FramedConnection"]
 
 OnFrame: TypeAlias = Callable[[memoryview], None]
 """Takes a frame, on the transport's thread; its memory is writable and not used again."""
@@ -22,6 +22,21 @@ OnEnd: TypeAlias = Callable[[RouterError], None]
 
 OnRoom: TypeAlias = Callable[[], None]
 """Called on the transport's thread when there is room again for frames that can wait."""
+
+
+class Callbacks(NamedTuple):
+    """The callbacks of a connection.
+
+    Attributes:
+        on_frame: takes the frames; it must return soon, and if it raises, the connection ends.
+        on_end: notified when the connection has ended, also by :meth:`FramedConnection.close`.
+        on_room: notified when there is room again.
+    """
+
+    on_frame: OnFrame
+    on_end: OnEnd
+    on_room: OnRoom = lambda: None
+
 
 _ROOM_BYTES: Final = 2 * FRAGMENT_BYTES
 """Up to this many bytes of frames wait to be sent, if their order may still change."""
@@ -35,9 +50,6 @@ class FramedConnection:
 
     Args:
         stream: the stream, which this object owns from now on.
-        on_frame: takes the frames; it must return soon, and if it raises, the connection ends.
-        on_end: notified when the connection has ended, also by :meth:`close`.
-        on_room: notified when there is room again.
         max_frame_bytes: a longer frame ends the connection without being received.
 
     Attributes:
@@ -45,21 +57,11 @@ class FramedConnection:
         n_sent: how many times the system has accepted bytes after it was full.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        *,
-        on_frame: OnFrame,
-        on_end: OnEnd,
-        on_room: OnRoom = lambda: None,
-        max_frame_bytes: int,
-    ) -> None:
+    def __init__(self, stream: Stream, *, max_frame_bytes: int) -> None:
         self.n_received = 0
         self.n_sent = 0
         self._stream = stream
-        self._on_frame = on_frame
-        self._on_end = on_end
-        self._on_room = on_room
+        self._callbacks: Callbacks | None = None
         self._reader = FrameReader(max_frame_bytes)
         self._lock = threading.Lock()
         self._writer = FrameWriter()
@@ -68,8 +70,9 @@ class FramedConnection:
         self._is_closed = False
         self._error: RouterError | None = None
 
-    def start(self) -> None:
-        """Start to receive; call this once."""
+    def start(self, callbacks: Callbacks) -> None:
+        """Start to receive; call this once, also if the connection was closed before."""
+        self._callbacks = callbacks
         self._stream.receive(self._reader.targets, self._on_bytes)
 
     def allow(self, max_frame_bytes: int) -> None:
@@ -152,8 +155,8 @@ class FramedConnection:
             self.n_sent += 1
             self._is_sending = False
             self._send()
-        if self.has_room and self._may_send:
-            self._on_room()
+        if self.has_room and self._may_send and self._callbacks is not None:
+            self._callbacks.on_room()
 
     def _refuse(self, error: OldVersionError) -> None:
         """Answer a peer with an old version, and end the connection."""
@@ -164,16 +167,18 @@ class FramedConnection:
             self.close()
 
     def _on_bytes(self, outcome: int | RouterError) -> None:
+        callbacks = self._callbacks
+        assert callbacks is not None
         if not isinstance(outcome, int):
             self.close()
-            self._on_end(self._error or outcome)
+            callbacks.on_end(self._error or outcome)
             return
         self.n_received += outcome
         try:
             for frame in self._reader.add(outcome):
                 if self._is_closed:
                     break
-                self._on_frame(frame)
+                callbacks.on_frame(frame)
         except OldVersionError as error:
             self._refuse(error)
         except (FrameError, MemoryError) as error:

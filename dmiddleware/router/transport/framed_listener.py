@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from dmiddleware.errors import FrameError, RouterError, TransportError
+from dmiddleware.errors import RouterError, TransportError
 from dmiddleware.router.protocol.strangers import Strangers
-from dmiddleware.router.transport.framed_connection import (
-    FramedConnection,
-    OnEnd,
-    OnFrame,
-    OnRoom,
-)
+from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.stream import Stream, Transport
 
-__all__ = ["Callbacks", "FramedListener", "OnConnection"]
-
-
-class Callbacks(NamedTuple):
-    """The callbacks of a connection.
-
-    Attributes:
-        on_frame: takes a frame.
-        on_end: notified when the connection has ended.
-        on_room: notified when there is room again.
-    """
-
-    on_frame: OnFrame
-    on_end: OnEnd
-    on_room: OnRoom = lambda: None
+__all__ = ["FramedListener", "OnConnection"]
 
 
 OnConnection: TypeAlias = Callable[[FramedConnection], Callbacks]
 """Takes a connection that has not started, and returns what it calls."""
 
-_MAX_FRAMES: Final = 2
-"""A stranger says hello and proves that it has the key."""
-
 
 class FramedListener:
     """Accepts connections. Their peers are strangers until :meth:`trust` is called.
 
-    A stranger may send two short frames within a few seconds, and its connection may be closed to
-    make room for another one.
+    A stranger may send short frames for a few seconds, and its connection may be closed to make
+    room for another one.
 
     Args:
         transport: listens.
@@ -113,29 +91,13 @@ class FramedListener:
             connection.close()
 
     def _on_stream(self, stream: Stream) -> float:
-        n_frames = 0
-
-        def on_frame(frame: memoryview) -> None:
-            nonlocal n_frames
-            if connection in self._strangers:
-                n_frames += 1
-                if n_frames > _MAX_FRAMES:
-                    raise FrameError(f"got {n_frames} frames from a peer without authentication")
-            callbacks.on_frame(frame)
-
         def on_end(error: RouterError) -> None:
             with self._lock:
                 self._connections.discard(connection)
                 self._strangers.remove(connection)
             callbacks.on_end(error)
 
-        connection = FramedConnection(
-            stream,
-            on_frame=on_frame,
-            on_end=on_end,
-            on_room=lambda: callbacks.on_room(),
-            max_frame_bytes=self._max_stranger_bytes,
-        )
+        connection = FramedConnection(stream, max_frame_bytes=self._max_stranger_bytes)
         callbacks = self._on_connection(connection)
         with self._lock:
             is_closed = self._is_closed
@@ -143,7 +105,7 @@ class FramedListener:
             self._connections.add(connection)
         if closed is not None:
             closed.close(TransportError("too many peers without authentication are connected"))
-        connection.start()
+        connection.start(callbacks._replace(on_end=on_end))
         if is_closed:
             connection.close()
         return self._strangers.pause_s(self._now())

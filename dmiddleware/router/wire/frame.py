@@ -49,7 +49,6 @@ __all__ = [
     "FrameContents",
     "OutgoingFrame",
     "encode_frame",
-    "asks",
     "decode_frame",
     "digest_if_large",
     "type_of",
@@ -110,14 +109,13 @@ class FrameFlag(enum.IntFlag):
     """The first buffer holds the metadata, which is too long for its usual place."""
 
     ASKS = 4
-    """The peer should answer it with the state of its inboxes."""
+    """The peer should answer the frame with the state of its inboxes."""
 
 
 # Converting numbers to enum members would take as long as decoding a whole frame.
 _TYPES: Final = {int(kind): kind for kind in FrameType}
 _FLAGS: Final = [FrameFlag(bits) for bits in range(8)]
 _COVERING: Final = frozenset(flags for flags in _FLAGS if FrameFlag.MAC_BODY in flags)
-_ASKING: Final = frozenset(flags for flags in _FLAGS if FrameFlag.ASKS in flags)
 _MAC_BODY: Final = int(FrameFlag.MAC_BODY)
 _ASKS: Final = int(FrameFlag.ASKS)
 
@@ -141,6 +139,7 @@ class Frame(msgspec.Struct, frozen=True):
         metadata: msgpack bytes, at most 64 KiB.
         buffers: raw bytes; after decoding, views of the received frame.
         flags: how to read the frame.
+        asks: whether it should be answered with the state of the inboxes.
     """
 
     type: FrameType
@@ -152,6 +151,7 @@ class Frame(msgspec.Struct, frozen=True):
     metadata: bytes | memoryview = b""
     buffers: Sequence[bytes | memoryview] = ()
     flags: FrameFlag = FrameFlag.NONE
+    asks: bool = False
 
 
 class FrameMac:
@@ -403,7 +403,7 @@ def decode_frame(
     flags = _FLAGS[flag_bits % len(_FLAGS)]
     _check_mac(view, mac, flags, head, body_digest)
     lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
-    offsets, end = _layout(head, lengths)
+    offsets, end = _layout(head, lengths) if lengths else ([], head)
     if end != len(view):
         raise FrameError(
             f"the lengths of the arrays add up to a frame of {end} bytes, but {len(view)} arrived"
@@ -420,6 +420,7 @@ def decode_frame(
             view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)
         ),
         flags=flags,
+        asks=bool(flag_bits & _ASKS),
     )
 
 
@@ -444,11 +445,6 @@ def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
     if len(raw) < HEADER_SIZE:
         raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
     return _frame_type(raw[_TYPE_AT])
-
-
-def asks(frame: Frame) -> bool:
-    """Return whether a frame should be answered with the state of the inboxes."""
-    return frame.flags in _ASKING
 
 
 def version_of(raw: bytes | bytearray | memoryview) -> int | None:
@@ -486,15 +482,6 @@ def _digest_of_body(parts: Iterable[bytes | memoryview]) -> bytes:
     return body.digest()
 
 
-def _covered(
-    view: memoryview, flags: FrameFlag, head: int, body_digest: bytes | None
-) -> list[bytes | memoryview]:
-    covered: list[bytes | memoryview] = [view[: _PREFIX.size], view[HEADER_SIZE:head]]
-    if flags in _COVERING and head < len(view):
-        covered.append(body_digest or _digest_of_body([view[head:]]))
-    return covered
-
-
 def _check_mac(
     view: memoryview,
     mac: FrameMac | None,
@@ -515,7 +502,10 @@ def _check_mac(
             "the frame's arrays are not signed, but this side requires it; use the same kind of "
             "address on both ends"
         )
-    if not hmac.compare_digest(claimed, mac.digest(_covered(view, flags, head, body_digest))):
+    covered: list[bytes | memoryview] = [view[: _PREFIX.size], view[HEADER_SIZE:head]]
+    if flags in _COVERING and head < len(view):
+        covered.append(body_digest or _digest_of_body([view[head:]]))
+    if not hmac.compare_digest(claimed, mac.digest(covered)):
         raise AuthError(
             "the frame's signature is wrong; the peer has another key, or the frame was altered on "
             "the way"

@@ -19,6 +19,7 @@ from dmiddleware.router.wire.frame import FrameType, OutgoingFrame, type_of
 from tests.dmiddleware.router.node_pairs import (
     BROKE,
     CODEC,
+    KEY,
     OPTIONS,
     Connection,
     beat,
@@ -579,6 +580,19 @@ def test_a_wrong_key_is_refused_and_counted() -> None:
     with pytest.raises(HandshakeRefused, match="key"):
         join(make_node("1", key=bytes(32)), listener)
     assert listener.n_refused == 1 and listener.peers == {}
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["challenged", "refused"])
+def test_a_stranger_may_not_go_on_sending_frames(key: bytes | None) -> None:
+    """Neither hellos over and over, nor anything after it was refused."""
+    connection = Connection(make_node("1", key), make_node("0"))
+    (hello,) = connection.routes[0].frames
+    first = connection.receive(1, hello)
+    assert first is (FrameType.HELLO if key else FrameType.REFUSED)
+    connection.receive(1, hello)
+    assert isinstance(connection.errors[0], FrameError)
+    assert connection.routes[1].is_closed
+    connection.cut()
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,7 +7,7 @@ import pytest
 from dmiddleware.errors import AuthError, FrameError
 from dmiddleware.router.protocol.delivery import InboxState
 from dmiddleware.router.protocol.handshake import Identity, PeerLimits, Session
-from dmiddleware.router.protocol.session_frames import SessionFrames, States, is_urgent
+from dmiddleware.router.protocol.session_frames import URGENT, SessionFrames, States
 from dmiddleware.router.wire.frame import FrameContents, FrameType
 
 LIMITS = PeerLimits(
@@ -51,7 +51,7 @@ def test_urgent_frames_may_overtake_others() -> None:
     urgent = [made(dialer, kind) for kind in (FrameType.STATE, FrameType.HEARTBEAT)]
     for raw in (data[0], *urgent, data[1]):
         listener.read(raw)
-    assert [kind for kind in FrameType if is_urgent(kind)] == [
+    assert [kind for kind in FrameType if kind in URGENT] == [
         FrameType.STATE,
         FrameType.HEARTBEAT,
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.errors import FrameError, RouterError
-from dmiddleware.router.transport.framed_connection import FramedConnection
+from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
@@ -36,13 +36,8 @@ class Peer:
         self.errors: list[RouterError] = []
         self._call = on_frame
         self._lock = threading.Lock()
-        self.connection = FramedConnection(
-            stream,
-            on_frame=self._on_frame,
-            on_end=self.errors.append,
-            max_frame_bytes=max_frame_bytes,
-        )
-        self.connection.start()
+        self.connection = FramedConnection(stream, max_frame_bytes=max_frame_bytes)
+        self.connection.start(Callbacks(self._on_frame, self.errors.append))
 
     def send(self, frame: bytes, *, urgent: bool = False) -> None:
         with self._lock:
