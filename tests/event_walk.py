@@ -22,9 +22,6 @@ __all__ = ["walk"]
 _WARM_UP, _WATCHED = 40, 40
 _TIMEOUT_S: Final = 30.0
 
-_ON_NNGS_THREAD: Final = ("dmiddleware/router/transport/nng_operation.py", "_complete")
-"""nng calls it when bytes have arrived, on a thread of its own, which Python cannot watch."""
-
 
 class _Watch:
     """Notes what is called between ``task.emit`` and the handler, one event after the other."""
@@ -107,7 +104,7 @@ def walk(folder: Path) -> dict[str, list[str]]:
         for node in nodes:
             node.join(2 * _TIMEOUT_S)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return by_file([*watch.usual(), _ON_NNGS_THREAD])
+    return by_file(watch.usual())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -27,6 +28,10 @@ _logger = logging.getLogger(__name__)
 
 _MEMBERSHIP: Final = frozenset(("node.joined", "node.left", "node.rejoined", "node.forgotten"))
 """What the router itself tells every task."""
+
+
+_undeclared: Final = functools.lru_cache(maxsize=1024)(Event)
+"""Returns the event of a name that has no contract of its own."""
 
 
 class PeerTask(NamedTuple):
@@ -472,8 +477,7 @@ class EventBus:
                     "declare it once and use that object everywhere"
                 )
             return event
-        known_event = self._events.get(event)
-        return known_event if known_event is not None else Event(event)
+        return self._events.get(event) or _undeclared(event)
 
     def _deliver(
         self,

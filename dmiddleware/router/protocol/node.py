@@ -206,7 +206,8 @@ class NodeProtocol:
                     self._on_announcement(peer, event)
                 self._held[peer.node_id] = self._with_events.pop(peer.node_id)
             self._note_taken(peer)
-        self._grant_memory()
+        if self._memory.wanted:
+            self._grant_memory()
         return taken
 
     def take_handled(self, n: int) -> list[tuple[PeerSession, EncodedEvent]]:
@@ -221,7 +222,8 @@ class NodeProtocol:
                 events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
                 taken += [(peer, event) for event in events]
                 self._note_taken(peer)
-        self._grant_memory()
+        if self._memory.wanted:
+            self._grant_memory()
         return taken
 
     def on_handled(self, peer: PeerSession) -> None:
@@ -612,9 +614,8 @@ class NodeProtocol:
             peer.outgoing.on_states(states)
 
     def _grant_memory(self) -> None:
-        if self._memory.wanted:
-            for peer in self._memory.grant():
-                self._note_taken(peer)
+        for peer in self._memory.grant():
+            self._note_taken(peer)
 
     def _put_batch(self, link: Link, batch: EventBatch) -> None:
         if batch.fragment is None:
@@ -647,7 +648,7 @@ class NodeProtocol:
         frame = session.make(
             kind,
             contents,
-            incarnation=self.incarnation,
+            incarnation=self._greetings.incarnation,
             stream=stream,
             data_sequence=data_sequence,
             asks=asks,

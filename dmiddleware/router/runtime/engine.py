@@ -289,17 +289,16 @@ class Engine:
 
     def _send_unsent(self) -> None:
         """Send what has become due because events were taken."""
-        if self.node.unsent:
-            with self.lock:
-                links = self.update()
-            self.send(links)
+        with self.lock:
+            links = self.update()
+        self.send(links)
 
     def _on_handled(self, peer: PeerSession) -> None:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)
             self.receiver.wake()
-        if not self.closing:
+        if not self.closing and self.node.unsent:
             self._send_unsent()
 
     def deliver_and_send(self, links: Iterable[Link]) -> None:

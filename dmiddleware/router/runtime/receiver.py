@@ -62,7 +62,7 @@ class Receiver:
         traffic: counts them.
         clock: times the waits.
         on_subscriptions_changed: called without the lock when a peer has announced subscriptions.
-        on_taken: called without the lock when events were taken from the node.
+        on_taken: called without the lock when there is something to send because events were taken.
         on_handled: called without the lock with the peer whose oldest event that is acknowledged
             when handled was handled.
     """
@@ -231,7 +231,8 @@ class Receiver:
             if not batch and not announced:
                 self._busy, self._must_block = False, self._offer is None
                 self._changed.notify_all()
-        self._on_taken()
+        if self._node.unsent:
+            self._on_taken()
         if announced:
             self._on_subscriptions_changed()
             return batch or self._next_batch(stop=False)

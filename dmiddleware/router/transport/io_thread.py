@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from dmiddleware.errors import RouterStateError, TransportError
@@ -200,10 +201,13 @@ class IoThread:
             self._is_asleep = True
             ready = selector.select(0 if calls else left_s)
             self._is_asleep = False
-            for key, events in ready:
-                _guarded(key.data, events)
+            calls.extend(partial(key.data, events) for key, events in ready)
             for _ in range(len(calls)):
-                _guarded(calls.popleft())
+                try:
+                    calls.popleft()()
+                except Exception:
+                    # The other connections must still be served.
+                    _logger.exception("processing a connection failed")
 
     def _on_wakened(self, _: int) -> None:
         os.read(self._wakened, 4096)
@@ -229,14 +233,6 @@ class IoThread:
                     return left_s
                 _, _, call = heapq.heappop(self._timers)
             self._calls.append(call)
-
-
-def _guarded(call: Callable[..., None], *args: int) -> None:
-    try:
-        call(*args)
-    except Exception:
-        # The other connections must still be served.
-        _logger.exception("processing a connection failed")
 
 
 def _do_nothing() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from dmiddleware.errors import RouterError
-from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
 from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece, Stream
 from dmiddleware.router.wire.frame import (
     MAX_FRAME_BYTES,
@@ -32,7 +32,7 @@ def forged_refusal(code: str, reason: str = "forged") -> bytes:
     return bytes(OutgoingFrame(FrameType.REFUSED, contents, None, max_size=4096))
 
 
-class TamperingTransport(NngStreamTransport):
+class TamperingTransport(SocketTransport):
     """Passes the frames of dialed connections through someone else.
 
     Args:
@@ -52,7 +52,7 @@ class TamperingTransport(NngStreamTransport):
 class _TamperedStream:
     """A connection whose frames are read on both ways."""
 
-    def __init__(self, inner: NngStream, forge: Forge, note: Note) -> None:
+    def __init__(self, inner: SocketStream, forge: Forge, note: Note) -> None:
         self._inner = inner
         self._forge = forge
         self._note = note

@@ -11,16 +11,16 @@ import pytest
 from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport.nng_stream import NngStreamListener, NngStreamTransport
+from dmiddleware.router.transport.socket_stream import SocketListener, SocketTransport
 from dmiddleware.router.transport.stream import OnConnection, Stream
 
 DEADLINE_S = 20.0
 
 
-class SlowTransport(NngStreamTransport):
+class SlowTransport(SocketTransport):
     """Listens, and returns only after a peer has connected and said hello."""
 
-    def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
+    def listen(self, address: str, on_connection: OnConnection) -> SocketListener:
         connected = threading.Event()
 
         def note(stream: Stream) -> float:

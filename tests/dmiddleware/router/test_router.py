@@ -32,7 +32,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.nng_stream import NngStream, NngStreamTransport
+from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
 from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.endpoints import RouterEndpoints
@@ -632,14 +632,14 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         assert len(errors) == 1
 
 
-class Recording(NngStreamTransport):
+class Recording(SocketTransport):
     """Records the connections that it dials."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dialed: list[NngStream] = []
+        self.dialed: list[SocketStream] = []
 
-    def dial(self, address: str, *, timeout_s: float) -> NngStream:
+    def dial(self, address: str, *, timeout_s: float) -> SocketStream:
         stream = super().dial(address, timeout_s=timeout_s)
         self.dialed.append(stream)
         return stream
@@ -647,10 +647,10 @@ class Recording(NngStreamTransport):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_internal_error_while_dialing_ends_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(address: str, *, timeout_s: float) -> NngStream:
+    def fail(address: str, *, timeout_s: float) -> SocketStream:
         raise ValueError("a defect")
 
-    transport = NngStreamTransport()
+    transport = SocketTransport()
     monkeypatch.setattr(transport, "dial", fail)
     with (
         Router(dial=["ipc:///a"], transport=transport) as router,

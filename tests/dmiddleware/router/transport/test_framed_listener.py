@@ -16,7 +16,7 @@ from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.protocol.strangers import Strangers
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener
-from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, nothing_left
@@ -43,7 +43,7 @@ class Server:
         self.frames: list[bytes] = []
         self.errors: list[RouterError] = []
         self.listener = FramedListener(
-            NngStreamTransport(),
+            SocketTransport(),
             f"ipc://{path}",
             on_connection=self._on_connection,
             now=lambda: self.clock.now() + time.monotonic(),
