@@ -148,7 +148,7 @@ class FramedConnection:
     def _on_sent(self, error: RouterError | None) -> None:
         with self._lock:
             if error is not None:
-                # What has arrived before the end is still received.
+                # Bytes that arrived before the end are still received.
                 self._may_send = False
                 self._writer.clear()
                 return

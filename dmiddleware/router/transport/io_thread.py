@@ -103,7 +103,7 @@ class IoThread:
                 os.write(self._wakes, b"\0")
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call a function soon, even if there is no user; dropped when the program exits."""
+        """Call a function soon, also without a user; dropped when the program exits."""
         with self._lock:
             if self.is_exiting and self._thread is None:
                 return

@@ -271,7 +271,7 @@ class SocketStream:
             except BlockingIOError:
                 return False
             except OSError as error:
-                # What has arrived before is still received.
+                # Bytes that arrived before the end are still received.
                 self._send_error = self._broken(error)
                 unsent.clear()
                 return False

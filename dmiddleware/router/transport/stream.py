@@ -78,7 +78,7 @@ class Stream(Protocol):
     def close(self) -> None:
         """Close the connection, without waiting; may be called twice.
 
-        What is being sent or received fails, and its callback is called.
+        Pending operations fail, and their callbacks are called.
         """
         ...
 
@@ -110,8 +110,8 @@ class Transport(Protocol):
     def dial(self, address: str, *, timeout_s: float) -> Stream:
         """Connect to an address, without waiting.
 
-        What is sent or received before the connection is made waits for it, and fails if that takes
-        too long.
+        Operations that start before the connection is made wait for it, and fail if that takes too
+        long.
 
         Raises:
             TransportError: if the address is not valid.
