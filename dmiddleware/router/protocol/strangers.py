@@ -74,6 +74,10 @@ class Strangers(Generic[C]):
         self._silent.append(connection)
         return closed
 
+    def charge(self, n_connections: int) -> None:
+        """Note that a connection costs as much as so many more do; a negative number reverts it."""
+        self._accepted_until += n_connections / MAX_PER_S
+
     def pause_s(self, now: float) -> float:
         """Return how long to wait before the next connection is accepted."""
         # Closing the one that it displaces takes a moment, too.

@@ -14,7 +14,7 @@ from dmiddleware.router.transport.framed_connection import (
     OnFrame,
     OnRoom,
 )
-from dmiddleware.router.transport.stream import Stream, Transport
+from dmiddleware.router.transport.stream import Stream, Transport, encrypts
 
 __all__ = ["Callbacks", "FramedListener", "OnConnection"]
 
@@ -39,12 +39,15 @@ OnConnection: TypeAlias = Callable[[FramedConnection], Callbacks]
 _MAX_FRAMES: Final = 2
 """A stranger says hello and proves that it has the key."""
 
+_TLS_HANDSHAKE: Final = 5
+"""A TLS handshake costs as much processor time as so many connections without one."""
+
 
 class FramedListener:
     """Accepts connections. Their peers are strangers until :meth:`trust` is called.
 
     A stranger may send two short frames within a few seconds, and its connection may be closed to
-    make room for another one.
+    make room for another one. The more they cost, the fewer are accepted in a second.
 
     Args:
         transport: listens.
@@ -75,6 +78,7 @@ class FramedListener:
         self._max_stranger_bytes = max_stranger_bytes
         self._max_frame_bytes = max_frame_bytes
         self._strangers = Strangers[FramedConnection]() if strangers is None else strangers
+        self._handshake_cost = _TLS_HANDSHAKE if encrypts(address) else 0
         self._lock = threading.Lock()
         self._connections: set[FramedConnection] = set()
         self._is_closed = False
@@ -93,6 +97,8 @@ class FramedListener:
     def trust(self, connection: FramedConnection) -> None:
         """Lift the limits of a connection whose peer has authenticated; called by ``on_frame``."""
         with self._lock:
+            if connection in self._strangers:
+                self._strangers.charge(-self._handshake_cost)
             self._strangers.remove(connection)
         connection.allow(self._max_frame_bytes)
 
@@ -119,12 +125,18 @@ class FramedListener:
             nonlocal n_frames
             if connection in self._strangers:
                 n_frames += 1
+                if n_frames == 1:
+                    with self._lock:
+                        self._strangers.charge(self._handshake_cost)
                 if n_frames > _MAX_FRAMES:
                     raise FrameError(f"got {n_frames} frames from a peer without authentication")
             callbacks.on_frame(frame)
 
         def on_end(error: RouterError) -> None:
             with self._lock:
+                if not n_frames and connection in self._strangers:
+                    # The peer, or a failed handshake, has ended it.
+                    self._strangers.charge(self._handshake_cost)
                 self._connections.discard(connection)
                 self._strangers.remove(connection)
             callbacks.on_end(error)

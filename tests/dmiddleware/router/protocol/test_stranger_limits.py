@@ -35,6 +35,17 @@ def test_connections_that_keep_coming_are_slowed_down_after_a_burst() -> None:
     assert strangers.pause_s(now) == 0
 
 
+def test_connections_that_cost_more_are_slowed_down_earlier() -> None:
+    strangers: Strangers[int] = Strangers()
+    for number in range(BURST // 4 + 1):
+        assert strangers.pause_s(0.0) == pytest.approx(0.0)
+        strangers.add(number, 0.0)
+        strangers.charge(3)
+    assert strangers.pause_s(0.0) == pytest.approx(4 / MAX_PER_S)
+    strangers.charge(-3)
+    assert strangers.pause_s(0.0) == pytest.approx(1 / MAX_PER_S)
+
+
 def test_connections_are_slowed_down_while_there_are_as_many_as_are_kept() -> None:
     strangers: Strangers[int] = Strangers(most=3)
     for number in range(3):
