@@ -16,6 +16,9 @@ These facts about nng 1.11 shape the code:
   very moment, one of nng's threads may still be about to note that, while it holds the lock of the
   connection. The next operation is then another one, for which nng needs the same lock.
 - Over TLS, canceling breaks the connection, so every operation has a callback.
+- If nng cannot send over TLS because the peer has died, it closes its socket and fails the pending
+  operations. One that starts to receive after that never ends, and later ones that send seem to
+  succeed. So whenever one starts to receive, the socket is asked for its peer.
 - Closing a websocket, or its listener, does not always end the pending operations. So ``ws`` is not
   offered.
 - A timeout of nng may expire while another thread closes the connection, and abort the process.
@@ -59,8 +62,13 @@ _CANCELABLE: Final = (_IPC, _TCP)
 _CHECK_S: Final = 1.0
 """How long the search for the reason of a failed TLS handshake may wait for the peer."""
 
+_GONE_S: Final = 0.1
+"""How long receiving may take once the socket has no peer; what has arrived comes at once."""
+
 _NO_DELAY: Final = b"tcp-nodelay"
 """Otherwise the second of two short frames may wait until the first one is acknowledged."""
+
+_PEER: Final = b"remote-address"
 
 _MUCH: Final = 16 * 1024
 """After so many bytes at once, more of them are likely to have arrived."""
@@ -168,6 +176,7 @@ class NngStream:
         # The operation that has received last, and whether more is likely to have arrived.
         self._received_by = self._receiving
         self._has_much = False
+        self._n_receives = 0
         # How many operations have not called back yet.
         self._n_pending = 0
         self._targets: Sequence[memoryview] = ()
@@ -276,6 +285,19 @@ class NngStream:
             trying.forget()
         self._received_by = self._receiving
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
+        self._n_receives += 1
+        if not self._is_cancelable and not self._has_peer():
+            self._thread.call_at(
+                time.monotonic() + _GONE_S, partial(self._end_if_receiving, self._n_receives)
+            )
+
+    def _has_peer(self) -> bool:
+        return not lib.nng_stream_get_addr(self._connection, _PEER, ffi.new("nng_sockaddr *"))
+
+    def _end_if_receiving(self, number: int) -> None:
+        with self._lock:
+            if self._on_bytes is not None and self._n_receives == number:
+                self._end(self._error_of(lib.NNG_ECONNSHUT))
 
     def _on_received(self) -> None:
         receiving = self._received_by
