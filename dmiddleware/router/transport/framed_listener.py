@@ -40,7 +40,7 @@ _MAX_FRAMES: Final = 2
 """A stranger says hello and proves that it has the key."""
 
 _TLS_HANDSHAKE: Final = 5
-"""A TLS handshake costs as much processor time as so many connections without one."""
+"""The processor time of a TLS handshake, in connections without one."""
 
 
 class FramedListener:
