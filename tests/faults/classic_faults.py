@@ -55,7 +55,7 @@ def killed_classic(transport: str, *, roles: Sequence[str]) -> FaultResult:
         n_starts = {node: len(run.starts(node)) for node in (_COORDINATOR, *_WORKERS)}
     result.check("the run succeeds", f"exit code {code}", code == 0)
     is_over = len(ends) == 1 and bool(ends[0][2])
-    result.check("the commander ends the training", f"{ends}", is_over)
+    result.check("the commander ends the training", f"{len(ends)} end", is_over)
     twice = [task_id for task_id, count in tasks.items() if count > 1]
     result.check("no task is started twice", f"{twice or 'none'} of {len(tasks)}", not twice)
     expected = {node: 1 + kills[node] for node in n_starts}

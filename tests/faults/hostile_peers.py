@@ -46,7 +46,6 @@ __all__ = [
     "replayed_replies",
 ]
 
-KEY_BYTES = bytes.fromhex(KEY)
 _SEED = 5
 
 
@@ -56,7 +55,7 @@ def noise(
     """Write random bytes on many connections, then mutated frames.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         n_bytes: total number of random bytes.
         connections: number of connections.
         frames: number of mutated frames.
@@ -76,8 +75,8 @@ def noise(
         friend.await_line("round trip", count=400)
         attack_at = time.monotonic()
         with Peak(learner) as peak:
-            _random_bytes(nodes.address, rng, n_bytes, connections)
-            _mutated_frames(nodes.address, rng, frames)
+            _random_bytes(nodes, rng, n_bytes, connections)
+            _mutated_frames(nodes, rng, frames)
             friend.await_line("round trip", since=time.monotonic(), count=50)
         refused = learner.status()["refused"]
         trips = [(line[1], line[2]) for line in friend.ledger.lines("round trip")]
@@ -97,7 +96,7 @@ def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 6
     """Claim impossible lengths, in the transport's header and in a frame.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         lengths: the lengths to claim.
     """
     result = FaultResult(
@@ -106,12 +105,12 @@ def false_lengths(transport: str, *, lengths: tuple[int, ...] = (1 << 33, 1 << 6
     with cluster(transport) as nodes:
         learner = nodes.listener()
         learner.await_line("listening")
-        with RawPeer(nodes.address) as first:
+        with nodes.raw_peer() as first:
             first.send(bytes(96))
             first.closed_after()
         with Peak(learner, every_s=0.002) as peak:
-            took = [_claim(nodes.address, length) for length in lengths]
-            took += [_claim_in_frame(nodes.address, length) for length in lengths]
+            took = [_claim(nodes, length) for length in lengths]
+            took += [_claim_in_frame(nodes, length) for length in lengths]
         learner.stop()
     slowest = max((3.0 if one is None else one) for one in took)
     result.at_most("connection closed", slowest, 1.0)
@@ -123,7 +122,7 @@ def oversize(transport: str, *, bound: int = MB) -> FaultResult:
     """Emit a message that is larger than the sender's or the receiver's limit.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         bound: the smaller side's limit for events, in bytes.
     """
     result = FaultResult(
@@ -140,10 +139,11 @@ def oversize(transport: str, *, bound: int = MB) -> FaultResult:
             error, reconnects, works = _emit_too_much(
                 nodes, of_listener, of_dialer, dialer_sends=dialer_sends, size=2 * bound
             )
-        result.check(f"typed error at the sender ({way})", error, error == FrameTooLarge.__name__)
-        result.check(
-            f"≤ 1 reconnect, then works again ({way})", f"{reconnects}", works and reconnects <= 1
-        )
+        typed = error == FrameTooLarge.__name__
+        result.check("typed error at the sender", error, typed, variant=way)
+        measured = f"{reconnects} reconnects"
+        fine = works and reconnects <= 1
+        result.check("≤ 1 reconnect, then works again", measured, fine, variant=way)
     return result
 
 
@@ -153,24 +153,22 @@ def refusals(transport: str) -> FaultResult:
     with cluster(transport) as nodes:
         learner = nodes.listener(receives=("e",))
         learner.await_line("listening")
-        ways: dict[str, Callable[[str], None]] = {
-            "wrong key": lambda address: _knock(address, bytes(range(1, 33))),
-            "no key": lambda address: _knock(address, None),
-            "replayed frame": lambda address: _misuse(address, 11, _replay),
-            "frame replayed in a later session": lambda address: _misuse(
-                address, 12, _replay_later
-            ),
-            "flipped bit": lambda address: _misuse(address, 13, _flip),
-            "old version": _old_version,
+        ways: dict[str, Callable[[], None]] = {
+            "wrong key": lambda: _knock(nodes, bytes(range(1, 33))),
+            "no key": lambda: _knock(nodes, None),
+            "replayed frame": lambda: _misuse(nodes, 11, _replay),
+            "frame replayed in a later session": lambda: _misuse(nodes, 12, _replay_later),
+            "flipped bit": lambda: _misuse(nodes, 13, _flip),
+            "old version": lambda: _old_version(nodes),
         }
         for name, connect in ways.items():
             refused = learner.status()["refused"]
             started_at = time.monotonic()
-            connect(nodes.address)
+            connect()
             took = time.monotonic() - started_at
             counted = _refused(learner, refused + 1) - refused
-            result.at_most(f"{name}: refused", took, 1.0)
-            result.check(f"{name}: counted as refused", counted, counted >= 1)
+            result.at_most("refused", took, 1.0, variant=name)
+            result.check("counted as refused", f"{counted}", counted >= 1, variant=name)
         traffic = learner.status()["traffic"].get("e", {"received": 0, "undecodable": 0})
     # Both replayed frames were valid the first time.
     seen = traffic["received"] + traffic["undecodable"]
@@ -182,19 +180,17 @@ def pickles(transport: str) -> FaultResult:
     """Send an object whose unpickling has a side effect."""
     result = FaultResult("pickle payload, by default and with one end opted in", transport)
     both = (pickle.dumps, pickle.loads)
-    for name, sends, takes, expected in (
-        ("by default", None, None, False),
-        ("only the sender opted in", both, None, False),
-        ("only the receiver opted in", None, both, False),
-        ("both opted in (to show that the payload works)", both, both, True),
+    nothing, something = "no side effect", "a side effect if both opted in, as a control"
+    for name, sends, takes, requirement in (
+        ("by default", None, None, nothing),
+        ("only the sender opted in", both, None, nothing),
+        ("only the receiver opted in", None, both, nothing),
+        ("both opted in", both, both, something),
     ):
         with cluster(transport) as nodes:
             done, undecodable = _send_pickle(nodes, sends, takes)
-        result.check(
-            f"side effect, {name}",
-            f"{'happened' if done else 'none'}, {undecodable} undecodable",
-            done is expected,
-        )
+        measured = f"{'happened' if done else 'none'}, {undecodable} undecodable"
+        result.check(requirement, measured, done is (requirement == something), variant=name)
     return result
 
 
@@ -206,7 +202,7 @@ def forged_refusals(
     """Forge refusals during a dialer's handshakes and in its session.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         codes: the kinds of refusals, each of which is forged once in each phase.
     """
     phases = (FrameType.HELLO, FrameType.AUTH, FrameType.HEARTBEAT)
@@ -222,9 +218,8 @@ def forged_refusals(
     with cluster(transport) as nodes, contextlib.ExitStack() as stack:
         learner = nodes.listener(receives=("e",))
         learner.await_line("listening")
-        dialer = Router(
-            node_id=1, dial=[nodes.address], key=KEY_BYTES, transport=TamperingTransport(forge)
-        )
+        tampering = TamperingTransport(forge, tls=nodes.tls)
+        dialer = nodes.router(1, dial=[nodes.address], transport=tampering)
         stack.enter_context(dialer)
         took = wait_until(lambda: not to_forge, "all forged refusals", deadline_s=3.0 * n_forged)
         wait_until(lambda: dialer.peer_ids() == [0] and _is_wanted(dialer), "the connection")
@@ -261,12 +256,8 @@ def replayed_replies(transport: str) -> FaultResult:
     with cluster(transport) as nodes, contextlib.ExitStack() as stack:
         learner = nodes.listener()
         learner.await_line("listening")
-        dialer = Router(
-            node_id=1,
-            dial=[nodes.address],
-            key=KEY_BYTES,
-            transport=TamperingTransport(forge, note),
-        )
+        tampering = TamperingTransport(forge, note, tls=nodes.tls)
+        dialer = nodes.router(1, dial=[nodes.address], transport=tampering)
         stack.callback(dialer.close, deadline_s=0.1)
         dialer.start()
         dialer.wait_for_peers(1, timeout_s=20.0)
@@ -309,11 +300,11 @@ def malformed_handshakes(transport: str) -> FaultResult:
         learner.await_line("listening")
         for name, values in fields.items():
             for value in values:
-                _send_malformed(nodes.address, name, value)
+                _send_malformed(nodes, name, value)
         refused = _refused(learner, count)
         result.check("refused and counted", f"{refused} of {count}", refused == count)
         started_at = time.monotonic()
-        router = Router(node_id=1, dial=[nodes.address], key=KEY_BYTES)
+        router = nodes.router(1, dial=[nodes.address])
         stack.enter_context(router)
         router.wait_for_peers(1, timeout_s=20.0)
         result.at_most("a new peer joins", time.monotonic() - started_at, 2.0)
@@ -328,31 +319,32 @@ def _refused(learner: Process, expected: int) -> int:
     return count
 
 
-def _send_malformed(address: str, name: str, value: object) -> None:
-    raw = Stranger(7, KEY_BYTES).hello()
+def _send_malformed(nodes: Cluster, name: str, value: object) -> None:
+    raw = Stranger(7, KEY).hello()
     hello = msgspec.msgpack.decode(decode_frame(raw).metadata)
     inside = next(one for one in (hello, hello["identity"], hello["limits"]) if name in one)
     inside[name] = value
     frame = Frame(FrameType.HELLO, metadata=msgspec.msgpack.encode(hello))
-    with RawPeer(address) as peer:
+    with nodes.raw_peer() as peer:
         peer.send(encode_frame(frame, max_size=8192))
         answer = peer.answer()
         assert answer is None or answer[6] == FrameType.REFUSED, (name, value)
 
 
-def _random_bytes(address: str, rng: random.Random, n_bytes: int, connections: int) -> None:
+def _random_bytes(nodes: Cluster, rng: random.Random, n_bytes: int, connections: int) -> None:
     share = max(1, n_bytes // connections)
     for number in range(connections):
-        with RawPeer(address) as peer:
+        # Over TLS, every other connection sends them instead of a greeting.
+        with nodes.raw_peer(secured=number % 2 == 0) as peer:
             raw = rng.randbytes(share)
             peer.write(peer.head(share) + raw if number % 4 == 0 else raw)
 
 
-def _mutated_frames(address: str, rng: random.Random, frames: int) -> None:
+def _mutated_frames(nodes: Cluster, rng: random.Random, frames: int) -> None:
     good = valid_frames()
     left = frames
     while left:
-        with RawPeer(address, timeout_s=0.2) as peer:
+        with nodes.raw_peer(timeout_s=0.2) as peer:
             # A connection is closed at its first bad frame, so the rest may never be read.
             for _ in range(min(left, 4)):
                 left -= 1
@@ -383,19 +375,19 @@ def _p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98]
 
 
-def _claim(address: str, length: int) -> float | None:
-    with RawPeer(address) as peer:
+def _claim(nodes: Cluster, length: int) -> float | None:
+    with nodes.raw_peer() as peer:
         peer.write(peer.head(length) + bytes(100))
         return peer.closed_after()
 
 
-def _claim_in_frame(address: str, length: int) -> float | None:
+def _claim_in_frame(nodes: Cluster, length: int) -> float | None:
     raw = bytearray(
         encode_frame(Frame(FrameType.DATA, session=1, buffers=[bytes(64)]), max_size=1 << 20)
     )
     raw[40:48] = raw[96:104] = length.to_bytes(8, "little")
     raw[8:16] = bytes(8)
-    with RawPeer(address) as peer:
+    with nodes.raw_peer() as peer:
         peer.send(raw)
         return peer.closed_after()
 
@@ -419,8 +411,8 @@ def _emit_too_much(
             arrived.append(len(args[0]))
 
     with (
-        Router(node_id=0, listen=address, key=KEY_BYTES, options=of_listener) as listener,
-        Router(node_id=1, dial=[address], key=KEY_BYTES, options=of_dialer) as dialer,
+        nodes.router(0, listen=address, options=of_listener) as listener,
+        nodes.router(1, dial=[address], options=of_dialer) as dialer,
     ):
         sender, receiver = (dialer, listener) if dialer_sends else (listener, dialer)
         receiver.attach(take)
@@ -444,8 +436,8 @@ def _is_wanted(router: Router) -> bool:
         return bool(router.node.subscriptions.subscribers("e"))
 
 
-def _knock(address: str, key: bytes | None) -> None:
-    with Router(node_id=9, dial=[address], key=key, start_timeout_s=0.3) as stranger:
+def _knock(nodes: Cluster, key: bytes | None) -> None:
+    with nodes.router(9, dial=[nodes.address], key=key, start_timeout_s=0.3) as stranger:
         try:
             stranger.wait_for_peers(1, timeout_s=5.0)
         except HandshakeRefused:
@@ -453,36 +445,38 @@ def _knock(address: str, key: bytes | None) -> None:
     raise AssertionError("a stranger without the key was accepted")
 
 
-def _misuse(address: str, node_id: int, how: Callable[[Stranger, str, RawPeer, str], None]) -> None:
-    with RawPeer(address) as peer:
-        stranger = Stranger(node_id, KEY_BYTES)
-        how(stranger, stranger.join(peer), peer, address)
+def _misuse(
+    nodes: Cluster, node_id: int, how: Callable[[Stranger, str, RawPeer, Cluster], None]
+) -> None:
+    with nodes.raw_peer() as peer:
+        stranger = Stranger(node_id, KEY)
+        how(stranger, stranger.join(peer), peer, nodes)
 
 
-def _replay(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+def _replay(stranger: Stranger, learner: str, peer: RawPeer, nodes: Cluster) -> None:
     frame = stranger.data(learner, "e", "once")
     peer.send(frame)
     peer.send(frame)
     assert peer.closed_after() is not None
 
 
-def _replay_later(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+def _replay_later(stranger: Stranger, learner: str, peer: RawPeer, nodes: Cluster) -> None:
     frame = stranger.data(learner, "e", "once")
     peer.send(frame)
-    with RawPeer(address) as later:
+    with nodes.raw_peer() as later:
         stranger.join(later)
         later.send(frame)
         assert later.closed_after() is not None
 
 
-def _flip(stranger: Stranger, learner: str, peer: RawPeer, address: str) -> None:
+def _flip(stranger: Stranger, learner: str, peer: RawPeer, nodes: Cluster) -> None:
     frame = bytearray(stranger.data(learner, "e", "never"))
     frame[100] ^= 1
     peer.send(frame)
     assert peer.closed_after() is not None
 
 
-def _old_version(address: str) -> None:
+def _old_version(nodes: Cluster) -> None:
     identity = Identity("run", "14", bytes(16))
     hello = {"version": VERSION - 1, "identity": identity, "nonce": bytes(32), "keyed": True}
 
@@ -490,7 +484,7 @@ def _old_version(address: str) -> None:
     raw = bytearray(encode_frame(greeting, max_size=4096))
     for version in (VERSION, VERSION - 1):
         raw[4:6] = version.to_bytes(2, "little")
-        with RawPeer(address) as peer:
+        with nodes.raw_peer() as peer:
             peer.send(raw)
             answer = peer.answer()
             assert answer is not None and answer[6] == FrameType.REFUSED
@@ -515,8 +509,8 @@ def _send_pickle(nodes: Cluster, sends: Pickle | None, takes: Pickle | None) -> 
     trap = nodes.folder / "sprung"
     arrived: list[object] = []
     with (
-        Router(node_id=0, listen=address, key=KEY_BYTES, pickle=takes) as receiver,
-        Router(node_id=1, dial=[address], key=KEY_BYTES, pickle=sends) as sender,
+        nodes.router(0, listen=address, pickle=takes) as receiver,
+        nodes.router(1, dial=[address], pickle=sends) as sender,
     ):
         receiver.attach(lambda name, args, kwargs: arrived.append(name))
         receiver.subscribe("e", active=True)

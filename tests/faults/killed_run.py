@@ -91,8 +91,8 @@ def killed_run(
     in_order = steps == sorted(steps) and len(steps) > 0
     result.check("no start falls behind the one before", f"resumed at steps {steps}", in_order)
     result.check("one folder, with the whole run", ", ".join(runs), runs == ["run"])
-    result.check("no process is left", f"{len(left)}", not left)
-    result.check("no socket and no shared memory is left", ", ".join(folders) or "0", not folders)
+    measured = f"{len(left)} processes, {', '.join(folders) or '0 files'}"
+    result.check("no process, socket or shared memory is left", measured, not (left or folders))
     return result
 
 

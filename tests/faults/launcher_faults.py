@@ -24,13 +24,14 @@ _START_S = 60.0
 _KILL_AFTER_S = 5.0
 
 
-def killed_launcher(*, kills: int) -> FaultResult:
+def killed_launcher(transport: str, *, kills: int) -> FaultResult:
     """Kill a launcher whose nodes have started workers and daemons, repeatedly.
 
     Args:
+        transport: only ``ipc``.
         kills: number of kills.
     """
-    result = FaultResult(f"kill -9 of ditask, {kills} times", "ipc")
+    result = FaultResult(f"kill -9 of ditask, {kills} times", transport)
     ended, took_s, left = 0, [], 0
     for _ in range(kills):
         with _launch(subprocess.DEVNULL) as (launcher, folder):
@@ -45,24 +46,32 @@ def killed_launcher(*, kills: int) -> FaultResult:
     expected = kills * _NODES
     result.check("nodes stop in order", f"{ended} of {expected}", ended == expected)
     result.at_most("all processes have ended", max(took_s), _KILL_AFTER_S + 3.0)
-    result.at_most("folders left", left, 0, "")
+    result.check("nothing is left", f"{left} folders", not left)
     return result
 
 
-def full_output() -> FaultResult:
-    """Let every write to standard output fail, and stop the run after a while."""
-    result = FaultResult("standard output is /dev/full", "ipc")
+def full_output(transport: str) -> FaultResult:
+    """Let every write to standard output fail, and stop the run after a while.
+
+    Args:
+        transport: only ``ipc``.
+    """
+    result = FaultResult("standard output is /dev/full", transport)
     with Path("/dev/full").open("w") as full, _launch(full) as (launcher, folder):
         processes = _processes(folder)
         launcher.send_signal(signal.SIGTERM)
         code = launcher.wait(_START_S)
         ended = len(list(folder.glob("ended.*")))
         result.check("nodes stop in order", f"{ended} of {_NODES}", ended == _NODES)
-        result.check("the exit code is that of the run", code, code == 128 + signal.SIGTERM)
         logs = [path.read_text() for path in folder.glob("logs/*/node-*.log")]
         complete = sum("step 0\n" in text for text in logs)
-        result.check("logs have the output", f"{complete} of {_NODES}", complete == _NODES)
-        result.at_most("processes left", len(_alive(processes)), 0, "")
+        result.check(
+            "the exit code is that of the run, and the logs are complete",
+            f"exit code {code}, {complete} of {_NODES} logs",
+            code == 128 + signal.SIGTERM and complete == _NODES,
+        )
+        left = len(_alive(processes))
+        result.check("nothing is left", f"{left} processes", not left)
     return result
 
 

@@ -104,9 +104,14 @@ class Comparison:
         return self.accepted > 0 and not any(faults)
 
     def __str__(self) -> str:
-        text = f"{self.accepted:,} accepted, {self.lost} lost, {self.duplicated} duplicated"
-        text += f", {self.reordered} out of order, {self.damaged} damaged"
-        return text + (f", {self.invented} never sent" if self.invented else "")
+        text = f"{self.accepted:,} accepted, {self.lost} lost"
+        others = {
+            "duplicated": self.duplicated,
+            "out of order": self.reordered,
+            "damaged": self.damaged,
+            "never sent": self.invented,
+        }
+        return text + "".join(f", {count} {name}" for name, count in others.items() if count)
 
 
 def compare(accepted: int, got: Sequence[tuple[int, bool]], *, emitted: int = 0) -> Comparison:

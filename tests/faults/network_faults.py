@@ -25,7 +25,7 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultRes
     """Cut one or all connections while both sides send, even while they reconnect.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         times: number of cuts.
         size: bytes per message.
     """
@@ -63,19 +63,20 @@ def cut_connections(transport: str, *, times: int, size: int = 4096) -> FaultRes
     return result
 
 
-def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
+def partition(transport: str, *, cut_s: float, size: int = 4096) -> FaultResult:
     """Cut the cable between two hosts while both send, and repair it.
 
     Args:
+        transport: ``tcp`` or ``tls+tcp``.
         cut_s: duration of the cut, longer than the time after which a peer counts as lost.
         size: bytes per message.
     """
-    result = FaultResult(f"partition of {cut_s:g} s between network namespaces", "tcp")
+    result = FaultResult(f"partition of {cut_s:g} s between network namespaces", transport)
     sends = Sends(size=size, pace_s=0.002)
     with (
         namespaces() as (here, there),
         cable(here, there) as link,
-        cluster("tcp") as nodes,
+        cluster(transport) as nodes,
         _both(nodes, here, there, sends) as (learner, collector),
     ):
         for process in (learner, collector):
@@ -100,6 +101,7 @@ def partition(*, cut_s: float, size: int = 4096) -> FaultResult:
 
 
 def slow_network(
+    transport: str,
     *,
     count: int,
     delay_s: float = 0.2,
@@ -110,6 +112,7 @@ def slow_network(
     """Send both ways between hosts whose clocks differ, over a slow network that loses packets.
 
     Args:
+        transport: ``tcp`` or ``tls+tcp``.
         count: number of messages in each direction.
         delay_s: delay of one side's packets, and so of a round trip.
         loss: the share of packets that is lost, in both directions.
@@ -119,13 +122,13 @@ def slow_network(
     result = FaultResult(
         f"{1000 * delay_s:.0f} ms delay with {loss:.0%} loss, clocks {clock_behind_s:g} s apart, "
         f"{count:,} messages",
-        "tcp",
+        transport,
     )
     sends = Sends(count=count, size=size, pace_s=0.002)
     with (
         namespaces() as (here, there),
         slow_cable(here, there, delay_s=(delay_s, 0.0), loss=loss) as link,
-        cluster("tcp") as nodes,
+        cluster(transport) as nodes,
         _both(nodes, here, there, sends, clock_behind_s) as (learner, collector),
     ):
         verdict = join(
@@ -148,7 +151,7 @@ def _both(
     nodes: Cluster, here: str, there: str, sends: Sends, clock_behind_s: float = 0.0
 ) -> Iterator[tuple[Process, Process]]:
     """Start a listener and a dialer in two namespaces, which send to each other."""
-    nodes.address = f"tcp://{ADDRESSES[0]}:5557"
+    nodes.address = f"{nodes.transport}://{ADDRESSES[0]}:5557"
     settings = {"receives": ("e",), "sends": sends, "expected": 1, "at_once": True}
     learner = nodes.listener(prefix=(*_EXEC, here), **settings)
     collector = nodes.dialer(1, prefix=(*_EXEC, there), clock_offset_s=-clock_behind_s, **settings)

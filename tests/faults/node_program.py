@@ -24,7 +24,9 @@ import numpy as np
 from dmiddleware.errors import DeliveryTimeout, RouterError
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.shared_memory import SharedMemory
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.shared_memory import MIN_BYTES, SharedMemory
+from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.envelope import EncodedEvent
 from tests.faults.bus_stub import BusRouter
 from tests.faults.ledger import Writer
@@ -75,7 +77,9 @@ class NodeSpec:
         at_once: whether it starts sending without the command.
         expected: number of peers that must be ready before it sends.
         transport: ``nng``, or ``bus`` for the stub that loses messages.
+        tls: certificates for ``tls+tcp``; None: none.
         shared: folder for large messages in shared memory; empty: none.
+        shared_from: bytes from which a frame counts as large.
         shared_bytes: how much shared memory this node may use.
         options: arguments of :class:`NodeOptions`.
         start_timeout_s: how long it waits for its peers.
@@ -95,7 +99,9 @@ class NodeSpec:
     at_once: bool = False
     expected: int = 0
     transport: str = "nng"
+    tls: TlsFiles | None = None
     shared: str = ""
+    shared_from: int = MIN_BYTES
     shared_bytes: int = 64 << 20
     options: dict[str, Any] = field(default_factory=dict)
     start_timeout_s: float = 60.0
@@ -134,6 +140,7 @@ class _Node:
             dial=spec.dial,
             roles=spec.roles,
             key=bytes.fromhex(spec.key) or None,
+            transport=NngStreamTransport(tls=spec.tls),
             shared_memory=_shared_memory(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,
@@ -268,7 +275,7 @@ def _number_in(payload: np.ndarray[Any, Any]) -> int:
 def _shared_memory(spec: NodeSpec) -> SharedMemory | None:
     if not spec.shared:
         return None
-    return SharedMemory(Path(spec.shared), max_bytes=spec.shared_bytes)
+    return SharedMemory(Path(spec.shared), min_bytes=spec.shared_from, max_bytes=spec.shared_bytes)
 
 
 def main() -> None:

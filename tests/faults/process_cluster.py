@@ -8,12 +8,15 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,35 @@ import msgspec
 import psutil
 
 from dmiddleware.closing import Closing
+from dmiddleware.router import Router
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.tls import TlsFiles
+from tests.dmiddleware.router.certificates import Authority
 from tests.faults.ledger import Ledger
 from tests.faults.node_program import NodeSpec
+from tests.faults.raw_peer import RawPeer
 
-__all__ = ["KEY", "Cluster", "Process", "address_for", "alive", "cluster", "wait_until"]
+__all__ = [
+    "IN_MEMORY",
+    "KEY",
+    "ROOT",
+    "SHARED_MEMORY",
+    "TRANSPORTS",
+    "Cluster",
+    "Process",
+    "Slabs",
+    "address_for",
+    "alive",
+    "cluster",
+    "wait_until",
+]
 
-KEY = bytes(range(32)).hex()
+KEY = bytes(range(32))
+SHARED_MEMORY = "shared memory"
+TRANSPORTS = ("ipc", "tcp", "tls+tcp", SHARED_MEMORY)
+"""The ways to connect nodes; nodes with shared memory also have an ipc connection."""
+
+IN_MEMORY = "/dev/shm"
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
 _POLL_S = 0.01
@@ -58,7 +84,7 @@ def alive(pid: int) -> bool:
 
 def address_for(transport: str, folder: Path, name: str = "node") -> str:
     """Return an unused address, which others can dial before its node listens."""
-    if transport == "ipc":
+    if transport in ("ipc", SHARED_MEMORY):
         return f"ipc://{folder}/{name}.sock"
     # Not from the range of outgoing connections, where a dialer could connect to itself.
     while True:
@@ -68,7 +94,7 @@ def address_for(transport: str, folder: Path, name: str = "node") -> str:
         _given.add(port)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return f"tcp://127.0.0.1:{port}"
+            return f"{transport}://127.0.0.1:{port}"
 
 
 class Process:
@@ -185,17 +211,61 @@ class Process:
         self._stderr.close()
 
 
+class Slabs(Closing):
+    """Watches the files of shared memory.
+
+    Args:
+        folder: their folder.
+        size: bytes of the smallest file that counts.
+
+    Attributes:
+        names: the names of all files so far.
+        most_bytes: the largest size of all files together.
+    """
+
+    def __init__(self, folder: Path, size: int = 1 << 16) -> None:
+        self.folder = folder
+        self.names: set[str] = set()
+        self.most_bytes = 0
+        self._size = size
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="slabs", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._done.set()
+        self._thread.join(5.0)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.02):
+            sizes = {}
+            for path in self.folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.name] = path.stat().st_size
+            self.names |= {name for name, size in sizes.items() if size >= self._size}
+            self.most_bytes = max(self.most_bytes, sum(sizes.values()))
+
+
 class Cluster(Closing):
     """The nodes of one test, which are killed at its end.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
-        folder: folder for ledgers and sockets.
+        transport: one of :data:`TRANSPORTS`.
+        folder: folder for ledgers, sockets and certificates.
+        slabs: the folder of shared memory; None: the nodes share none.
     """
 
-    def __init__(self, transport: str, folder: Path) -> None:
+    def __init__(self, transport: str, folder: Path, slabs: Slabs | None = None) -> None:
         self.transport = transport
         self.folder = folder
+        self.slabs = slabs
+        self.tls: TlsFiles | None = None
+        self._settings: dict[str, Any] = {"key": KEY.hex()}
+        if transport == "tls+tcp":
+            self.tls = self._settings["tls"] = Authority(folder, "faults").files("node")
+        if slabs is not None:
+            self._settings |= {"shared": str(slabs.folder), "shared_from": 1}
         self.address = address_for(transport, folder)
         self.processes: list[Process] = []
         self._names = 0
@@ -209,7 +279,7 @@ class Cluster(Closing):
         """Return the spec of a node with a new ledger, and with the run's key by default."""
         self._names += 1
         ledger = str(self.folder / f"{node_id}-{self._names}.ledger")
-        return NodeSpec(node_id=node_id, ledger=ledger, **{"key": KEY, **settings})
+        return NodeSpec(node_id=node_id, ledger=ledger, **{**self._settings, **settings})
 
     def listener(self, node_id: int = 0, *, prefix: Sequence[str] = (), **settings: Any) -> Process:
         """Start a node that listens on the cluster's address."""
@@ -218,6 +288,25 @@ class Cluster(Closing):
     def dialer(self, node_id: int, *, prefix: Sequence[str] = (), **settings: Any) -> Process:
         """Start a node that dials the cluster's address."""
         return self.start(self.spec(node_id, dial=(self.address,), **settings), prefix=prefix)
+
+    def router(self, node_id: int, **settings: Any) -> Router:
+        """Return a node in this process, with the run's key by default."""
+        transport = NngStreamTransport(tls=self.tls)
+        return Router(node_id=node_id, **{"key": KEY, "transport": transport, **settings})
+
+    def raw_peer(self, *, secured: bool = True, timeout_s: float = 2.0) -> RawPeer:
+        """Connect to the listener by hand.
+
+        Args:
+            secured: whether to use TLS where the listener does.
+            timeout_s: timeout of each call.
+        """
+        context = self._tls_context if secured else None
+        return RawPeer(self.address, tls=context, timeout_s=timeout_s)
+
+    @cached_property
+    def _tls_context(self) -> ssl.SSLContext | None:
+        return self.tls.context(listens=False) if self.tls is not None else None
 
     def restart(self, process: Process) -> Process:
         """Restart a node, with a new ledger."""
@@ -235,8 +324,12 @@ class Cluster(Closing):
 @contextlib.contextmanager
 def cluster(transport: str) -> Iterator[Cluster]:
     """Create a cluster in a new folder, whose name is short enough for a socket."""
-    with (
-        tempfile.TemporaryDirectory(prefix="faults-") as folder,
-        Cluster(transport, Path(folder)) as nodes,
-    ):
-        yield nodes
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-"))
+        slabs = None
+        if transport == SHARED_MEMORY:
+            memory = tempfile.TemporaryDirectory(prefix="faults-", dir=IN_MEMORY)
+            slabs = stack.enter_context(Slabs(Path(stack.enter_context(memory))))
+        yield stack.enter_context(Cluster(transport, Path(folder), slabs))
+        if slabs is not None and not slabs.names:
+            raise RuntimeError("no frame went through shared memory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import struct
 import time
 
@@ -14,6 +15,7 @@ from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.transport.stream import exposes_bytes
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event, pack_events
@@ -29,11 +31,18 @@ class RawPeer(Closing):
     """A bare socket that is connected to a listener.
 
     Args:
-        address: the listener's address, ipc or tcp.
+        address: the listener's address, ipc, tcp or tls+tcp.
+        tls: how to secure the connection; None: not at all.
         timeout_s: timeout of each call.
+
+    Attributes:
+        covers_body: whether the arrays of frames have to be signed.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, address: str, *, tls: ssl.SSLContext | None = None, timeout_s: float = 2.0
+    ) -> None:
+        self.covers_body = exposes_bytes(address)
         if address.startswith("ipc://"):
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(timeout_s)
@@ -44,13 +53,11 @@ class RawPeer(Closing):
                     raise TimeoutError(f"{address} accepts no more connections")
                 time.sleep(0.001)
         else:
-            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            host, _, port = address.partition("://")[2].rpartition(":")
             self._socket = socket.create_connection((host, int(port)), timeout_s)
-
-    @property
-    def covers_body(self) -> bool:
-        """Whether the arrays of frames have to be signed."""
-        return self._socket.family != socket.AF_UNIX
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname="localhost")
 
     def close(self) -> None:
         """Close the connection."""
@@ -107,7 +114,7 @@ class RawPeer(Closing):
                 if not part:
                     return None
                 parts += part
-        except (ConnectionError, BrokenPipeError):
+        except (ConnectionError, ssl.SSLError):
             return None
         return parts
 

@@ -18,7 +18,7 @@ class Relay:
     """Accepts connections at one address, and forwards all bytes to another one.
 
     Args:
-        front: the address to listen on, ``ipc`` or ``tcp``.
+        front: the address to listen on, ``ipc``, ``tcp`` or ``tls+tcp``.
         back: the listener's address; if it does not listen, connections are closed.
 
     Attributes:
@@ -102,7 +102,7 @@ def _socket_for(address: str) -> socket.socket:
 def _socket_address(address: str) -> str | tuple[str, int]:
     if address.startswith("ipc://"):
         return address.removeprefix("ipc://")
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host, _, port = address.partition("://")[2].rpartition(":")
     return host, int(port)
 
 

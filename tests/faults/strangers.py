@@ -7,23 +7,25 @@ import threading
 import time
 
 from dmiddleware.errors import RouterError
-from dmiddleware.router import Router
 from tests.faults.delivery_faults import MB, Peak
 from tests.faults.fault_result import FaultResult
-from tests.faults.process_cluster import KEY, Process, cluster
-from tests.faults.raw_peer import RawPeer, Stranger
+from tests.faults.process_cluster import Cluster, Process, cluster
+from tests.faults.raw_peer import Stranger
 
 __all__ = ["memory_hogs", "silence", "unread_replies"]
 
-KEY_BYTES = bytes.fromhex(KEY)
 _MAX_UNTRUSTED = 128
+_TLS_RECORD = bytes.fromhex("1603010200010001fc0303")
+"""How a TLS greeting begins."""
 
 
 def silence(transport: str, *, connections: int = 300) -> FaultResult:
     """Open connections that send nothing, or a part of a message, and leave them open.
 
+    Over TLS, the part is one of the greeting.
+
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         connections: number of connections.
     """
     result = FaultResult(f"{connections} silent connections", transport)
@@ -32,11 +34,12 @@ def silence(transport: str, *, connections: int = 300) -> FaultResult:
         learner.await_line("listening")
         before = most = learner.view.num_fds()
         for number in range(connections):
-            peer = stack.enter_context(RawPeer(nodes.address))
+            peer = stack.enter_context(nodes.raw_peer(secured=False))
             if number % 2:
-                peer.write(peer.head(1000)[: number % 20])
+                start = _TLS_RECORD if nodes.tls is not None else peer.head(1000)
+                peer.write(start[: number % 20])
             most = max(most, learner.view.num_fds())
-        result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+        result.at_most("a new peer joins", _joining_s(nodes), 2.0)
         deadline = time.monotonic() + 4.0
         while learner.view.num_fds() > before + 4 and time.monotonic() < deadline:
             most = max(most, learner.view.num_fds())
@@ -51,7 +54,7 @@ def memory_hogs(transport: str, *, connections: int = 8, size: int = 60 * MB) ->
     """Send long requests without the key, on several connections at a time.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         connections: number of connections.
         size: bytes of each request.
     """
@@ -63,15 +66,14 @@ def memory_hogs(transport: str, *, connections: int = 8, size: int = 60 * MB) ->
         learner.await_line("listening")
         with Peak(learner) as peak:
             hogs = [
-                threading.Thread(target=_send_zeros, args=(nodes.address, size))
-                for _ in range(connections)
+                threading.Thread(target=_send_zeros, args=(nodes, size)) for _ in range(connections)
             ]
             for hog in hogs:
                 hog.start()
             for hog in hogs:
                 hog.join()
         result.at_most("memory growth", peak.growth / MB, 16, "MB")
-        result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+        result.at_most("a new peer joins", _joining_s(nodes), 2.0)
     return result
 
 
@@ -79,7 +81,7 @@ def unread_replies(transport: str, *, lasts_s: float = 5.0) -> FaultResult:
     """Send requests without the key and without pause, and read no reply.
 
     Args:
-        transport: ``ipc`` or ``tcp``.
+        transport: what connects the nodes.
         lasts_s: how long; whenever the listener closes the connection, there is a new one.
     """
     result = FaultResult(f"requests for {lasts_s:g} s whose replies are not read", transport)
@@ -91,18 +93,18 @@ def unread_replies(transport: str, *, lasts_s: float = 5.0) -> FaultResult:
         with Peak(learner) as peak:
             deadline = time.monotonic() + lasts_s
             while time.monotonic() < deadline:
-                with RawPeer(nodes.address, timeout_s=lasts_s) as peer:
+                with nodes.raw_peer(timeout_s=lasts_s) as peer:
                     while time.monotonic() < deadline and peer.send(hello):
                         pass
             used_s = _cpu_s(learner) - used_s
-            result.at_most("a new peer joins", _joining_s(nodes.address), 2.0)
+            result.at_most("a new peer joins", _joining_s(nodes), 2.0)
         result.at_most("CPU time", used_s, lasts_s / 4)
         result.at_most("memory growth", peak.growth / MB, 16, "MB")
     return result
 
 
-def _send_zeros(address: str, size: int) -> None:
-    with RawPeer(address) as peer:
+def _send_zeros(nodes: Cluster, size: int) -> None:
+    with nodes.raw_peer() as peer:
         accepted = peer.write(peer.head(size))
         for _ in range(size // MB):
             accepted = accepted and peer.write(bytes(MB))
@@ -110,10 +112,10 @@ def _send_zeros(address: str, size: int) -> None:
             peer.closed_after()
 
 
-def _joining_s(address: str) -> float:
+def _joining_s(nodes: Cluster) -> float:
     """Return the seconds that a new peer takes to join."""
     started_at = time.monotonic()
-    with Router(node_id=1, dial=[address], key=KEY_BYTES) as router:
+    with nodes.router(1, dial=[nodes.address]) as router:
         try:
             router.wait_for_peers(1, timeout_s=10.0)
         except (RouterError, TimeoutError):

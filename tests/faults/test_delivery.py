@@ -6,18 +6,19 @@ import pytest
 
 from tests.faults.delivery_faults import KB, MB, burst, slow_consumer, slow_weight_reader
 from tests.faults.large_frames import large_frames
+from tests.faults.process_cluster import SHARED_MEMORY
 from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc", "tls+tcp", SHARED_MEMORY], keep=1))
 def test_a_burst_of_small_messages_arrives(transport: str) -> None:
     result = burst(transport, count=2_000, size=KB)
     assert result.holds, result
 
 
-@pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp"], keep=1))
+@pytest.mark.parametrize("transport", mostly_slow(["tls+tcp", "ipc", "tcp", SHARED_MEMORY], keep=1))
 def test_a_burst_of_large_messages_from_a_listener_arrives(transport: str) -> None:
     result = burst(transport, count=40, size=MB, from_listener=True)
     assert result.holds, result
@@ -30,8 +31,9 @@ def test_the_ledgers_show_messages_that_an_unacknowledged_bus_loses() -> None:
     assert " 0 lost" not in result.checks[0].measured
 
 
-def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded() -> None:
-    result = slow_consumer("ipc", count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
+@pytest.mark.parametrize("transport", mostly_slow([SHARED_MEMORY, "ipc", "tls+tcp"], keep=1))
+def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded(transport: str) -> None:
+    result = slow_consumer(transport, count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
     assert result.holds, result
 
 

@@ -17,11 +17,12 @@ from tests.faults.hostile_peers import (
     refusals,
     replayed_replies,
 )
+from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+@pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp", "tls+tcp"], keep=2))
 @pytest.mark.parametrize("result_of", [false_lengths, oversize, refusals, pickles])
 def test_unauthenticated_peers_receive_nothing_and_disturb_no_one(
     transport: str, result_of: Callable[[str], FaultResult]

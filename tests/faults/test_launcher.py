@@ -10,10 +10,10 @@ pytestmark = pytest.mark.process
 
 
 def test_a_killed_launcher_leaves_nothing() -> None:
-    result = killed_launcher(kills=1)
+    result = killed_launcher("ipc", kills=1)
     assert result.holds, result
 
 
 def test_a_launcher_whose_output_is_full_stops_its_nodes_in_order() -> None:
-    result = full_output()
+    result = full_output("ipc")
     assert result.holds, result

@@ -20,17 +20,17 @@ def namespaces_allowed() -> None:
 
 @pytest.mark.usefixtures("namespaces_allowed")
 def test_both_sides_notice_a_partition_and_lose_nothing() -> None:
-    result = partition(cut_s=4.0)
+    result = partition("tcp", cut_s=4.0)
     assert result.holds, result
 
 
 @pytest.mark.usefixtures("namespaces_allowed")
 def test_nothing_is_lost_over_a_lossy_network() -> None:
-    result = slow_network(count=200, delay_s=0.05)
+    result = slow_network("tcp", count=200, delay_s=0.05)
     assert result.holds, result
 
 
-@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc", "tls+tcp"], keep=1))
 def test_nothing_is_lost_when_connections_are_cut_repeatedly(transport: str) -> None:
     result = cut_connections(transport, times=30)
     assert result.holds, result

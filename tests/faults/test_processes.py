@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.process_cluster import SHARED_MEMORY
 from tests.faults.process_faults import (
     fork_and_close,
     killed_dialers,
@@ -16,8 +17,10 @@ from tests.faults.process_faults import (
 from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.process
-over_tcp = pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
-over_ipc = pytest.mark.parametrize("transport", mostly_slow(["ipc", "tcp"], keep=1))
+over_tcp = pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc", "tls+tcp"], keep=1))
+over_memory = pytest.mark.parametrize(
+    "transport", mostly_slow([SHARED_MEMORY, "ipc", "tcp"], keep=1)
+)
 
 
 @over_tcp
@@ -28,7 +31,7 @@ def test_killed_senders_are_noticed_and_their_acknowledged_messages_arrive(
     assert result.holds, result
 
 
-@over_ipc
+@over_memory
 def test_a_killed_receiver_is_replaced_and_the_senders_continue(transport: str) -> None:
     result = killed_listener(transport, kills=1)
     assert result.holds, result

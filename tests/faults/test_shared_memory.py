@@ -10,12 +10,12 @@ pytestmark = pytest.mark.process
 
 
 def test_the_slabs_of_killed_processes_are_removed() -> None:
-    result = killed_in_transfer(kills=1)
+    result = killed_in_transfer("shared memory", kills=1)
     assert result.holds, result
 
 
 def test_messages_bypass_full_shared_memory() -> None:
     if reason := why_not_full():
         pytest.skip(reason)
-    result = full(count=20)
+    result = full("shared memory", count=20)
     assert result.holds, result

@@ -14,7 +14,7 @@ from tests.variants import mostly_slow
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc"], keep=1))
+@pytest.mark.parametrize("transport", mostly_slow(["tcp", "ipc", "tls+tcp"], keep=1))
 @pytest.mark.parametrize(
     "attack",
     [silence, partial(memory_hogs, size=20 * MB), partial(unread_replies, lasts_s=3.0)],

@@ -35,6 +35,8 @@ class Strangers(Generic[C]):
         seed: the random choice depends on it; None: on the system.
         most: how many connections are kept.
         handshake_s: how long each of them is kept.
+        extra: how many more connections one costs as soon as it says something, unless its peer
+            authenticates; for example because of a TLS handshake.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class Strangers(Generic[C]):
         seed: int | None = None,
         most: int = MAX_STRANGERS,
         handshake_s: float = HANDSHAKE_S,
+        extra: int = 0,
     ) -> None:
         if most < 1:
             raise ValueError(f"most must be at least 1, got {most}")
         self._random = random.Random(seed)
         self._most = most
         self._handshake_s = handshake_s
+        self._extra_s = extra / MAX_PER_S
         # When all connections so far would have been accepted at the permitted rate.
         self._accepted_until = -math.inf
         # Both in the order of their deadlines.
@@ -85,9 +89,22 @@ class Strangers(Generic[C]):
         if connection in self._silent:
             self._silent.remove(connection)
             self._greeted.append(connection)
+            self._accepted_until += self._extra_s
+
+    def trust(self, connection: C) -> None:
+        """Remove a connection whose peer has authenticated."""
+        if connection in self._greeted:
+            self._accepted_until -= self._extra_s
+        self.remove(connection)
+
+    def note_end(self, connection: C) -> None:
+        """Remove a connection that its peer, or a mistake of its peer, has ended."""
+        if connection in self._silent:
+            self._accepted_until += self._extra_s
+        self.remove(connection)
 
     def remove(self, connection: C) -> None:
-        """Remove a connection that has ended, or whose peer has authenticated."""
+        """Remove a connection."""
         if self._deadlines.pop(connection, None) is None:
             return
         group = self._silent if connection in self._silent else self._greeted

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from dmiddleware.errors import RouterError, TransportError
 from dmiddleware.router.protocol.strangers import Strangers
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
-from dmiddleware.router.transport.stream import Stream, Transport
+from dmiddleware.router.transport.stream import Stream, Transport, encrypts
 
 __all__ = ["FramedListener", "OnConnection"]
 
@@ -18,11 +18,15 @@ OnConnection: TypeAlias = Callable[[FramedConnection], Callbacks]
 """Takes a connection that has not started, and returns what it calls."""
 
 
+_TLS_EXTRA: Final = 5
+"""A TLS handshake costs as much processor time as so many connections without one."""
+
+
 class FramedListener:
     """Accepts connections. Their peers are strangers until :meth:`trust` is called.
 
     A stranger may send short frames for a few seconds, and its connection may be closed to make
-    room for another one.
+    room for another one. The more they cost, the fewer are accepted in a second.
 
     Args:
         transport: listens.
@@ -52,7 +56,9 @@ class FramedListener:
         self._now = now
         self._max_stranger_bytes = max_stranger_bytes
         self._max_frame_bytes = max_frame_bytes
-        self._strangers = Strangers[FramedConnection]() if strangers is None else strangers
+        if strangers is None:
+            strangers = Strangers(extra=_TLS_EXTRA if encrypts(address) else 0)
+        self._strangers = strangers
         self._lock = threading.Lock()
         self._connections: set[FramedConnection] = set()
         self._is_closed = False
@@ -71,7 +77,7 @@ class FramedListener:
     def trust(self, connection: FramedConnection) -> None:
         """Lift the limits of a connection whose peer has authenticated; called by ``on_frame``."""
         with self._lock:
-            self._strangers.remove(connection)
+            self._strangers.trust(connection)
         connection.allow(self._max_frame_bytes)
 
     def close_late(self) -> None:
@@ -94,7 +100,7 @@ class FramedListener:
         def on_end(error: RouterError) -> None:
             with self._lock:
                 self._connections.discard(connection)
-                self._strangers.remove(connection)
+                self._strangers.note_end(connection)
             callbacks.on_end(error)
 
         connection = FramedConnection(stream, max_frame_bytes=self._max_stranger_bytes)

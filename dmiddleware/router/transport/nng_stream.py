@@ -10,6 +10,9 @@ These facts about nng 1.11 shape the code:
   end, and uses it after it was freed; nng's own dialer does so when a dial is canceled. So no
   operation that has a callback is canceled. Its connection, dialer or listener is closed, which
   ends it, and freed when its completion has been processed.
+- If nng cannot send over TLS because the peer has died, it closes its socket and fails the pending
+  operations. One that starts to receive after that never ends, and later ones that send seem to
+  succeed. So whenever one starts to receive, the socket is asked for its peer.
 - Closing a websocket, or its listener, does not always end the pending operations. So ``ws`` is not
   offered.
 - A timeout of nng may expire while another thread closes the connection, and abort the process.
@@ -50,8 +53,13 @@ _TLS: Final = "tls+tcp://"
 _CHECK_S: Final = 1.0
 """How long the search for the reason of a failed TLS handshake may wait for the peer."""
 
+_GONE_S: Final = 0.1
+"""How long receiving may take once the socket has no peer; what has arrived comes at once."""
+
 _NO_DELAY: Final = b"tcp-nodelay"
 """Otherwise the second of two short frames may wait until the first one is acknowledged."""
+
+_PEER: Final = b"remote-address"
 
 _JOINED: Final = 16 * 1024
 """Neighboring pieces that are shorter are sent as one."""
@@ -140,6 +148,7 @@ class NngStream:
         self._tls: TlsFiles | None = None
         self._receiving = Operation(partial(thread.call, self._on_received))
         self._sending = Operation(partial(thread.call, self._on_sent_some))
+        self._n_receives = 0
         # How many operations have not called back yet.
         self._n_pending = 0
         self._targets: Sequence[memoryview] = ()
@@ -241,6 +250,19 @@ class NngStream:
     def _receive(self) -> None:
         self._n_pending += 1
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
+        self._n_receives += 1
+        if self._address.startswith(_TLS) and not self._has_peer():
+            self._thread.call_at(
+                time.monotonic() + _GONE_S, partial(self._end_if_receiving, self._n_receives)
+            )
+
+    def _has_peer(self) -> bool:
+        return not lib.nng_stream_get_addr(self._connection, _PEER, ffi.new("nng_sockaddr *"))
+
+    def _end_if_receiving(self, number: int) -> None:
+        with self._lock:
+            if self._on_bytes is not None and self._n_receives == number:
+                self._end(self._error_of(lib.NNG_ECONNSHUT))
 
     def _on_received(self) -> None:
         receiving = self._receiving

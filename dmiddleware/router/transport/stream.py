@@ -26,6 +26,7 @@ from dmiddleware.errors import RouterError
 
 __all__ = [
     "Listener",
+    "encrypts",
     "exposes_bytes",
     "OnBytes",
     "OnConnection",
@@ -145,3 +146,8 @@ class Transport(Protocol):
 def exposes_bytes(address: str) -> bool:
     """Return whether others on the network can change what is sent over an address."""
     return address.startswith("tcp://")
+
+
+def encrypts(address: str) -> bool:
+    """Return whether a connection starts with a TLS handshake."""
+    return address.startswith("tls+tcp://")

@@ -11,6 +11,7 @@ import msgspec
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
 from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece, Stream
+from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.frame import (
     MAX_FRAME_BYTES,
     FrameContents,
@@ -38,10 +39,13 @@ class TamperingTransport(SocketTransport):
     Args:
         forge: returns an answer to a frame, which then does not reach the listener; or None.
         note: sees each frame of the listener.
+        tls: certificates for ``tls+tcp`` addresses.
     """
 
-    def __init__(self, forge: Forge, note: Note = lambda frame: None) -> None:
-        super().__init__()
+    def __init__(
+        self, forge: Forge, note: Note = lambda frame: None, *, tls: TlsFiles | None = None
+    ) -> None:
+        super().__init__(tls=tls)
         self._forge = forge
         self._note = note
 

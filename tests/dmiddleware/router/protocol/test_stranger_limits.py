@@ -79,3 +79,14 @@ def test_a_peer_far_away_gets_in_among_thousands_of_strangers() -> None:
 def test_there_must_be_room_for_one() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Strangers(most=0)
+
+
+def test_connections_that_say_something_cost_more_unless_they_authenticate() -> None:
+    strangers: Strangers[int] = Strangers(extra=3)
+    for number in range(BURST // 4 + 1):
+        assert strangers.pause_s(0.0) == pytest.approx(0.0)
+        strangers.add(number, 0.0)
+        (strangers.note_hello if number % 2 else strangers.note_end)(number)
+    assert strangers.pause_s(0.0) == pytest.approx(4 / MAX_PER_S)
+    strangers.trust(1)
+    assert strangers.pause_s(0.0) == pytest.approx(1 / MAX_PER_S)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from dmiddleware.errors import FrameError, RouterError
-from dmiddleware.router.protocol.strangers import Strangers
+from dmiddleware.router.protocol.strangers import BURST, MAX_PER_S, Strangers
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener
 from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
+from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, nothing_left
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, start_nng
 
@@ -196,3 +197,59 @@ def test_peers_far_away_join_while_others_connect_all_the_time(server: Server) -
         server.listener.close()
         for attacker in attackers:
             attacker.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "raw", "cost"),
+    [
+        ("tcp", framed(b"hello"), 1),
+        ("tls+tcp", framed(b"hello"), 6),
+        ("tls+tcp", b"GET / HTTP/1.1\r\n\r\n", 6),
+        ("tls+tcp", b"", 6),
+        ("tls+tcp", framed(b"hello", b"key"), 1),
+    ],
+    ids=["without TLS", "hello", "garbage", "closed at once", "authenticated"],
+)
+def test_a_stranger_counts_several_times_after_a_tls_handshake(
+    scheme: str, raw: bytes, cost: int
+) -> None:
+    network, address = StreamNetwork(), f"{scheme}://here:1"
+    strangers: Strangers[FramedConnection] = Strangers(extra=5 if scheme == "tls+tcp" else 0)
+    n_done = 0
+
+    def on_connection(connection: FramedConnection) -> Callbacks:
+        return Callbacks(partial(on_frame, connection), lambda error: note())
+
+    def on_frame(connection: FramedConnection, frame: memoryview) -> None:
+        if frame == b"hello":
+            listener.note_hello(connection)
+        else:
+            listener.trust(connection)
+        if frame == raw[-len(frame) :]:
+            note()
+
+    def note() -> None:
+        nonlocal n_done
+        n_done += 1
+
+    here, there = network.transport("here"), network.transport("there")
+    listener = FramedListener(
+        here,
+        address,
+        on_connection=on_connection,
+        now=lambda: 0.0,
+        max_stranger_bytes=100,
+        max_frame_bytes=MAX_BYTES,
+        strangers=strangers,
+    )
+    n_connections = BURST // 4
+    for _ in range(n_connections):
+        stream = there.dial(address, timeout_s=DEADLINE_S)
+        if raw:
+            stream.send([raw], lambda error: None)
+        else:
+            stream.close()
+    assert comes_true(lambda: n_done == n_connections)
+    expected = max(0.0, (cost * n_connections - BURST) / MAX_PER_S)
+    assert strangers.pause_s(0.0) == pytest.approx(expected)
+    assert here.close(timeout_s=DEADLINE_S) and there.close(timeout_s=DEADLINE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import ssl
 import struct
@@ -140,6 +141,40 @@ def test_a_file_without_a_certificate_is_named(ours: Authority, tmp_path: Path) 
     files = TlsFiles(ca=ours.ca, cert_and_key=str(empty), server_name="localhost")
     with pytest.raises(TransportError, match=r"empty\.pem"), greeting(files):
         pass
+
+
+def test_the_end_is_noticed_although_nothing_was_being_received(ours: Authority) -> None:
+    transport = NngStreamTransport(tls=ours.files("listener"))
+    accepted: queue.SimpleQueue[End] = queue.SimpleQueue()
+
+    def accept(stream: Stream) -> float:
+        accepted.put(End(stream, buffer_bytes=0))
+        return 0.0
+
+    context = ours.files("dialer").context(listens=False)
+    try:
+        address = transport.listen(ANYWHERE, accept).address
+        host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
+        plain = socket.create_connection((host, int(port)), DEADLINE_S)
+        secured = context.wrap_socket(
+            plain, server_hostname="localhost", do_handshake_on_connect=False
+        )
+        with secured:
+            end = accepted.get(timeout=DEADLINE_S)
+            shaking = threading.Thread(target=secured.do_handshake)
+            shaking.start()
+            end.send(b"welcome")
+            shaking.join(DEADLINE_S)
+            assert secured.recv(7) == b"welcome"
+            secured.sendall(b"hello")
+            secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # nng closes its socket when it cannot send the first of them, but accepts the others.
+        for _ in range(100):
+            end.send(b"lost")
+        end.read(1 << 16)
+        assert isinstance(end.ended(), TransportError)
+    finally:
+        assert transport.close(timeout_s=DEADLINE_S)
 
 
 def test_events_travel_between_routers_over_tls(ours: Authority) -> None:
