@@ -28,9 +28,8 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
+from dmiddleware.router.transport.selection import make_transport
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.router.transport.socket_stream import SocketTransport
-from dmiddleware.router.transport.stream import Transport
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 from dmiddleware.terminal import needs_terminal
 
@@ -144,7 +143,7 @@ class JoinedNode:
             advertise=part.advertise,
             dial=part.dial,
             key=bytes.fromhex(plan.key_hex) or None,
-            transport=_transport(plan),
+            transport=make_transport(tls=plan.tls, mq_type=plan.mq_type),
             shared_memory=_shared_memory(plan),
             options=_router_options(plan),
             clock=self._clock,
@@ -421,15 +420,6 @@ class _WatchedClock(SystemClock):
         finally:
             self.waited_at = time.monotonic()
             self.program_waits = False
-
-
-def _transport(plan: RunPlan) -> Transport:
-    if plan.tls is None and plan.mq_type == "socket":
-        return SocketTransport()
-    # nng starts a dozen threads when it is loaded.
-    from dmiddleware.router.transport.nng_stream import NngStreamTransport
-
-    return NngStreamTransport(tls=plan.tls)
 
 
 # What the variable was before the first node of this process, then the values of its nodes.

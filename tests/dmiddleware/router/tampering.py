@@ -9,7 +9,9 @@ from functools import partial
 import msgspec
 
 from dmiddleware.errors import RouterError
-from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStream
+from dmiddleware.router.transport.selection import make_transport
+from dmiddleware.router.transport.socket_stream import SocketStream
 from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece, Stream
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.frame import (
@@ -33,7 +35,7 @@ def forged_refusal(code: str, reason: str = "forged") -> bytes:
     return bytes(OutgoingFrame(FrameType.REFUSED, contents, None, max_size=4096))
 
 
-class TamperingTransport(SocketTransport):
+class TamperingTransport:
     """Passes the frames of dialed connections through someone else.
 
     Args:
@@ -45,18 +47,22 @@ class TamperingTransport(SocketTransport):
     def __init__(
         self, forge: Forge, note: Note = lambda frame: None, *, tls: TlsFiles | None = None
     ) -> None:
-        super().__init__(tls=tls)
+        self._inner = make_transport(tls=tls)
         self._forge = forge
         self._note = note
+        self.listen = self._inner.listen
+        self.close = self._inner.close
 
-    def dial(self, address: str, *, timeout_s: float) -> Stream:  # type: ignore[override]
-        return _TamperedStream(super().dial(address, timeout_s=timeout_s), self._forge, self._note)
+    def dial(self, address: str, *, timeout_s: float) -> Stream:
+        inner = self._inner.dial(address, timeout_s=timeout_s)
+        assert isinstance(inner, SocketStream | NngStream)
+        return _TamperedStream(inner, self._forge, self._note)
 
 
 class _TamperedStream:
     """A connection whose frames are read on both ways."""
 
-    def __init__(self, inner: SocketStream, forge: Forge, note: Note) -> None:
+    def __init__(self, inner: SocketStream | NngStream, forge: Forge, note: Note) -> None:
         self._inner = inner
         self._forge = forge
         self._note = note
