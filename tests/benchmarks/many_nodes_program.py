@@ -45,7 +45,7 @@ LEAD_S: Final = 1.0
 
 FORM_S: Final = 60.0
 LIFETIME_S: Final = 600.0
-_WEIGHTS_S: Final = 2.0
+_WEIGHTS_S: Final = 1.5
 _LOOK_S: Final = 0.01
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 
