@@ -43,8 +43,8 @@ PAGE: Final = ROOT / "docs/scaling.md"
 _SMALL = bool(os.environ.get("BENCH_SMALL"))
 N_SIMULATED: Final = (5, 20) if _SMALL else (10, 100, 300, 1000)
 N_REAL: Final = (1, 4) if _SMALL else (1, 16, 128)
-REPEATS: Final = 1 if _SMALL else 3
-BATCH_BYTES: Final = (1 << 10, 64 << 10)
+REPEATS: Final = 1 if _SMALL else 2
+BATCH_BYTES: Final = (1 << 10, 64 << 10, 256 << 10)
 WEIGHTS_BYTES: Final = (100_000, 1_000_000)
 REAL_RATE: Final = 1000
 """How many batches a second arrive in the measurement over tcp."""
@@ -61,7 +61,7 @@ _ADDRESS: Final = "tcp://127.0.0.1:25515"
 """Of the simulated hub. With tcp, the contents of events are signed, and the network ignores it."""
 
 _SETTLE_S: Final = 3.0
-_IDLE_S: Final = 5.0
+_IDLE_S: Final = 4.0
 _DELAY_S: Final = (0.0002, 0.002)
 _MILLION: Final = 1e6
 
@@ -95,11 +95,12 @@ class Costs:
         )
 
     def model(self) -> HubCost:
-        """Return the linear model of these costs."""
+        """Return the linear model of these costs, through the smallest and the largest events."""
+        batch, weights = sorted(self.batch_s.items()), sorted(self.weights_s.items())
         return HubCost(
             idle_s=self.idle_s,
-            batch=Line.through(*sorted(self.batch_s.items())),
-            weights=Line.through(*sorted(self.weights_s.items())),
+            batch=Line.through(batch[0], batch[-1]),
+            weights=Line.through(weights[0], weights[-1]),
         )
 
 
@@ -210,7 +211,7 @@ class SimulatedStar:
         before = self.learner.n_batches
         self._run_on_hub(partial(self.learner.order, n_bytes, 1.0 / count, count))
         self._simulation.run_for(LEAD_S / 2)
-        seconds = 3.0
+        seconds = 2.0
         cpu_s = self._measure(seconds) - idle_s * self.n * seconds
         received = self.learner.n_batches - before
         if received != count * self.n:
@@ -255,7 +256,7 @@ def simulate(n: int) -> tuple[Formed, Costs]:
         cluster.settle()
         count = max(2, 400 // n)
         with _without_garbage():
-            idle_s = statistics.median(cluster.idle_s() for _ in range(REPEATS))
+            idle_s = statistics.fmean(cluster.idle_s() for _ in range(REPEATS))
             batch: dict[int, list[float]] = {size: [] for size in BATCH_BYTES}
             weights: dict[int, list[float]] = {size: [] for size in WEIGHTS_BYTES}
             for repeat in range(REPEATS):
@@ -264,7 +265,7 @@ def simulate(n: int) -> tuple[Formed, Costs]:
                 for size in WEIGHTS_BYTES:
                     weights[size].append(cluster.weights_s(repeat, size, idle_s))
         cluster.end()
-    return formed, Costs(idle_s, _medians(batch), _medians(weights))
+    return formed, Costs(idle_s, _means(batch), _means(weights))
 
 
 def measure_real(n: int) -> Real:
@@ -300,7 +301,7 @@ def measure_real(n: int) -> Real:
             cpu_s = found["process_s"] - idle_s["process_s"] * found["seconds"]
             flood_s[size] = cpu_s / (count * n)
     whole, router = (
-        Costs(idle_s[name] / n, _medians(batch[name]), _medians(weights[name])) for name in names
+        Costs(idle_s[name] / n, _means(batch[name]), _means(weights[name])) for name in names
     )
     return Real(router, whole - router, flood, flood_s)
 
@@ -315,6 +316,7 @@ def render_page(
     """Return the measured part of docs/scaling.md."""
     most = cost.most_collectors(LOAD)
     share = cost.share(1000, LOAD)
+    n_bytes = 10_000 * LOAD.batches * LOAD.batch_bytes
     verdict = "carries" if share.total <= 1 else "does not carry"
     parts = [
         f"- Machine: {machine()}\n"
@@ -324,6 +326,8 @@ def render_page(
         f"With the load above, one learner {verdict} 1,000 collectors, which take "
         f"{_percent(share.total)} of a core. It is saturated at {_rounded(most)} collectors. "
         f"Heartbeats alone fill a core at {_rounded(1 / cost.idle_s)} collectors.\n",
+        f"10,000 collectors would take {_percent(cost.share(10_000, LOAD).total)} of a core; the "
+        f"bytes of their batches alone take {_percent(n_bytes * cost.batch.byte_s)}.\n",
         "### The simulated cluster\n",
         _simulated_table(simulated),
         "### Real connections\n",
@@ -501,8 +505,8 @@ def _size(n_bytes: float) -> str:
     return f"{n_bytes / 1024:.0f} KB" if n_bytes % 1024 == 0 else f"{n_bytes / 1000:.0f} kB"
 
 
-def _medians(found: Mapping[int, list[float]]) -> dict[int, float]:
-    return {size: statistics.median(values) for size, values in found.items()}
+def _means(found: Mapping[int, list[float]]) -> dict[int, float]:
+    return {size: statistics.fmean(values) for size, values in found.items()}
 
 
 def _router(number: int, n_peers: int, clock: Clock, transport: Transport) -> Router:

@@ -40,11 +40,12 @@ BATCH: Final = Event("batch", timeout_s=60.0)
 WEIGHTS: Final = Event("weights", delivery="latest")
 LOAD: Final = Event("load")
 
-LEAD_S: Final = 1.0
+LEAD_S: Final = 0.5
 """How long after the learner's order the collectors begin to send."""
 
 FORM_S: Final = 60.0
 LIFETIME_S: Final = 600.0
+_ACKNOWLEDGE_S: Final = 0.5
 _WEIGHTS_S: Final = 1.5
 _LOOK_S: Final = 0.01
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
@@ -197,7 +198,7 @@ class LearnerProcess:
         began = time.perf_counter()
         _wait_until(lambda: self._learner.n_batches >= awaited, LIFETIME_S / 10)
         taken = time.perf_counter() - began
-        time.sleep(LEAD_S)  # the last acknowledgments
+        time.sleep(_ACKNOWLEDGE_S)
         return self._since(before) | {"taken_s": taken}
 
     def weights(self, version: int, n_bytes: int) -> dict[str, float]:
