@@ -52,7 +52,7 @@ format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure the speed bars and write docs/benchmarks.md (about 35 minutes)
+bench: setup ## Measure the speed bars and write docs/benchmarks.md (about 40 minutes)
 	$(INSTALL) '.[bench]' --quiet
 	$(BIN)/python -m tests.benchmarks
 

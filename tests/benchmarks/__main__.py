@@ -1,7 +1,8 @@
 """Run all benchmarks, or those that are named: ``python -m tests.benchmarks [NAME …]``.
 
 All of them write docs/benchmarks.md; some of them only print, or, with ``--write``, replace their
-sections of it. The exit code is 1 when a bar is missed.
+sections of it. A benchmark that fills in another page does so at the same time. The exit code is 1
+when a bar is missed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from rich.console import Console
 
 from tests.benchmarks.report import (
+    Grid,
+    Page,
     Section,
     print_sections,
     render_markdown,
@@ -42,8 +45,10 @@ def measure(name: str) -> Section:
     module = importlib.import_module(f"tests.benchmarks.bench_{name}")
     title, _, text = inspect.cleandoc(module.__doc__ or name).partition("\n")
     found = module.rows()
-    rows, grid = found if isinstance(found, tuple) else (found, None)
-    return Section(title.rstrip("."), text.strip(), rows, grid)
+    rows, more = found if isinstance(found, tuple) else (found, None)
+    page = more if isinstance(more, Page) else None
+    grid = more if isinstance(more, Grid) else None
+    return Section(title.rstrip("."), text.strip(), rows, grid, page)
 
 
 def main() -> int:
@@ -76,8 +81,12 @@ def main() -> int:
     elif arguments.write:
         text = replace_sections(REPORT.read_text(encoding="utf-8"), sections)
     if not arguments.names or arguments.write:
-        REPORT.write_text(text, encoding="utf-8")
-        console.print(f"written: {REPORT}", highlight=False)
+        written = {REPORT: text}
+        for page in [section.page for section in sections if section.page is not None]:
+            written[page.path] = page.fill(page.path.read_text(encoding="utf-8"))
+        for path, content in written.items():
+            path.write_text(content, encoding="utf-8")
+            console.print(f"written: {path}", highlight=False)
     missed = [row.name for section in sections for row in section.rows if row.met is False]
     if missed:
         console.print(f"bars missed: {', '.join(missed)}", style="bold red")

@@ -1,13 +1,13 @@
 """The launcher.
 
-`ditask` starts 50 real processes, a learner and 49 collectors, with its default options. Their
-program imports no torch and does nothing. They have formed when the last of them is in its first
-step, for which each waits until its peers are ready. The CPU time of idle processes is that of all
-50 and the launcher together.
+`ditask` starts 50 real processes, a learner and 49 collectors, with its default options, and then
+200. Their program imports no torch and does nothing. They have formed when the last of them is in
+its first step, for which each waits until its peers are ready. The CPU time of idle processes is
+that of all of them and the launcher together.
 
 With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
-measures that one in the same run, and each row is repeated against it. ``BENCH_SMALL=1`` starts
-eight processes.
+measures that one in the same run, with the smaller number of processes, and their rows are repeated
+against it. ``BENCH_SMALL=1`` starts eight processes, and then sixteen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from tests.benchmarks.report import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 _SMALL = bool(os.environ.get("BENCH_SMALL"))
-N_PROCESSES = 8 if _SMALL else 50
+FORM_BARS_S = {8: 5.0, 16: 5.0} if _SMALL else {50: 5.0, 200: 20.0}
+"""In how many seconds these numbers of processes should form."""
+
 SETTLE_S = 3.0
 IDLE_S = 4.0 if _SMALL else 15.0
 _DEADLINE_S = 180.0
@@ -51,28 +53,33 @@ class Measured:
 def rows() -> list[Row]:
     """Measure the start of a run and its cost while it is idle."""
     before = os.environ.get("BENCH_BEFORE")
-    ours = measure(ROOT)
+    measured = {n: measure(ROOT, n) for n in FORM_BARS_S}
     found = [
-        _bar(f"{N_PROCESSES} processes form", ours.form_s, 7, "s"),
-        _bar(f"{N_PROCESSES} idle processes", ours.idle * 100, 20, "% of a core"),
+        _bar(f"{n} processes form", one.form_s, FORM_BARS_S[n], "s") for n, one in measured.items()
     ]
+    found += [
+        Row(f"{n} processes form", "no bar", ours=one.form_cpu_s, unit="s of CPU")
+        for n, one in measured.items()
+    ]
+    fewest, ours = next(iter(measured.items()))
+    found.append(_bar(f"{fewest} idle processes", ours.idle * 100, 20, "% of a core"))
     if before is None:
         return found
     try:
-        return found + _compared(ours, measure(Path(before)))
+        return found + _compared(ours, measure(Path(before), fewest))
     except RuntimeError:
         note = f"its processes did not all connect within {_DEADLINE_S:g} s"
         return [*found, Row.missing("forming", against="the version before", note=note)]
 
 
-def measure(checkout: Path) -> Measured:
-    """Run the program with the code of a checkout."""
+def measure(checkout: Path, n_processes: int) -> Measured:
+    """Run the program with the code of a checkout, and return its figures."""
     # As after an installation, Python may keep what it has compiled.
     env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env |= {"PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "dmiddleware.launch"]
     command += ["--package", str(Path(__file__).parent), "--main", "launch_program.main"]
-    command += ["--roles", f"learner=1,collector={N_PROCESSES - 1}"]
+    command += ["--roles", f"learner=1,collector={n_processes - 1}"]
     command += ["--start-timeout", str(_DEADLINE_S)]
     compiled = [sys.executable, "-c", "import dmiddleware.launch.node_process"]
     subprocess.run(compiled, cwd=checkout, env=env, check=True)
@@ -88,7 +95,7 @@ def measure(checkout: Path) -> Measured:
     watchdog = threading.Timer(_DEADLINE_S, launcher.kill)
     watchdog.start()
     try:
-        _await_first_steps(launcher)
+        _await_first_steps(launcher, n_processes)
         form_s = time.perf_counter() - start
         parent = psutil.Process(launcher.pid)
         processes = [parent, *parent.children(recursive=True)]
@@ -106,13 +113,13 @@ def measure(checkout: Path) -> Measured:
     return Measured(form_s, form_cpu_s, idle)
 
 
-def _await_first_steps(launcher: subprocess.Popen[str]) -> None:
+def _await_first_steps(launcher: subprocess.Popen[str], n_processes: int) -> None:
     assert launcher.stdout is not None
     lines, n_formed = [], 0
     for line in launcher.stdout:
         lines.append(line)
         n_formed += line.endswith("formed\n")
-        if n_formed == N_PROCESSES:
+        if n_formed == n_processes:
             return
     raise RuntimeError("not all processes connected:\n" + "".join(lines[-5:]))
 

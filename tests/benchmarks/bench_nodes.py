@@ -201,23 +201,33 @@ class RunningHub:
 
 
 @contextlib.contextmanager
-def star(checkout: Path, address: str, n_peers: int) -> Iterator[RunningHub]:
-    """Run a hub and its peers until the block ends."""
+def star(
+    checkout: Path, address: str, n_peers: int, *, program: Path = PROGRAM
+) -> Iterator[RunningHub]:
+    """Run a hub and its peers until the block ends.
+
+    Args:
+        checkout: the repository whose code runs.
+        address: where the hub listens.
+        n_peers: the number of peers, which share a few processes.
+        program: takes the arguments of nodes_program.py.
+    """
     with contextlib.ExitStack() as stack:
-        hub = RunningHub(stack.enter_context(_running(checkout, "hub", address)))
+        hub = RunningHub(stack.enter_context(_running(checkout, program, "hub", address)))
         share, extra = divmod(n_peers, N_PROCESSES)
         first = 1
-        for index in range(N_PROCESSES):
+        for index in range(min(n_peers, N_PROCESSES)):
             count = share + (index < extra)
-            stack.enter_context(_running(checkout, "peers", hub.address, str(first), str(count)))
+            arguments = ("peers", hub.address, str(first), str(count))
+            stack.enter_context(_running(checkout, program, *arguments))
             first += count
         yield hub
 
 
 @contextlib.contextmanager
-def _running(checkout: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _running(checkout: Path, program: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(PROGRAM), *arguments],
+        [sys.executable, "-W", "ignore", str(program), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -11,7 +11,8 @@ A row compares our code with a reference that does the same work::
         pair = interleaved(push_ours, push_arrays, calls=200)
         return [Row.of_time("push of 32", pair, calls=200, against="arrays", at_most=2.0)]
 
-A benchmark with a table of its own returns it too: ``rows() -> tuple[list[Row], Grid]``.
+A benchmark with a table of its own returns it too: ``rows() -> tuple[list[Row], Grid]``. One that
+fills in the figures of another page returns a :class:`Page` instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import gc
 import importlib.metadata
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +35,7 @@ from rich.table import Table
 __all__ = [
     "Comparison",
     "Grid",
+    "Page",
     "Row",
     "Section",
     "interleaved",
@@ -40,6 +43,7 @@ __all__ = [
     "median_and_spread",
     "print_sections",
     "render_markdown",
+    "render_table",
     "repeated",
     "replace_sections",
     "use_one_thread",
@@ -259,6 +263,35 @@ class Grid:
     lines: list[tuple[str, ...]]
 
 
+_MEASURED = re.compile(
+    r"(<!-- measured: [^\n]*-->\n).*(<!-- end of what was measured -->)", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Figures for a page that is written by hand, which has a place for them between two comments.
+
+    Attributes:
+        path: the page.
+        text: what to write there.
+    """
+
+    path: Path
+    text: str
+
+    def fill(self, page: str) -> str:
+        """Return the page with these figures instead of the old ones.
+
+        Raises:
+            ValueError: if the page has no such place.
+        """
+        text, n_places = _MEASURED.subn(lambda found: f"{found[1]}\n{self.text}\n{found[2]}", page)
+        if n_places != 1:
+            raise ValueError(f"{self.path} needs one place between the comments, has {n_places}")
+        return text
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """The rows of one benchmark module, with its heading and text.
@@ -268,12 +301,14 @@ class Section:
         text: the text below it.
         rows: the comparisons.
         grid: a table above them; None: there is none.
+        page: the figures of another page; None: there is none.
     """
 
     title: str
     text: str
     rows: list[Row] = field(default_factory=list)
     grid: Grid | None = None
+    page: Page | None = None
 
 
 _HEAD = ("what", "against", "unit", "ours", "reference", "ratio", "bar", "verdict")
@@ -379,14 +414,15 @@ def _render_section(section: Section) -> str:
     if section.text:
         parts.append(f"{section.text}\n")
     if section.grid is not None:
-        parts.append(_render_table(section.grid.head, section.grid.lines))
-    parts.append(_render_table(_HEAD, map(_cells, section.rows)))
+        parts.append(render_table(section.grid.head, section.grid.lines))
+    parts.append(render_table(_HEAD, map(_cells, section.rows)))
     notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
     if notes:
         parts.append("\n".join(notes) + "\n")
     return "\n".join(parts)
 
 
-def _render_table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+def render_table(head: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
     rendered = ["| " + " | ".join(line) + " |" for line in (head, *lines)]
     return "\n".join([rendered[0], "|" + " --- |" * len(head), *rendered[1:]]) + "\n"
