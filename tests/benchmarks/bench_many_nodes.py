@@ -125,7 +125,7 @@ class Real:
 
     Attributes:
         router: the time in the router and the task.
-        below: the rest of the process: nng, the system, waking threads.
+        below: the rest of the process: the system, and waking threads.
         flood: batches received each second by their size, when the collectors never wait.
         flood_s: seconds of the hub's processor time for each of these.
     """
@@ -379,7 +379,7 @@ def _real_table(real: Mapping[int, Real]) -> str:
     lines = [
         (f"{n:,}", where, *_microseconds(costs))
         for n, one in real.items()
-        for where, costs in (("router and task", one.router), ("nng and the system", one.below))
+        for where, costs in (("router and task", one.router), ("the system", one.below))
     ]
     return render_table(head, lines)
 
