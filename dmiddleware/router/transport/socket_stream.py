@@ -170,17 +170,21 @@ class SocketStream:
             return
         try:
             self._targets = _targets(self._address, socket.AI_NUMERICHOST)
-        except OSError:
+        except (OSError, UnicodeError):
             # To look up a name may take long.
-            threading.Thread(target=self._look_up, name="router-names", daemon=True).start()
+            looking = threading.Thread(target=self._look_up, name="router-names", daemon=True)
+            try:
+                looking.start()
+            except RuntimeError as error:
+                self._thread.call(partial(self._fail_to_dial, str(error)))
         else:
             self._thread.call(self._connect)
 
     def _look_up(self) -> None:
         try:
             self._targets = _targets(self._address)
-        except OSError as error:
-            self._thread.post(partial(self._fail_to_dial, error.strerror or str(error)))
+        except (OSError, UnicodeError) as error:
+            self._thread.post(partial(self._fail_to_dial, _text_of(error)))
         else:
             self._thread.post(self._connect)
 
@@ -362,10 +366,8 @@ class SocketListener:
         self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
         try:
             self._socket = _listening(address, self._path)
-        except OSError as error:
-            raise TransportError(
-                f"could not listen on {address}: {error.strerror or error}"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise TransportError(f"could not listen on {address}: {_text_of(error)}") from error
         try:
             if self._path is not None:
                 self._path.publish()
@@ -437,11 +439,16 @@ class SocketListener:
         self._thread.remove_user(self)
 
 
+def _text_of(error: OSError | UnicodeError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def _targets(address: str, flags: int = 0) -> list[_Target]:
     """Return where an address of a host and a port leads.
 
     Raises:
         OSError: if the host is not known.
+        UnicodeError: if it cannot be the name of a host.
     """
     host, _, port = address.removeprefix(_TCP).rpartition(":")
     found = socket.getaddrinfo(
