@@ -75,7 +75,7 @@ class Strangers(Generic[C]):
         return closed
 
     def charge(self, n_connections: int) -> None:
-        """Note that a connection costs as much as so many more do; a negative number reverts it."""
+        """Add the cost of ``n_connections`` more; a negative number takes it back."""
         self._accepted_until += n_connections / MAX_PER_S
 
     def pause_s(self, now: float) -> float:
