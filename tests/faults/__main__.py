@@ -45,17 +45,22 @@ def main() -> int:
     unknown = sorted(set(arguments.names) - set(names))
     if unknown:
         parser.error(f"unknown faults: {', '.join(unknown)}; choose from {', '.join(names)}")
-    chosen = set(arguments.names or names)
+    over = arguments.over or TRANSPORTS
+    chosen = [
+        fault
+        for fault in FAULTS
+        if fault.name in (arguments.names or names) and set(fault.transports) & set(over)
+    ]
+    if not chosen:
+        parser.error(f"none of these faults is injected over {' or '.join(over)}")
     writes = arguments.write or not (arguments.names or arguments.over)
     results: list[FaultResult] = []
-    for fault in FAULTS:
-        if fault.name not in chosen:
-            continue
+    for fault in chosen:
         if reason := fault.why_not():
             print(f"{fault.name}: not measured, {reason}\n")
             continue
         for transport in fault.transports:
-            if transport not in (arguments.over or TRANSPORTS):
+            if transport not in over:
                 continue
             measured = inject(fault, transport)
             results += measured

@@ -45,6 +45,7 @@ How to read the tables:
 - When a receiver is killed, the messages that it had acknowledged but not yet handled are lost,
   unless they are acknowledged only when handled. Those that it had not acknowledged go to the
   process that replaces it. A receiver that raises is treated in the same way.
+- *Earlier* after a date: it was measured before ipc and tcp were carried by the present sockets.
 - Memory figures count memory in use. glibc also keeps some freed memory (about 10 MB with limits of
   64 MB), so the slow consumer runs with `MALLOC_MMAP_THRESHOLD_=131072`. Shared memory has a limit
   of its own, and is counted separately.
