@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from annotated_types import Ge
 
 from dmiddleware.errors import DMiddlewareError, LaunchError
-from dmiddleware.router.transport.selection import MqType
 from dmiddleware.settings import (
     AS_TUPLE,
     Convert,
@@ -47,6 +46,7 @@ FailurePolicy = Literal["abort", "continue", "restart"]
 PlatformName = Literal["local", "ray", "slurm", "k8s"]
 TopologyName = Literal["star", "mesh", "alone"]
 ProtocolName = Literal["ipc", "tcp", "tls+tcp"]
+MqType = Literal["socket", "nng"]
 RoleCounts: TypeAlias = tuple[tuple[str, int], ...]
 """Roles in order, each with its number of processes."""
 Resources: TypeAlias = Mapping[str, float]

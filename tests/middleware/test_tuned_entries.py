@@ -170,7 +170,7 @@ def test_an_entry_offers_its_options(
 def test_an_unknown_algorithm_is_a_usage_error() -> None:
     found = call("--parallel-workers", "2", "train", "sarsa", "CartPole-v1")
     assert found.exit_code == 2
-    assert "no algorithm sarsa" in found.output
+    assert "unknown algorithm sarsa" in found.output
 
 
 def test_words_that_name_no_env_are_a_usage_error() -> None:
