@@ -8,9 +8,10 @@ nothing, with four calls in flight (ours: four unacknowledged events, each in a 
 The other bars are absolute. For the weights, one process publishes them and three others load
 them into a torch module.
 
-Shared memory at 1 MB is about twice as fast as ipc, so it reaches its bar in some runs only; ipc
-has become faster than when the bar was set. The absolute bar of 3 GB/s is met, and at 8 MB, where
-the socket's copies leave the processor's cache, shared memory is several times as fast.
+The round trip misses its bar. It wakes three threads in turn, which takes most of the time, and
+takes longer on a machine with nothing else to do: runs beside other work took 226 to 306 µs. At
+8 MB, where the socket's copies leave the processor's cache, shared memory is several times as fast
+as ipc.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def round_trip(folder: Path, *, tcp: bool = False) -> Row:
         duration = median_s(ours.ping, repeats=2_000)
     name = f"round trip over {'tcp' if tcp else 'ipc'}, median"
     # The bar is for ipc; tcp is stated beside it.
-    return absolute(name, duration * 1e6, 400, "µs", at_most=None if tcp else 1.0)
+    return absolute(name, duration * 1e6, 250, "µs", at_most=None if tcp else 1.0)
 
 
 def shared_memory(folder: Path) -> list[Row]:
