@@ -63,9 +63,9 @@ def _at_once(source: str, target: str) -> float:
 class StreamNetwork:
     """Connects hosts, and can cut the links between them.
 
-    Addresses have the form ``memory://name``. What is sent over a cut link waits until the link is
-    healed, also the end of a connection, so a host may hold connections that the other one has
-    closed. Within a connection, nothing is lost and nothing overtakes.
+    Addresses have the form ``memory://name``. Bytes on a cut link wait until the link is healed.
+    The end of a connection waits too, so a host may hold connections that the other one has closed.
+    Within a connection, nothing is lost and nothing overtakes.
 
     Args:
         clock: times the delays, and starts a thread for each host.
@@ -99,7 +99,7 @@ class StreamNetwork:
         self._waiting: dict[frozenset[str], list[_Pipe]] = {}
 
     def transport(self, host: str) -> HostTransport:
-        """Return the transport of a new host, or of one that takes the place of a removed one."""
+        """Return the transport of a new host, or of one that replaces a removed one."""
         with self.lock:
             transport = self._hosts[host] = HostTransport(self, host)
             return transport
@@ -253,7 +253,7 @@ class HostTransport:
                 _logger.exception("a callback on the host %s failed", self.host)
 
     def _next(self) -> Call | None:
-        """Wait for the next call that is due; None: there are no users."""
+        """Wait for the next call that is due; None without users."""
         clock = self.network.clock
         with self.network.lock:
             while True:

@@ -62,7 +62,7 @@ class MemoryGrants:
         self.wanted.append(_Wanted(peer, stream, sequence, total))
 
     def grant(self) -> list[PeerSession]:
-        """Grant what is possible; return the peers that have to be told."""
+        """Grant what is possible; return the peers that need an answer."""
         granted = []
         while self.wanted and (memory := self._memory_for(self.wanted[0])) is not None:
             peer = self.wanted.popleft().peer

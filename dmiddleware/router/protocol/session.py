@@ -116,8 +116,8 @@ class Link:
         owes_heartbeat: whether a heartbeat is due.
         owes_states: whether the states of the inboxes are due.
         owes_resend: whether to let the peer send again what was dropped.
-        n_resends: how often it was told so and has not begun yet; what arrives before is dropped.
-        n_agains: how often this node was told so and has not begun yet.
+        n_resends: how many repetitions the peer has not begun yet; until then, events are dropped.
+        n_agains: how many repetitions this node has not begun yet.
         owes_proof: whether to show the peer which memory may be shared.
         owes_goodbye: whether to say goodbye when nothing else is left to send.
         said_goodbye: whether this node has said it.

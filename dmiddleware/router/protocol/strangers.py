@@ -16,7 +16,7 @@ MAX_STRANGERS: Final = 128
 """How many connections may be without an authenticated peer."""
 
 MAX_PER_S: Final = 150
-"""How many connections are accepted in a second if this goes on; each costs almost 1 ms."""
+"""How many connections are accepted in a second after a burst; each costs almost 1 ms."""
 
 BURST: Final = MAX_STRANGERS
 """How many of them are accepted at once, for example when all nodes of a run start."""

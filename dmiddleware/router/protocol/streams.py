@@ -275,7 +275,7 @@ class OutgoingStreams:
         if sequence >= unconfirmed.sequence:
             self._unconfirmed = None
         elif is_lost:
-            # Newer versions take their places. What has arrived of a large event is kept.
+            # Newer versions replace them. The peer keeps the part of a large event that it has.
             again = {e.event: e for e in unconfirmed.events if e.event not in self._latest}
             if not again or not self._in_fragments(unconfirmed):
                 self._latest = again | self._latest
@@ -449,7 +449,7 @@ class IncomingStreams:
         return states
 
     def on_restart(self) -> None:
-        """Note that the sender goes back to what it is told next, and asks again for memory."""
+        """Note that the sender goes back to the states it gets next, and asks again for memory."""
         self._grants.clear()
         # Lossy events do not continue.
         self.drop_unfinished(LOSSY)

@@ -13,13 +13,11 @@ from dmiddleware.router.transport.stream import Stream, Transport, encrypts
 
 __all__ = ["FramedListener", "OnConnection"]
 
-
 OnConnection: TypeAlias = Callable[[FramedConnection], Callbacks]
 """Takes a connection that has not started, and returns what it calls."""
 
-
 _TLS_EXTRA: Final = 5
-"""A TLS handshake costs as much processor time as so many connections without one."""
+"""A TLS handshake costs the processor time of this many connections without one."""
 
 
 class FramedListener:

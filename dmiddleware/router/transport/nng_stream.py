@@ -360,11 +360,7 @@ class NngStream:
             self._thread.call(self._release)
 
     def _release(self) -> None:
-        for operation in (
-            self._dialing,
-            self._receiving,
-            self._sending,
-        ):
+        for operation in (self._dialing, self._receiving, self._sending):
             if operation is not None:
                 operation.free()
         if self._connection is not None:

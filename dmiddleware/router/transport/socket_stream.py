@@ -124,7 +124,7 @@ class SocketStream:
                 raise RouterStateError("a stream sends one list of pieces at a time")
             error = self._error or self._send_error
             if error is not None:
-                self._thread.post(partial(on_sent, error))
+                self._report(partial(on_sent, error))
                 return False
             self._unsent, self._on_sent = list(pieces), on_sent
             if self._is_connected and self._send():
@@ -140,7 +140,7 @@ class SocketStream:
             if self._on_bytes is not None:
                 raise RouterStateError("a stream receives one list of targets at a time")
             if self._error is not None:
-                self._thread.post(partial(on_bytes, self._error))
+                self._report(partial(on_bytes, self._error))
                 return
             self._buffers, self._on_bytes = targets, on_bytes
             if self._events & _READ:
@@ -326,6 +326,9 @@ class SocketStream:
             return TransportError(f"the connection with {self._address} has ended")
         return TransportError(f"the connection with {self._address} broke: {error.strerror}")
 
+    def _report(self, call: Callable[[], None]) -> None:
+        self._thread.post(partial(self._guarded, call))
+
     def _guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
@@ -342,9 +345,9 @@ class SocketStream:
             on_bytes, self._buffers, self._on_bytes = self._on_bytes, (), None
             on_sent, self._unsent, self._on_sent = self._on_sent, [], None
         if on_sent is not None:
-            self._thread.call(partial(self._guarded, partial(on_sent, error)))
+            self._report(partial(on_sent, error))
         if on_bytes is not None:
-            self._thread.call(partial(self._guarded, partial(on_bytes, self._error)))
+            self._report(partial(on_bytes, self._error))
 
     def _close(self) -> None:
         assert self._error is not None
