@@ -1,4 +1,4 @@
-"""nng's functions without the rest of pynng."""
+"""nng's functions, and the end of a process that uses them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,31 @@ FORK = """
     print("ended")
 """
 WITH_PYNNG = """
-    assert "asyncio" not in sys.modules
     import pynng
-    from dmiddleware.router.transport.nng_library import lib
 
     with pynng.Pair0(listen="inproc://a") as one, pynng.Pair0(dial="inproc://a") as other:
         one.send(b"hello")
         assert other.recv() == b"hello"
-    assert pynng.lib is lib
     listener.close()
     print("ended")
 """
+STILL_CLOSING = """
+    import pynng, time
+    from dmiddleware.router.transport.nng_operation import Operation
+
+    def free_late(operation, free=Operation.free):
+        print("ended", flush=True)
+        time.sleep(0.3)
+        free(operation)
+
+    Operation.free = free_late
+    listener.close()
+"""
 
 
-@pytest.mark.parametrize("program", [FORK, WITH_PYNNG], ids=["fork", "with pynng"])
+@pytest.mark.parametrize(
+    "program", [FORK, WITH_PYNNG, STILL_CLOSING], ids=["fork", "with pynng", "still closing"]
+)
 def test_the_process_ends_in_order(program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(START) + textwrap.dedent(program)],
