@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError, TransportError
+from dmiddleware.event_names import base_name
 from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
@@ -116,8 +117,7 @@ class Engine:
         encoded = encode_event(event.name, [list(args), kwargs], self._codec, stage)
         waiting: list[str] = []
         with self.lock:
-            self.node.subscriptions.check_name(event.name, targets)
-            self.node.subscriptions.check_size(encoded, targets)
+            self.node.subscriptions.check(encoded, targets)
             if event.delivery == "reliable":
                 waiting = self._offer(event, encoded, targets)
             elif event.delivery == "latest":
@@ -166,7 +166,7 @@ class Engine:
 
     def _note_unsubscribed(self, event: Event, named: Sequence[str] = ()) -> None:
         """Count an emission that peers do not receive; it is an error if they must."""
-        self.traffic.of(event.name).unsubscribed += len(named) or 1
+        self.traffic[base_name(event.name)].unsubscribed += len(named) or 1
         if event.required:
             peers = "no peer" if not named else f"not node {', '.join(named)}"
             raise NoSubscriber(
@@ -183,7 +183,7 @@ class Engine:
             if accepted:
                 n_accepted += 1
             elif accepted is None:
-                self.traffic.of(encoded.event).unsubscribed += 1
+                self.traffic[base_name(encoded.event)].unsubscribed += 1
             else:
                 refused.append(node_id)
         self._count_sent(encoded, n_accepted)
@@ -204,7 +204,7 @@ class Engine:
 
         with self.lock:
             self.clock.wait_for(self.room, accepted, event.timeout_s)
-            self.traffic.of(event.name).blocked_s += self.clock.now() - started
+            self.traffic[base_name(event.name)].blocked_s += self.clock.now() - started
             full = ", ".join(self._describe(node_id) for node_id in waiting)
         if not waiting:
             return
@@ -232,7 +232,7 @@ class Engine:
     def _count_sent(self, encoded: EncodedEvent, n_peers: int) -> None:
         if not n_peers:
             return
-        traffic = self.traffic.of(encoded.event)
+        traffic = self.traffic[base_name(encoded.event)]
         traffic.sent += n_peers
         traffic.sent_bytes += n_peers * encoded.size
 
@@ -338,7 +338,8 @@ class Engine:
         with self.lock:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
-                self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
+                forgotten = DecodedEvent("node.forgotten", (int(node_id), undelivered), {})
+                self.receiver.add(forgotten)
             if now >= self._next_beat:
                 self.node.beat()
                 self._next_beat = now + self._until_next_beat(now)
@@ -385,4 +386,4 @@ def _membership_event(change: MembershipChange) -> DecodedEvent:
         details = {"reason": change.reason}
     else:
         details = {"new_incarnation": change.new_incarnation}
-    return f"node.{change.kind}", (int(identity.node_id),), details
+    return DecodedEvent(f"node.{change.kind}", (int(identity.node_id),), details)

@@ -626,16 +626,16 @@ def test_an_event_too_large_for_its_peer_is_refused_at_the_emitter(
     dialer = make_node("1", options=large if listener_is_small else small)
     join(dialer, listener)
     sender, to = (dialer, "0") if listener_is_small else (listener, "1")
-    sender.subscriptions.check_size(encode_event("e", bytes(90_000), CODEC), [to])
+    sender.subscriptions.check(encode_event("e", bytes(90_000), CODEC), [to])
     with pytest.raises(FrameTooLarge, match=rf"node {to} accepts at most 99744"):
-        sender.subscriptions.check_size(encode_event("e", bytes(150_000), CODEC), [to])
+        sender.subscriptions.check(encode_event("e", bytes(150_000), CODEC), [to])
 
 
 def test_the_largest_allowed_event_is_delivered() -> None:
     dialer, listener, connection = subscribed(NodeOptions(max_event_bytes=100_000), "e")
     for value in (bytes(99_600), [np.zeros(0)] * 1_100, [np.zeros(1)] * 1_000):
         event = encode_event("e", value, CODEC)
-        dialer.subscriptions.check_size(event, ["0"])
+        dialer.subscriptions.check(event, ["0"])
         assert dialer.offer("0", event)
         exchange(connection)
     assert [len(value) for _, _, value in taken(listener)] == [99_600, 1_100, 1_000]
