@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 TAKE_BYTES: Final = 1 << 20
 _NO_CONTENTS: Final = FrameContents()
-_WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
+_NO_EVENTS: Final = EventBatch(0, 0, ())
 
 
 def _is_announcement(event: EncodedEvent) -> bool:
@@ -68,6 +68,7 @@ class NodeProtocol:
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
             was gone for too long, by node id and event.
         n_sessions: how many sessions have started or ended.
+        closing: whether this node admits no more peers, because it is about to close.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class NodeProtocol:
         self.n_refused = 0
         self.undelivered: dict[str, Counter[str]] = {}
         self.n_sessions = 0
+        self.closing = False
         self._members = Membership(
             identity,
             heartbeat_s=options.heartbeat_s,
@@ -104,6 +106,7 @@ class NodeProtocol:
             peers=self.peers,
             members=self._members,
             make_room=self._remove_forgotten,
+            is_closing=lambda: self.closing,
         )
         self._with_events: dict[str, PeerSession] = {}
         self._gone: dict[str, PeerSession] = {}
@@ -121,15 +124,6 @@ class NodeProtocol:
         It grows when a peer knows more of them.
         """
         return self._greetings.incarnation
-
-    @property
-    def closing(self) -> bool:
-        """Whether this node admits no more peers, because it is about to close."""
-        return self._greetings.closing
-
-    @closing.setter
-    def closing(self, closing: bool) -> None:
-        self._greetings.closing = closing
 
     @property
     def accepting(self) -> bool:
@@ -377,7 +371,10 @@ class NodeProtocol:
         if frame.incarnation != peer.session.incarnation:
             check_incarnation(frame.incarnation, peer.session.incarnation)
         self._members.on_heard(peer.node_id, frame.incarnation, now)
-        self._on_session_frame(link, peer, frame, now)
+        if frame.type is not FrameType.DATA and frame.type is not FrameType.FRAGMENT:
+            self._on_control(link, peer, frame, now)
+        elif self._accepts and not link.owes_resend and not link.n_resends:
+            self._on_data(peer, frame)
         if peer.incoming.is_due:
             self.unsent[link] = None
         return frame.type
@@ -393,12 +390,16 @@ class NodeProtocol:
             batch = peer.outgoing.next_batch()
             if batch is None:
                 break
-            self._put_batch(link, batch)
+            if batch.fragment is None:
+                self._put(link, FrameType.DATA, frame_contents(batch.events), batch)
+            else:
+                contents = fragment_contents(batch.events[0], batch.fragment)
+                self._put(link, FrameType.FRAGMENT, contents, batch)
         else:
             link.is_stalled = True
             return
         while (stream := peer.outgoing.take_ask()) is not None:
-            self._put(link, FrameType.ASK, _NO_CONTENTS, stream=stream)
+            self._put(link, FrameType.ASK, _NO_CONTENTS, EventBatch(stream, 0, ()))
         if link.owes_goodbye:
             link.owes_goodbye, link.said_goodbye = False, True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
@@ -423,11 +424,8 @@ class NodeProtocol:
             if link.sharing is not None and (proof := link.sharing.proof()):
                 self._put(link, FrameType.SHARE, FrameContents(proof))
 
-    def _on_session_frame(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
-        if frame.type in _WITH_EVENTS:
-            if self._accepts and not link.owes_resend and not link.n_resends:
-                self._on_data(peer, frame)
-        elif frame.type is FrameType.STATE:
+    def _on_control(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
+        if frame.type is FrameType.STATE:
             self._on_states(link, peer, States.read(frame))
         elif frame.type is FrameType.AGAIN and link.n_resends:
             link.n_resends -= 1
@@ -617,30 +615,12 @@ class NodeProtocol:
         for peer in self._memory.grant():
             self._note_taken(peer)
 
-    def _put_batch(self, link: Link, batch: EventBatch) -> None:
-        if batch.fragment is None:
-            kind, contents = FrameType.DATA, frame_contents(batch.events)
-        else:
-            kind = FrameType.FRAGMENT
-            contents = fragment_contents(batch.events[0], batch.fragment)
-        self._put(
-            link,
-            kind,
-            contents,
-            stream=batch.stream,
-            data_sequence=batch.sequence,
-            asks=batch.asks,
-        )
-
     def _put(
         self,
         link: Link,
         kind: FrameType,
         contents: FrameContents,
-        *,
-        stream: int = 0,
-        data_sequence: int = 0,
-        asks: bool = False,
+        batch: EventBatch = _NO_EVENTS,
     ) -> None:
         """Add a frame to a connection with a session."""
         session, peer = link.session, link.peer
@@ -649,10 +629,10 @@ class NodeProtocol:
             kind,
             contents,
             incarnation=self._greetings.incarnation,
-            stream=stream,
-            data_sequence=data_sequence,
-            asks=asks,
+            stream=batch.stream,
+            data_sequence=batch.sequence,
+            asks=batch.asks,
         )
         peer.counters.sent_frames += 1
-        peer.counters.sent_bytes += len(frame)
+        peer.counters.sent_bytes += frame.size
         link.route.put(frame, urgent=kind in URGENT)

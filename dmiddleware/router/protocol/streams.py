@@ -489,11 +489,11 @@ class IncomingStreams:
         Raises:
             FrameError: for an unknown stream, or if it is not the next frame, or too large.
         """
-        self.check_next(stream, sequence)
         self._assemblies.pop(stream, None)
         if stream not in self._seen:
-            self._inboxes[stream].on_frame(sequence, events)
+            self._inbox_of(stream).on_frame(sequence, events)
             return
+        self.check_next(stream, sequence)
         self._seen[stream] = sequence
         if stream == LATEST:
             self._is_latest_due = True

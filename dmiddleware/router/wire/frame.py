@@ -269,10 +269,10 @@ class OutgoingFrame(BytePieces):
         asks: bool = False,
     ) -> None:
         self._pieces = ()
-        self._size = contents.size
-        if self._size > max_size:
+        self.size = contents.size
+        if self.size > max_size:
             raise FrameTooLarge(
-                f"the frame has {self._size} bytes, but the receiver accepts {max_size}; send "
+                f"the frame has {self.size} bytes, but the receiver accepts {max_size}; send "
                 "smaller parts"
             )
         if contents.metadata_size > MAX_METADATA or contents.n_buffers > max_buffers:
@@ -295,7 +295,7 @@ class OutgoingFrame(BytePieces):
             stream,
             contents.metadata_size,
             sequence,
-            self._size,
+            self.size,
             contents.n_buffers,
             data_sequence,
         )
