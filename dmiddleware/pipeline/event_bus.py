@@ -277,7 +277,8 @@ class EventBus:
             )
         if self._router is not None and for_peers:
             try:
-                self._router.emit(self._scope(declared), args, kwargs, to=peers)
+                scoped = declared if self._task == 1 else self._scope(declared)
+                self._router.emit(scoped, args, kwargs, to=peers)
             except NoSubscriber:
                 # Without named nodes, a handler in one process is enough.
                 if to is not None or not received:
@@ -452,9 +453,7 @@ class EventBus:
                 self._router.subscribe(name, active=wanted)
 
     def _scope(self, event: Event) -> Event:
-        """Return the event under the name that its task uses."""
-        if self._task == 1:
-            return event
+        """Return the event under the name that its task uses, if that is not the first one."""
         scoped = self._scoped.get(event.name)
         if scoped is None:
             name = scoped_name(event.name, self._task)

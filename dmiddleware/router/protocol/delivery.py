@@ -132,18 +132,22 @@ class Outbox(Generic[T]):
         """Whether something waits for the peer to take more, or to say how much it takes."""
         return self._fits_next() is False
 
-    def offer(self, message: T) -> bool:
-        """Accept a message, or return False if the outbox is full; the caller then tries again."""
-        self._is_refusing = bool(self.n_bytes) and self.n_bytes + message.size > self._max_bytes
-        if not self._is_refusing:
-            self.push(message)
-        return not self._is_refusing
+    def offer(self, message: T, *, always: bool = False) -> bool:
+        """Accept a message, or return False if the outbox is full; the caller then tries again.
 
-    def push(self, message: T) -> None:
-        """Accept a message even if the outbox is full; for control messages that cannot wait."""
+        Args:
+            message: the message.
+            always: accept it even if the outbox is full; for control messages that cannot wait.
+        """
+        is_full = bool(self.n_bytes) and self.n_bytes + message.size > self._max_bytes
+        if not always:
+            self._is_refusing = is_full
+        if is_full and not always:
+            return False
         self._waiting.append(message)
         self._waiting_bytes += message.size
         self.n_bytes += message.size
+        return True
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""

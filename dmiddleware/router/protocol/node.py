@@ -278,8 +278,8 @@ class NodeProtocol:
         """Let all peers know that this node is alive."""
         for peer in self.peers.values():
             if peer.link is not None:
-                peer.link.owes_heartbeat = True
-                peer.link.owes_states |= peer.incoming.has_news
+                kind = FrameType.STATE if peer.incoming.has_news else FrameType.HEARTBEAT
+                peer.link.owed[kind] = 1
                 self.unsent[peer.link] = None
 
     def drain(self) -> None:
@@ -294,8 +294,9 @@ class NodeProtocol:
         for peer in self.peers.values():
             if peer.link is not None:
                 # The peer counts as lost what it does not know to have arrived.
-                peer.link.owes_states |= peer.incoming.has_news
-                peer.link.owes_goodbye = True
+                if peer.incoming.has_news:
+                    peer.link.owed[FrameType.STATE] = 1
+                peer.link.owed[FrameType.BYE] = 1
                 self.unsent[peer.link] = None
 
     def on_end(self, link: Link, reason: str, now: float) -> None:
@@ -385,7 +386,8 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        self._put_owed(link, peer)
+        if link.owed or peer.incoming.is_due:
+            self._put_owed(link, peer)
         while route.has_room:
             batch = peer.outgoing.next_batch()
             if batch is None:
@@ -400,29 +402,28 @@ class NodeProtocol:
             return
         while (stream := peer.outgoing.take_ask()) is not None:
             self._put(link, FrameType.ASK, _NO_CONTENTS, EventBatch(stream, 0, ()))
-        if link.owes_goodbye:
-            link.owes_goodbye, link.said_goodbye = False, True
+        if link.owed.pop(FrameType.BYE, 0):
+            link.said_goodbye = True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
 
     def _put_owed(self, link: Link, peer: PeerSession) -> None:
         """Put what is sent before events, and however full the connection is."""
-        if link.owes_states or peer.incoming.is_due:
+        owed = link.owed
+        is_heartbeat_due = owed.pop(FrameType.HEARTBEAT, 0)
+        if owed.pop(FrameType.STATE, 0) or peer.incoming.is_due:
             states = peer.incoming.take_states(
                 since=peer.since, accepts=self._accepts, resend=link.owes_resend
             )
             link.n_resends += link.owes_resend
             link.owes_resend = False
             self._put(link, FrameType.STATE, states.contents())
-        elif link.owes_heartbeat:
+        elif is_heartbeat_due:
             self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
-        link.owes_states = link.owes_heartbeat = False
-        while link.n_agains:
-            link.n_agains -= 1
+        for _ in range(owed.pop(FrameType.AGAIN, 0)):
             self._put(link, FrameType.AGAIN, _NO_CONTENTS)
-        if link.owes_proof:
-            link.owes_proof = False
-            if link.sharing is not None and (proof := link.sharing.proof()):
-                self._put(link, FrameType.SHARE, FrameContents(proof))
+        is_proof_due = owed.pop(FrameType.SHARE, 0)
+        if is_proof_due and link.sharing is not None and (proof := link.sharing.proof()):
+            self._put(link, FrameType.SHARE, FrameContents(proof))
 
     def _on_control(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
         if frame.type is FrameType.STATE:
@@ -450,7 +451,7 @@ class NodeProtocol:
         if known is not None and known.link is not None:
             self._close(known.link, "a newer connection has replaced this one")
         link.session = SessionFrames(session, dialed=link.dialed, cover_body=link.covers_body)
-        link.owes_proof = True
+        link.owed[FrameType.SHARE] = 1
         if known is None or known.session.identity.instance != session.identity.instance:
             self._start_over(link, session, known)
         else:
@@ -566,7 +567,7 @@ class NodeProtocol:
 
     def _owe_states(self, peer: PeerSession) -> None:
         if peer.link is not None:
-            peer.link.owes_states = True
+            peer.link.owed[FrameType.STATE] = 1
             self.unsent[peer.link] = None
 
     def _note_taken(self, peer: PeerSession) -> None:
@@ -595,15 +596,14 @@ class NodeProtocol:
         incoming.on_events(stream, sequence, events)
         if frame.asks:
             incoming.on_ask(stream, until_empty=False)
-        if incoming.has_events:
-            self._with_events[peer.node_id] = peer
+        self._with_events[peer.node_id] = peer
 
     def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
         """Process what a peer says about the streams to it."""
         self.unsent[link] = None
         if states.resend:
             peer.outgoing.on_connect(peer.session.limits.inbox_bytes)
-            link.n_agains += 1
+            link.owed[FrameType.AGAIN] += 1
         if states.since != peer.since and peer.since != peer.session.number:
             # One of the two does not remember the other, or only from another session.
             peer = self._start_over(link, peer.session, peer)

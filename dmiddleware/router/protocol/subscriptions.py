@@ -97,7 +97,7 @@ class Subscriptions:
             return
         skeleton = _encode((self._is_ready, self._own))
         # Peers never wait for each other's announcements, however full the outbox is.
-        peer.outgoing.outbox.push(event_of(SUBSCRIPTIONS_EVENT, skeleton))
+        peer.outgoing.outbox.offer(event_of(SUBSCRIPTIONS_EVENT, skeleton), always=True)
         self._note_queued(peer)
 
     def _announce(self) -> None:

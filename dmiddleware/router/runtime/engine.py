@@ -120,14 +120,8 @@ class Engine:
             self.node.subscriptions.check(encoded, targets)
             if event.delivery == "reliable":
                 waiting = self._offer(event, encoded, targets)
-            elif event.delivery == "latest":
-                self.node.subscriptions.put_latest(encoded, None if to is None else targets)
-                self._count_sent(encoded, len(targets))
             else:
-                for node_id in targets:
-                    if (peer := self.node.peers.get(node_id)) is not None:
-                        peer.outgoing.put_lossy(encoded)
-                self._count_sent(encoded, len(targets))
+                self._put(event, encoded, targets, named=to is not None)
             links = self._fill_peers(targets)
         self.send(links)
         if waiting:
@@ -177,17 +171,33 @@ class Engine:
     def _offer(self, event: Event, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
         """Offer an event to peers; return those whose outbox is full."""
         refused, n_accepted = [], 0
-        handled = event.acknowledged == "handled"
+        handled, traffic = event.acknowledged == "handled", self.traffic[base_name(event.name)]
         for node_id in targets:
             accepted = self.node.offer(node_id, encoded, handled=handled)
             if accepted:
                 n_accepted += 1
             elif accepted is None:
-                self.traffic[base_name(encoded.event)].unsubscribed += 1
+                traffic.unsubscribed += 1
             else:
                 refused.append(node_id)
-        self._count_sent(encoded, n_accepted)
+        traffic.sent += n_accepted
+        traffic.sent_bytes += n_accepted * encoded.size
         return refused
+
+    def _put(
+        self, event: Event, encoded: EncodedEvent, targets: Collection[str], *, named: bool
+    ) -> None:
+        """Queue a latest or lossy event for peers."""
+        if event.delivery == "latest":
+            self.node.subscriptions.put_latest(encoded, targets if named else None)
+        else:
+            for node_id in targets:
+                if (peer := self.node.peers.get(node_id)) is not None:
+                    peer.outgoing.put_lossy(encoded)
+        if targets:
+            traffic = self.traffic[base_name(event.name)]
+            traffic.sent += len(targets)
+            traffic.sent_bytes += len(targets) * encoded.size
 
     def _wait_for_room(
         self, event: Event, encoded: EncodedEvent, waiting: list[str], targets: Collection[str]
@@ -228,13 +238,6 @@ class Engine:
             state = "connected" if peer.is_connected else state
             held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
         return f"node {node_id} ({state}; its outbox holds {held})"
-
-    def _count_sent(self, encoded: EncodedEvent, n_peers: int) -> None:
-        if not n_peers:
-            return
-        traffic = self.traffic[base_name(encoded.event)]
-        traffic.sent += n_peers
-        traffic.sent_bytes += n_peers * encoded.size
 
     def update(self) -> list[Link]:
         """Process what a frame or the time has changed; called with the lock held.
