@@ -10,8 +10,7 @@ Methods must not be called concurrently; the router holds a lock around each cal
 from __future__ import annotations
 
 import logging
-import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -59,6 +58,8 @@ class NodeProtocol:
 
     Attributes:
         peers: all known peers by node id, disconnected ones included.
+        with_events: the processes of which :meth:`take` may return events, as an ordered set; some
+            have ended.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
         unsent: the links to check for something to send, as an ordered set; the router clears it.
@@ -83,6 +84,7 @@ class NodeProtocol:
         self.identity = identity
         self.options = options
         self.peers: dict[str, PeerSession] = {}
+        self.with_events: dict[PeerSession, None] = {}
         self.unsent: dict[Link, None] = {}
         self.ended: list[tuple[Link, str]] = []
         self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
@@ -108,12 +110,9 @@ class NodeProtocol:
             make_room=self._remove_forgotten,
             is_closing=lambda: self.closing,
         )
-        self._with_events: dict[str, PeerSession] = {}
         self._gone: dict[str, PeerSession] = {}
-        self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
         self._holds: Callable[[EncodedEvent], bool] | None = None
-        self._held: dict[str, PeerSession] = {}
-        self._held_orphans: deque[tuple[str, EncodedEvent]] = deque()
+        self._held: dict[PeerSession, None] = {}
         self._memory = MemoryGrants(options.max_event_bytes, peers=self.peers, gone=self._gone)
         self._accepts = True
 
@@ -167,10 +166,7 @@ class NodeProtocol:
                 return something else than before.
         """
         self._holds = holds
-        self._with_events |= self._held
-        self._held.clear()
-        self._orphaned.extendleft(reversed(self._held_orphans))
-        self._held_orphans.clear()
+        self.with_events, self._held = self._held | self.with_events, {}
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
@@ -180,12 +176,7 @@ class NodeProtocol:
         """
         holds = self._holds
         taken: list[tuple[str, EncodedEvent]] = []
-        while self._orphaned:
-            if holds is not None and (self._held_orphans or holds(self._orphaned[0][1])):
-                self._held_orphans.append(self._orphaned.popleft())
-            else:
-                taken.append(self._orphaned.popleft())
-        for peer in list(self._with_events.values()):
+        for peer in list(self.with_events):
             events = peer.incoming.take(n, max_bytes=TAKE_BYTES, holds=holds)
             for event in events:
                 if event.event == SUBSCRIPTIONS_EVENT:
@@ -193,12 +184,12 @@ class NodeProtocol:
                 else:
                     taken.append((peer.node_id, event))
             if not peer.incoming.has_events:
-                del self._with_events[peer.node_id]
+                del self.with_events[peer]
             elif not events:
                 # Held events may wait until the subscriptions behind them are known.
-                for event in peer.incoming.inbox.take_out(_is_announcement):
-                    self._on_announcement(peer, event)
-                self._held[peer.node_id] = self._with_events.pop(peer.node_id)
+                self._take_announcements(peer)
+                self._held[peer] = None
+                del self.with_events[peer]
             self._note_taken(peer)
         if self._memory.wanted:
             self._grant_memory()
@@ -210,7 +201,7 @@ class NodeProtocol:
         Call :meth:`on_handled` with the peer for each of them, in this order.
         """
         taken: list[tuple[PeerSession, EncodedEvent]] = []
-        for peer in self._with_events.values():
+        for peer in self.with_events:
             inbox = peer.incoming.inbox_handled
             if inbox.has_ready:
                 events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
@@ -224,13 +215,8 @@ class NodeProtocol:
         """Note that the oldest event that :meth:`take_handled` returned has been handled."""
         peer.incoming.inbox_handled.on_handled()
         self._note_taken(peer)
-        if peer.incoming.has_events and self.peers.get(peer.node_id) is peer:
-            self._with_events[peer.node_id] = peer
-
-    @property
-    def has_events(self) -> bool:
-        """Whether :meth:`take` would return something."""
-        return bool(self._orphaned or self._with_events)
+        if peer.incoming.has_events:
+            self.with_events[peer] = None
 
     def connected_peers(self) -> list[Identity]:
         """Return the identities of the connected peers."""
@@ -472,7 +458,9 @@ class NodeProtocol:
             known: what this node has for the peer or its predecessor.
         """
         if known is not None:
-            self._keep_received(known)
+            # The events that have arrived can still be taken.
+            self._take_announcements(known)
+            known.incoming.drop_unfinished()
             self._gone.pop(known.node_id, None)
             known.link = None
         peer = PeerSession.start(session, known, self.options)
@@ -516,7 +504,8 @@ class NodeProtocol:
 
     def _remove(self, peer: PeerSession) -> None:
         if self.peers.get(peer.node_id) is peer:
-            self._keep_received(peer)
+            self._take_announcements(peer)
+            peer.incoming.drop_unfinished()
             del self.peers[peer.node_id]
             self._gone.pop(peer.node_id, None)
             self.subscriptions.on_peers_changed()
@@ -532,16 +521,10 @@ class NodeProtocol:
             self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
         return lost.total()
 
-    def _keep_received(self, peer: PeerSession) -> None:
-        """Keep the acknowledged events of a process that has ended until they are taken."""
-        incoming = peer.incoming
-        for event in (*incoming.take(sys.maxsize), *incoming.inbox_handled.waiting):
-            if event.event == SUBSCRIPTIONS_EVENT:
-                self._on_announcement(peer, event)
-            else:
-                self._orphaned.append((peer.node_id, event))
-        self._with_events.pop(peer.node_id, None)
-        self._held.pop(peer.node_id, None)
+    def _take_announcements(self, peer: PeerSession) -> None:
+        """Process the subscriptions that a peer has announced before the events ahead of them."""
+        for event in peer.incoming.inbox.take_out(_is_announcement):
+            self._on_announcement(peer, event)
 
     def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
@@ -596,7 +579,7 @@ class NodeProtocol:
         incoming.on_events(stream, sequence, events)
         if frame.asks:
             incoming.on_ask(stream, until_empty=False)
-        self._with_events[peer.node_id] = peer
+        self.with_events[peer] = None
 
     def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
         """Process what a peer says about the streams to it."""

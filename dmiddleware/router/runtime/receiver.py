@@ -117,7 +117,7 @@ class Receiver:
 
     def wake(self) -> None:
         """Let the blocking thread deliver what can be delivered now; called with the lock held."""
-        if self._node.has_events and not self._busy:
+        if self._node.with_events and not self._busy:
             self._must_block = True
             self._changed.notify_all()
 
@@ -222,7 +222,7 @@ class Receiver:
     def _has_events(self) -> bool:
         return (
             bool(self._undelivered)
-            or self._node.has_events
+            or bool(self._node.with_events)
             or (bool(self._local) and self._accept is not None)
         )
 
