@@ -13,7 +13,10 @@ from tests.dmiddleware.launch.ditask_process import start
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
-SLOW = {"torch", "treetensor", "numpy", "asyncio", "importlib.metadata", "rich"}
+SLOW = {
+    *("torch", "treetensor", "numpy", "asyncio", "importlib.metadata", "rich"),
+    *("annotated_types", "cloudpickle", "multiprocessing", "dmiddleware.launch.options"),
+}
 NNG = "pynng._nng"
 
 # The learner and the collector exchange events before they look. A collector that never waits would
