@@ -73,6 +73,11 @@ class OutgoingFrame(Generic[T]):
     asks: bool = False
 
 
+def _due_bytes(inbox_bytes: int, outbox_bytes: int) -> int:
+    """Return after how many bytes a receiver sends its state, so that neither side waits for it."""
+    return max(1, min(inbox_bytes, outbox_bytes) // 4)
+
+
 class Outbox(Generic[T]):
     """The sender's side of one stream of messages.
 
@@ -113,6 +118,8 @@ class Outbox(Generic[T]):
         self._is_refusing = False
         self._asked_after: int | None = None
         self._newest = 0
+        # How many bytes are sent and not accepted, as far as the peer has said.
+        self._on_the_way = 0
         # How many frames were sent since the peer's last state, and whether one asked for it.
         self._n_since_state = 0
         self._has_asked = False
@@ -162,6 +169,7 @@ class Outbox(Generic[T]):
         assert self._credit is not None
         self._sent = frame.sequence
         self._credit -= frame.size
+        self._on_the_way += frame.size
         self.n_resent += frame.sequence <= self._newest
         self._newest = max(self._newest, frame.sequence)
         self._n_since_state += 1
@@ -174,13 +182,17 @@ class Outbox(Generic[T]):
         """Return whether to ask the peer for its state now, behind the frames that were sent.
 
         It is asked if a message was refused or a frame has to wait, or nothing may follow, and once
-        after each frame, because it also answers when it has taken everything.
+        after each frame, because it also answers when it has taken everything. A message that was
+        refused needs no question if the peer sends its state anyway when it has what was sent.
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
         fits = self._fits_next()
         is_last = self.is_draining and bool(self._frames) and fits is None
-        if not self._is_refusing and fits is not False and not is_last:
+        is_full = self._is_refusing and self._on_the_way < _due_bytes(
+            self._capacity, self._max_bytes
+        )
+        if not is_full and fits is not False and not is_last:
             return False
         self._asked_after = self._sent
         return True
@@ -205,8 +217,10 @@ class Outbox(Generic[T]):
         if self._credit is None:
             self._sent, self._asked_after = state.accepted, None
         self._n_since_state, self._has_asked = 0, False
-        on_the_way = (f.size for f in self._frames if state.accepted < f.sequence <= self._sent)
-        self._credit = state.credit - sum(on_the_way)
+        self._on_the_way = sum(
+            f.size for f in self._frames if state.accepted < f.sequence <= self._sent
+        )
+        self._credit = state.credit - self._on_the_way
 
     def on_connect(self, capacity: int) -> None:
         """Start over with the same process; nothing is sent before its state arrives.
@@ -298,14 +312,14 @@ class Inbox(Generic[T]):
         self.acknowledged = 0
         self._max_bytes = max_bytes
         self._max_unhandled = max_unhandled
-        # A state is sent often enough that neither side waits for it.
-        self._due_bytes = max(1, min(max_bytes, peer_bytes or max_bytes) // 4)
+        self._due_bytes = _due_bytes(max_bytes, peer_bytes or max_bytes)
         self._ready: deque[T] = deque()
         self.n_bytes = 0
         # The frames with unhandled messages, each with how many those are.
         self._unhandled: deque[list[int]] = deque()
         self._n_taken = 0
-        self._n_moved = 0
+        # Since the last state: how many bytes were accepted, and how many were taken.
+        self._n_added = self._n_removed = 0
         self.is_due = False
         self._is_asked = False
         self._told: InboxState | None = None
@@ -420,7 +434,7 @@ class Inbox(Generic[T]):
 
     def take_state(self) -> InboxState:
         """Return the state, which is sent now."""
-        self.is_due, self._n_moved = False, 0
+        self.is_due, self._n_added, self._n_removed = False, 0, 0
         self._is_asked = self._is_asked and bool(self.n_bytes)
         self._told = self._state()
         return self._told
@@ -435,9 +449,13 @@ class Inbox(Generic[T]):
     def _move(self, n_bytes: int) -> None:
         """Note that messages were added, or removed if the number of their bytes is negative."""
         self.n_bytes += n_bytes
-        self._n_moved += abs(n_bytes)
+        if n_bytes > 0:
+            self._n_added += n_bytes
+        else:
+            self._n_removed -= n_bytes
         is_empty = self._is_asked and not self.n_bytes
-        self.is_due = self.is_due or is_empty or self._n_moved >= self._due_bytes
+        n_moved = max(self._n_added, self._n_removed)
+        self.is_due = self.is_due or is_empty or n_moved >= self._due_bytes
 
     def _acknowledge_handled(self) -> None:
         while self._unhandled and not self._unhandled[0][1]:

@@ -382,6 +382,7 @@ def test_a_node_that_leaves_says_goodbye_behind_what_can_be_sent(pair: Pair) -> 
 
 def test_a_node_that_leaves_need_not_wait_for_a_heartbeat() -> None:
     dialer, listener, connection = subscribed()
+    beat(connection)
     for is_handled in (False, True):
         emit(dialer, "0", "e", 1, handled=is_handled)
     exchange(connection)
