@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 __all__ = ["base_name", "scoped_name", "task_number"]
@@ -17,11 +18,13 @@ def scoped_name(name: str, number: int) -> str:
     return name if number == 1 else f"{name}{_SCOPE}{number})"
 
 
+@functools.lru_cache(maxsize=1024)
 def base_name(name: str) -> str:
     """Return the event's own name, whichever task exchanges it."""
     return name.partition(_SCOPE)[0] if name[-1:] == ")" else name
 
 
+@functools.lru_cache(maxsize=1024)
 def task_number(name: str) -> int:
     """Return the number of the task that exchanges an event under a name."""
     if name[-1:] != ")":

@@ -20,7 +20,6 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-import cloudpickle
 import msgspec
 
 from dmiddleware.errors import LaunchError
@@ -99,12 +98,16 @@ def program_of(config: NodeConfig) -> Program:
     if not config.pickled_program:
         return config.main
     with kept_for_good():
+        import cloudpickle
+
         return cloudpickle.loads(config.pickled_program)  # type: ignore[no-any-return]
 
 
 def pickled_result(result: Any) -> bytes:
     """Return what a program has returned, pickled; empty, with a warning: that is not possible."""
     try:
+        import cloudpickle
+
         return bytes(cloudpickle.dumps(result))
     except Exception as error:  # noqa: BLE001 (objects of the program may raise anything)
         _logger.warning("cannot send what the program returned to the launcher: %r", error)

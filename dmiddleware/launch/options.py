@@ -46,7 +46,6 @@ FailurePolicy = Literal["abort", "continue", "restart"]
 PlatformName = Literal["local", "ray", "slurm", "k8s"]
 TopologyName = Literal["star", "mesh", "alone"]
 ProtocolName = Literal["ipc", "tcp", "tls+tcp"]
-MqType = Literal["socket", "nng"]
 RoleCounts: TypeAlias = tuple[tuple[str, int], ...]
 """Roles in order, each with its number of processes."""
 Resources: TypeAlias = Mapping[str, float]
@@ -230,7 +229,7 @@ class LaunchOptions(Settings):
     mesh, each to all others; alone, only to the addresses in --attach-to."""
     protocol: ProtocolName = "ipc"
     """ipc on one host; tcp or tls+tcp between hosts."""
-    mq_type: MqType = "socket"
+    mq_type: Literal["socket", "nng"] = "socket"
     """What carries ipc and tcp: socket, sockets of the system, which are faster; nng, the nng
     library, which always carries tls+tcp. Processes that use different ones understand each
     other."""

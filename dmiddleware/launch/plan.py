@@ -16,7 +16,6 @@ from typing import Any, Final, get_args
 import msgspec
 
 from dmiddleware.errors import LaunchError, TopologyError
-from dmiddleware.launch.options import MqType
 from dmiddleware.launch.roles import (
     COORDINATOR,
     FEEDER,
@@ -34,6 +33,7 @@ from dmiddleware.router.protocol.topology import (
     is_loopback,
     plan,
 )
+from dmiddleware.router.transport.selection import MqType
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import check_key, make_key
 

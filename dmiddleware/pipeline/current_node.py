@@ -8,8 +8,8 @@ run several tasks, one after the other: the n-th task of a node belongs to the n
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -325,7 +325,9 @@ def refuse_to_run_alone() -> None:
     Raises:
         TaskStateError: with the node.
     """
-    parent = multiprocessing.parent_process()
+    # A process that multiprocessing has started has loaded it; others need not.
+    module = sys.modules.get("multiprocessing.process")
+    parent = None if module is None else module.parent_process()
     pid, _, node_id = os.environ.get(NODE_VARIABLE, "").partition(":")
     if str(os.getpid()) == pid:
         raise TaskStateError(

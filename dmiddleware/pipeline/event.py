@@ -158,15 +158,17 @@ class QueuedEvent:
 
 
 class EventQueue:
-    """A queue of emissions in order, with a capacity for each event."""
+    """A queue of emissions in order, with a capacity for each event.
+
+    Attributes:
+        items: the emissions that wait.
+        counters: of every event that was offered.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[QueuedEvent] = deque()
+        self.items: deque[QueuedEvent] = deque()
         self._newest: dict[str, QueuedEvent] = {}
         self.counters: dict[str, EventCounters] = {}
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def offer(self, item: QueuedEvent, *, reserve: bool = False) -> bool:
         """Queue an emission.
@@ -185,7 +187,8 @@ class EventQueue:
         if event.delivery == "latest":
             self._offer_latest(item, counters)
         elif counters.waiting < event.capacity * (2 if reserve else 1):
-            self._append(item, counters)
+            self.items.append(item)
+            counters.waiting += 1
         elif event.delivery == "lossy":
             counters.dropped += 1
         else:
@@ -195,9 +198,9 @@ class EventQueue:
 
     def take(self) -> QueuedEvent | None:
         """Remove and return the oldest emission, or None if the queue is empty."""
-        if not self._items:
+        if not self.items:
             return None
-        item = self._items.popleft()
+        item = self.items.popleft()
         name = item.event.name
         if self._newest.get(name) is item:
             del self._newest[name]
@@ -208,15 +211,12 @@ class EventQueue:
         """Return the number of queued emissions of each event that has any."""
         return {name: c.waiting for name, c in self.counters.items() if c.waiting}
 
-    def _append(self, item: QueuedEvent, counters: EventCounters) -> None:
-        self._items.append(item)
-        counters.waiting += 1
-
     def _offer_latest(self, item: QueuedEvent, counters: EventCounters) -> None:
         queued = self._newest.get(item.event.name)
         if queued is None:
             self._newest[item.event.name] = item
-            self._append(item, counters)
+            self.items.append(item)
+            counters.waiting += 1
         else:
             # It keeps its position in the queue, or a steady stream would delay itself forever.
             queued.emission, queued.handlers = item.emission, item.handlers

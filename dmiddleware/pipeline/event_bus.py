@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dmiddleware.errors import EventError, EventQueueFull, NoSubscriber, WaitTimeout
 from dmiddleware.event_names import base_name, scoped_name, task_number
@@ -22,7 +22,7 @@ from dmiddleware.pipeline.event import (
     QueuedEvent,
 )
 
-__all__ = ["EventBus", "EventRouter", "PeerTask"]
+__all__ = ["Accept", "Done", "EventBus", "EventRouter", "PeerTask"]
 
 _logger = logging.getLogger(__name__)
 
@@ -32,6 +32,15 @@ _MEMBERSHIP: Final = frozenset(("node.joined", "node.left", "node.rejoined", "no
 
 _undeclared: Final = functools.lru_cache(maxsize=1024)(Event)
 """Returns the event of a name that has no contract of its own."""
+
+
+Done: TypeAlias = Callable[[bool], None]
+"""Called with True when an event was handled, in the events' order, or with False if this program
+will never handle it."""
+
+Accept: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any], Done | None, bool], bool]
+"""Accepts an event from another process: its name, its arguments, what to call when it was handled
+if its sender waits for that, and whether to wait for room. Returns False if there is no room."""
 
 
 class PeerTask(NamedTuple):
@@ -66,23 +75,8 @@ class EventRouter(Protocol):
         """The labels of this process."""
         ...
 
-    def attach(
-        self,
-        deliver: Callable[..., None],
-        offer: Callable[..., bool] | None = None,
-        *,
-        confirms: bool = False,
-    ) -> None:
-        """Set the functions to call, with name and arguments, for each event that arrives.
-
-        Args:
-            deliver: accepts an event; it may wait for room.
-            offer: accepts an event if there is room for it now, and returns whether it did; None if
-                there is no such function.
-            confirms: whether both take a fourth argument, for events whose sender waits until they
-                are handled: a function to call with True when that is done, in the events' order,
-                or with False if it will never be.
-        """
+    def attach(self, accept: Accept) -> None:
+        """Call this function for each event that arrives."""
         ...
 
     def subscribe(self, name: str, *, active: bool) -> None:
@@ -192,7 +186,7 @@ class EventBus:
         self._closing = False
         self._routing = threading.Lock()
         if router is not None:
-            router.attach(self._deliver, self._offer, confirms=True)
+            router.attach(self._accept_remote)
 
     @property
     def has_errors(self) -> bool:
@@ -283,7 +277,8 @@ class EventBus:
             )
         if self._router is not None and for_peers:
             try:
-                self._router.emit(self._scope(declared), args, kwargs, to=peers)
+                scoped = declared if self._task == 1 else self._scope(declared)
+                self._router.emit(scoped, args, kwargs, to=peers)
             except NoSubscriber:
                 # Without named nodes, a handler in one process is enough.
                 if to is not None or not received:
@@ -382,7 +377,7 @@ class EventBus:
         self._refuse_in_handler("sync()")
         with self._changed:
             if not self._clock.wait_for(
-                self._changed, lambda: not self._queue and self._running is None, timeout_s
+                self._changed, lambda: not self._queue.items and self._running is None, timeout_s
             ):
                 raise WaitTimeout(f"after {timeout_s:g} s, {self._unfinished()}")
 
@@ -458,9 +453,7 @@ class EventBus:
                 self._router.subscribe(name, active=wanted)
 
     def _scope(self, event: Event) -> Event:
-        """Return the event under the name that its task uses."""
-        if self._task == 1:
-            return event
+        """Return the event under the name that its task uses, if that is not the first one."""
         scoped = self._scoped.get(event.name)
         if scoped is None:
             name = scoped_name(event.name, self._task)
@@ -479,42 +472,15 @@ class EventBus:
             return event
         return self._events.get(event) or _undeclared(event)
 
-    def _deliver(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        done: Callable[[bool], None] | None = None,
-    ) -> None:
-        """Accept an event from another process.
-
-        Raises:
-            EventQueueFull: when the queue is still full at the deadline; deliver it again later.
-        """
-        self._accept_remote(name, Emission(args, kwargs), done, waits=True)
-
-    def _offer(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        done: Callable[[bool], None] | None = None,
-    ) -> bool:
-        """Accept an event from another process if there is room for it now."""
-        try:
-            self._accept_remote(name, Emission(args, kwargs), done, waits=False)
-        except EventQueueFull:
-            return False
-        return True
-
     def _accept_remote(
         self,
         name: str,
-        emission: Emission,
-        done: Callable[[bool], None] | None,
-        *,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        done: Done | None,
         waits: bool,
-    ) -> None:
+    ) -> bool:
+        """Accept an event from another process; return False if there is no room for it."""
         if name not in _MEMBERSHIP:
             number = task_number(name)
             if number != self._task:
@@ -522,12 +488,12 @@ class EventBus:
                 if done is not None:
                     # An event of a later task waits for that task.
                     done(number < self._task)
-                return
-            name = base_name(name) if number > 1 else name
+                return True
+            name = base_name(name)
         try:
-            has_handler = self._accept(self._resolve(name), emission, done, waits=waits)
+            has_handler = self._accept(self._resolve(name), Emission(args, kwargs), done, waits)
         except EventQueueFull:
-            raise
+            return False
         except EventError:
             # The sender did not know yet that this task is closed.
             _logger.debug("event %r arrived from another process after the task was closed", name)
@@ -538,41 +504,41 @@ class EventBus:
         else:
             if done is not None and not has_handler:
                 done(True)
+        return True
 
     def _accept(
         self,
         event: Event,
         emission: Emission,
-        done: Callable[[bool], None] | None = None,
-        *,
+        done: Done | None = None,
         waits: bool = True,
     ) -> bool:
         """Queue an emission; return whether it has a handler."""
-        in_handler = self._is_in_handler()
         with self._changed:
-            if self._closing and not in_handler:
+            if self._closing and not self._is_in_handler():
                 raise _closed(event)
             handlers = self._handlers.get(event.name)
             if not handlers:
                 return False
             item = QueuedEvent(event, emission, handlers, done)
-            if not self._queue.offer(item, reserve=in_handler):
-                self._wait_for_room(item, in_handler=in_handler, waits=waits)
+            # Of what waits for no room, handlers may fill the reserve too.
+            reserve = event.delivery == "lossy" and self._is_in_handler()
+            if not self._queue.offer(item, reserve=reserve):
+                self._wait_for_room(item, waits=waits)
             if self._thread is None:
                 self._thread = self._clock.spawn(self._work, name=self._name)
             self._changed.notify_all()
         return True
 
-    def _wait_for_room(self, item: QueuedEvent, *, in_handler: bool, waits: bool) -> None:
-        event = item.event
-        accepted = (
-            waits
-            and not in_handler
-            and self._clock.wait_for(
+    def _wait_for_room(self, item: QueuedEvent, *, waits: bool) -> None:
+        event, in_handler = item.event, self._is_in_handler()
+        if in_handler:
+            accepted = self._queue.offer(item, reserve=True)
+        else:
+            accepted = waits and self._clock.wait_for(
                 self._changed, lambda: self._closing or self._queue.offer(item), event.timeout_s
             )
-        )
-        if accepted and self._closing:
+        if accepted and self._closing and not in_handler:
             raise _closed(event)
         if not accepted:
             raise EventQueueFull(self._full(event, in_handler=in_handler))
@@ -592,7 +558,7 @@ class EventBus:
                 if self._closing:
                     return None
                 self._clock.wait_for(
-                    self._changed, lambda: self._closing or bool(self._queue), None
+                    self._changed, lambda: self._closing or bool(self._queue.items), None
                 )
             self._running = item
             self._changed.notify_all()

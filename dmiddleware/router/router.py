@@ -22,7 +22,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.event_names import base_name, scoped_name, task_number
 from dmiddleware.pipeline import Clock, Event, Patience, Running, SystemClock
-from dmiddleware.pipeline.event_bus import PeerTask
+from dmiddleware.pipeline.event_bus import Accept, PeerTask
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
@@ -31,7 +31,6 @@ from dmiddleware.router.protocol.session import READY_EVENT, PeerSession
 from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
-from dmiddleware.router.runtime.receiver import Deliver, Offer
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Transport
@@ -344,23 +343,18 @@ class Router:
         address = self._connections.address
         return address and (self._advertise or address)
 
-    def attach(
-        self, deliver: Deliver, offer: Offer | None = None, *, confirms: bool = False
-    ) -> None:
-        """Set the functions that receive each event's name and arguments.
+    def attach(self, accept: Accept) -> None:
+        """Set the function that receives each event.
 
         Args:
-            deliver: receives an event; it may block, and runs in a separate thread.
-            offer: receives an event if it can do so without blocking, and returns whether it did;
-                it runs on the receiving thread, which is faster.
-            confirms: whether both functions take a fourth argument for events that are acknowledged
-                when handled: a function to call with True when the event was handled, or with False
-                if this program will not handle it. Such events must be confirmed in their order.
-                Otherwise an event counts as handled when the function returns.
+            accept: called with the event's name, its arguments, what to call when it was handled
+                (with True, or with False if this program will not handle it; in the events' order;
+                None unless the sender waits for it) and whether to wait for room. Returns False if
+                there is no room; the event is then passed again, in a thread that may wait.
         """
         with self._engine.lock:
             self._node.accepting = True
-        self._engine.receiver.attach(deliver, offer, confirms=confirms)
+        self._engine.receiver.attach(accept)
         self._check_held()
 
     def suspend(self) -> None:
@@ -520,7 +514,7 @@ class Router:
     def traffic(self) -> dict[str, EventTraffic]:
         """Return the counters of each event."""
         with self._engine.lock:
-            traffic = self._engine.traffic.copy()
+            traffic = self._engine.traffic.snapshot()
             for lost in self._node.undelivered.values():
                 for event, count in lost.items():
                     traffic[event].undelivered += count

@@ -24,6 +24,7 @@ import numpy as np
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
+from tests.accepting import accepting
 
 KEY = bytes(range(32))
 MB = 1 << 20
@@ -101,7 +102,7 @@ class Hub:
 
     def serve(self) -> None:
         """Obey the commands on standard input."""
-        self.router.attach(self._take, self._take)
+        self.router.attach(accepting(self._take))
         self.router.subscribe("got", active=True)
         with self.router:
             self._n_threads = _count("/proc/self/task")
@@ -138,7 +139,7 @@ def peers(address: str, first: int, count: int) -> None:
                     router.emit(GOT, (args[0],), {})
                 return True
 
-            router.attach(take, take)
+            router.attach(accepting(take))
             for name in ("news", "weights"):
                 router.subscribe(name, active=True)
             stack.enter_context(router)

@@ -25,6 +25,7 @@ import pynng
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.shared_memory import SharedMemory
+from tests.accepting import accepting
 from tests.benchmarks.router_sides import WEIGHTS_SIZE
 
 DONE = Event("done")
@@ -51,7 +52,7 @@ def sink(address: str, shared: Path | None = None) -> None:
                 router.emit(DONE, (), {})
             return True
 
-        router.attach(offer, offer)
+        router.attach(accepting(offer))
         for name in ("data", "begin", "ping"):
             router.subscribe(name, active=True)
         _serve()
@@ -89,7 +90,7 @@ def reader(address: str, node_id: int) -> None:
                 model.load_state_dict(state)
                 router.emit(APPLIED, (version, node_id), {})
 
-        router.attach(deliver)
+        router.attach(accepting(deliver, waits=True))
         router.subscribe("weights", active=True)
         router.wait_for_peers(1, timeout_s=30.0)
         _serve()

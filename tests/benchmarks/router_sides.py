@@ -17,6 +17,7 @@ import pynng
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.shared_memory import SharedMemory
+from tests.accepting import accepting
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_SIZE = 1_600
@@ -84,7 +85,7 @@ class Stream:
             self._router = stack.enter_context(
                 Router(node_id=0, dial=[address], options=options, shared_memory=memory)
             )
-            self._router.attach(self._take, self._take)
+            self._router.attach(accepting(self._take))
             self._router.subscribe("done", active=True)
             self._router.subscribe("pong", active=True)
             self._router.wait_for_peers(1, timeout_s=30.0, events=["ping"])
@@ -201,14 +202,16 @@ class Weights:
         self._version = 0
         with contextlib.ExitStack() as stack:
             self._router = stack.enter_context(Router(node_id=0, listen=address))
-            self._router.attach(
-                lambda name, args, kwargs: self._applied.release() if name == "applied" else None
-            )
+            self._router.attach(accepting(self._note_applied, waits=True))
             self._router.subscribe("applied", active=True)
             for number in range(1, self.N_READERS + 1):
                 stack.enter_context(peer("reader", address, str(number)))
             self._router.wait_for_peers(self.N_READERS, timeout_s=60.0, events=["weights"])
             self._stack = stack.pop_all()
+
+    def _note_applied(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name == "applied":
+            self._applied.release()
 
     def publish(self) -> None:
         """Publish a version and wait until all readers have confirmed that they loaded it."""

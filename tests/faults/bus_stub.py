@@ -16,6 +16,7 @@ import numpy as np
 import pynng
 
 from dmiddleware.pipeline import Event
+from dmiddleware.pipeline.event_bus import Accept
 from dmiddleware.router import Router
 
 __all__ = ["BusRouter"]
@@ -41,9 +42,9 @@ class BusRouter(Router):
         self._is_over = False
         self._thread = threading.Thread(target=self._receive, name="bus", daemon=True)
 
-    def attach(self, deliver: Any, offer: Any = None, *, confirms: bool = False) -> None:
-        self._take = deliver
-        super().attach(deliver, offer, confirms=confirms)
+    def attach(self, accept: Accept) -> None:
+        self._accept = accept
+        super().attach(accept)
         self._thread.start()
 
     def emit(
@@ -68,4 +69,4 @@ class BusRouter(Router):
         while not self._is_over:
             with contextlib.suppress(pynng.Timeout):
                 name, others, payload = msgspec.msgpack.decode(self._bus.recv())
-                self._take(name, (*others, np.frombuffer(payload, np.uint8)), {})
+                self._accept(name, (*others, np.frombuffer(payload, np.uint8)), {}, None, True)

@@ -14,6 +14,7 @@ from typing import Any
 from dmiddleware.errors import RouterStateError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
+from tests.accepting import accepting
 
 DEADLINE_S = 10.0
 
@@ -25,7 +26,9 @@ def fork(address: str) -> str:
         Router(node_id=0, listen=address) as receiver,
         Router(node_id=1, dial=[address]) as sender,
     ):
-        receiver.attach(lambda name, args, kwargs: arrived.set() if name == "e" else None)
+        receiver.attach(
+            accepting(lambda name, args, kwargs: arrived.set() if name == "e" else None, waits=True)
+        )
         receiver.subscribe("e", active=True)
         while not sender.node.subscriptions.subscribers("e"):
             time.sleep(0.01)
@@ -83,7 +86,7 @@ def _close_inside(router: Router) -> str:
         finally:
             done.set()
 
-    router.attach(deliver)
+    router.attach(accepting(deliver, waits=True))
     assert done.wait(DEADLINE_S), "close() inside a callback hangs"
     return outcome[0]
 

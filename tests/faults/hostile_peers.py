@@ -28,6 +28,7 @@ from dmiddleware.router.wire.frame import (
     encode_frame,
     type_of,
 )
+from tests.accepting import accepting
 from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusal
 from tests.faults.delivery_faults import KB, MB, Peak
 from tests.faults.fault_result import FaultResult
@@ -415,7 +416,7 @@ def _emit_too_much(
         nodes.router(1, dial=[address], options=of_dialer) as dialer,
     ):
         sender, receiver = (dialer, listener) if dialer_sends else (listener, dialer)
-        receiver.attach(take)
+        receiver.attach(accepting(take, waits=True))
         receiver.subscribe("e", active=True)
         wait_until(lambda: _is_wanted(sender), "the subscription")
         error = "none"
@@ -512,7 +513,7 @@ def _send_pickle(nodes: Cluster, sends: Pickle | None, takes: Pickle | None) -> 
         nodes.router(0, listen=address, pickle=takes) as receiver,
         nodes.router(1, dial=[address], pickle=sends) as sender,
     ):
-        receiver.attach(lambda name, args, kwargs: arrived.append(name))
+        receiver.attach(accepting(lambda name, args, kwargs: arrived.append(name), waits=True))
         receiver.subscribe("e", active=True)
         wait_until(lambda: _is_wanted(sender), "the subscription")
         with contextlib.suppress(EncodeError):

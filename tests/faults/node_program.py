@@ -28,6 +28,7 @@ from dmiddleware.router.transport.selection import make_transport
 from dmiddleware.router.transport.shared_memory import MIN_BYTES, SharedMemory
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.envelope import EncodedEvent
+from tests.accepting import accepting
 from tests.faults.bus_stub import BusRouter
 from tests.faults.ledger import Writer
 
@@ -147,7 +148,7 @@ class _Node:
             start_timeout_s=spec.start_timeout_s,
             clock=_OffsetClock(spec.clock_offset_s),
         )
-        self._router.attach(self._deliver)
+        self._router.attach(accepting(self._deliver, waits=True))
         for name in (*spec.receives, *(("ping", "pong") if spec.echo else ())):
             self._router.subscribe(name, active=True)
 

@@ -18,8 +18,8 @@ from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.transport.stream import exposes_bytes
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
-from dmiddleware.router.wire.envelope import encode_event, pack_events
-from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame, type_of
+from dmiddleware.router.wire.envelope import encode_event, frame_contents
+from dmiddleware.router.wire.frame import Frame, FrameType, OutgoingFrame, encode_frame, type_of
 
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
@@ -211,12 +211,15 @@ def valid_frames() -> list[bytes]:
     (auth,) = dialer.made()
     listener.take(auth)
     _, states = listener.made()
-    metadata, buffers, flags = pack_events([encode_event("e", [[bytes(300)], {}], Codec())])
-    frames = [
-        Frame(FrameType.DATA, session, metadata=metadata, buffers=buffers, flags=flags),
-        *(
-            Frame(kind, session, sequence=1)
-            for kind in (FrameType.ASK, FrameType.HEARTBEAT, FrameType.BYE)
-        ),
-    ]
-    return [hello, auth, states, *(encode_frame(frame, max_size=1 << 20) for frame in frames)]
+    data = OutgoingFrame(
+        FrameType.DATA,
+        frame_contents([encode_event("e", [[bytes(300)], {}], Codec())]),
+        None,
+        max_size=1 << 20,
+        session=session,
+    )
+    others = (
+        encode_frame(Frame(kind, session, sequence=1), max_size=1 << 20)
+        for kind in (FrameType.ASK, FrameType.HEARTBEAT, FrameType.BYE)
+    )
+    return [hello, auth, states, bytes(data), *others]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from dmiddleware.event_names import base_name
 from dmiddleware.router.protocol.session import PeerSession
 
 __all__ = ["EventTraffic", "PeerTraffic", "TrafficCounters"]
@@ -81,20 +80,12 @@ class PeerTraffic:
         )
 
 
-class TrafficCounters:
-    """The :class:`EventTraffic` of every event; any thread may look one up."""
+class TrafficCounters(dict[str, EventTraffic]):
+    """The counters of every event, whichever task exchanges it; any thread may look one up."""
 
-    def __init__(self) -> None:
-        self._by_event: dict[str, EventTraffic] = {}
+    def __missing__(self, event: str) -> EventTraffic:
+        return self.setdefault(event, EventTraffic())
 
-    def of(self, event: str) -> EventTraffic:
-        """Return the counters of an event, whichever task sends it, to be increased."""
-        event = base_name(event)
-        traffic = self._by_event.get(event)
-        if traffic is None:
-            traffic = self._by_event.setdefault(event, EventTraffic())
-        return traffic
-
-    def copy(self) -> dict[str, EventTraffic]:
+    def snapshot(self) -> dict[str, EventTraffic]:
         """Return a copy of all counters."""
-        return {event: replace(traffic) for event, traffic in list(self._by_event.items())}
+        return {event: replace(traffic) for event, traffic in list(self.items())}

@@ -73,6 +73,11 @@ class OutgoingFrame(Generic[T]):
     asks: bool = False
 
 
+def _due_bytes(inbox_bytes: int, outbox_bytes: int) -> int:
+    """Return after how many bytes a receiver sends its state, so that neither side waits for it."""
+    return max(1, min(inbox_bytes, outbox_bytes) // 4)
+
+
 class Outbox(Generic[T]):
     """The sender's side of one stream of messages.
 
@@ -83,6 +88,7 @@ class Outbox(Generic[T]):
         hold_bytes: under load, up to this many bytes are held back while an answer is on its way.
 
     Attributes:
+        n_bytes: bytes that are accepted and not yet acknowledged.
         n_resent: how many frames were sent again.
         is_draining: whether the peer should acknowledge soon, because nothing may follow.
     """
@@ -100,7 +106,7 @@ class Outbox(Generic[T]):
         self._waiting: deque[T] = deque()
         self._waiting_bytes = 0
         self._frames: deque[OutgoingFrame[T]] = deque()
-        self._n_bytes = 0
+        self.n_bytes = 0
         self._acknowledged = 0
         # The newest frame that was sent over this connection, and the credit that is left after it.
         # No credit: the peer's state is not known yet.
@@ -112,14 +118,11 @@ class Outbox(Generic[T]):
         self._is_refusing = False
         self._asked_after: int | None = None
         self._newest = 0
+        # How many bytes are sent and not accepted, as far as the peer has said.
+        self._on_the_way = 0
         # How many frames were sent since the peer's last state, and whether one asked for it.
         self._n_since_state = 0
         self._has_asked = False
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are accepted and not yet acknowledged."""
-        return self._n_bytes
 
     @property
     def n_messages(self) -> int:
@@ -134,26 +137,28 @@ class Outbox(Generic[T]):
     @property
     def is_blocked(self) -> bool:
         """Whether something waits for the peer to take more, or to say how much it takes."""
-        size = self._next_size()
-        return size is not None and not self._fits(size)
+        return self._fits_next() is False
 
-    def offer(self, message: T) -> bool:
-        """Accept a message, or return False if the outbox is full; the caller then tries again."""
-        self._is_refusing = bool(self._n_bytes) and self._n_bytes + message.size > self._max_bytes
-        if not self._is_refusing:
-            self.push(message)
-        return not self._is_refusing
+    def offer(self, message: T, *, always: bool = False) -> bool:
+        """Accept a message, or return False if the outbox is full; the caller then tries again.
 
-    def push(self, message: T) -> None:
-        """Accept a message even if the outbox is full; for control messages that cannot wait."""
+        Args:
+            message: the message.
+            always: accept it even if the outbox is full; for control messages that cannot wait.
+        """
+        is_full = bool(self.n_bytes) and self.n_bytes + message.size > self._max_bytes
+        if not always:
+            self._is_refusing = is_full
+        if is_full and not always:
+            return False
         self._waiting.append(message)
         self._waiting_bytes += message.size
-        self._n_bytes += message.size
+        self.n_bytes += message.size
+        return True
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""
-        size = self._next_size()
-        if size is None or not self._fits(size):
+        if not self._fits_next():
             return None
         if self._sent == self._made:
             if self._has_asked and self._waiting_bytes < self._hold_bytes:
@@ -164,6 +169,7 @@ class Outbox(Generic[T]):
         assert self._credit is not None
         self._sent = frame.sequence
         self._credit -= frame.size
+        self._on_the_way += frame.size
         self.n_resent += frame.sequence <= self._newest
         self._newest = max(self._newest, frame.sequence)
         self._n_since_state += 1
@@ -176,12 +182,17 @@ class Outbox(Generic[T]):
         """Return whether to ask the peer for its state now, behind the frames that were sent.
 
         It is asked if a message was refused or a frame has to wait, or nothing may follow, and once
-        after each frame, because it also answers when it has taken everything.
+        after each frame, because it also answers when it has taken everything. A message that was
+        refused needs no question if the peer sends its state anyway when it has what was sent.
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
-        is_last = self.is_draining and bool(self._frames) and self._next_size() is None
-        if not self._is_refusing and not self.is_blocked and not is_last:
+        fits = self._fits_next()
+        is_last = self.is_draining and bool(self._frames) and fits is None
+        is_full = self._is_refusing and self._on_the_way < _due_bytes(
+            self._capacity, self._max_bytes
+        )
+        if not is_full and fits is not False and not is_last:
             return False
         self._asked_after = self._sent
         return True
@@ -201,13 +212,15 @@ class Outbox(Generic[T]):
                 "same version of dmiddleware"
             )
         while self._frames and self._frames[0].sequence <= state.acknowledged:
-            self._n_bytes -= self._frames.popleft().size
+            self.n_bytes -= self._frames.popleft().size
         self._acknowledged = state.acknowledged
         if self._credit is None:
             self._sent, self._asked_after = state.accepted, None
         self._n_since_state, self._has_asked = 0, False
-        on_the_way = (f.size for f in self._frames if state.accepted < f.sequence <= self._sent)
-        self._credit = state.credit - sum(on_the_way)
+        self._on_the_way = sum(
+            f.size for f in self._frames if state.accepted < f.sequence <= self._sent
+        )
+        self._credit = state.credit - self._on_the_way
 
     def on_connect(self, capacity: int) -> None:
         """Start over with the same process; nothing is sent before its state arrives.
@@ -225,7 +238,7 @@ class Outbox(Generic[T]):
         had acknowledged are lost with it.
         """
         self._waiting.extendleft(m for f in reversed(self._frames) for m in reversed(f.messages))
-        self._waiting_bytes = self._n_bytes
+        self._waiting_bytes = self.n_bytes
         self._frames.clear()
         self._acknowledged = self._sent = self._made = self._newest = 0
         self._credit = None
@@ -241,23 +254,25 @@ class Outbox(Generic[T]):
         self._is_refusing = False
         for frame in self._frames:
             frame.messages, frame.size = (), 0
-        self._n_bytes = 0
+        self.n_bytes = 0
 
     def unacknowledged(self) -> list[T]:
         """Return, in order, the messages that would be lost if the outbox were dropped now."""
         return [*(m for frame in self._frames for m in frame.messages), *self._waiting]
 
-    def _next_size(self) -> int | None:
-        """Return the size of the next frame, or of its first message; None: there is none."""
-        if self._sent < self._made:
-            return self._frames[self._sent - self._made].size
-        return self._waiting[0].size if self._waiting else None
+    def _fits_next(self) -> bool | None:
+        """Return whether the peer takes the next frame, or its first message; None: there is none.
 
-    def _fits(self, size: int) -> bool:
-        if self._credit is None:
-            return False
-        # The credit is whole only if the inbox is empty, and nothing is on its way.
-        return size <= self._credit or self._credit >= self._capacity
+        Its credit is whole only if the inbox is empty, and nothing is on its way.
+        """
+        if self._sent < self._made:
+            size = self._frames[self._sent - self._made].size
+        elif self._waiting:
+            size = self._waiting[0].size
+        else:
+            return None
+        credit = self._credit
+        return credit is not None and (size <= credit or credit >= self._capacity)
 
     def _pack(self) -> None:
         assert self._credit is not None
@@ -286,6 +301,8 @@ class Inbox(Generic[T]):
     Attributes:
         accepted: the newest frame that was accepted, with all before it; 0: none.
         acknowledged: the same for frames that are acknowledged.
+        n_bytes: bytes that are accepted and not yet taken.
+        is_due: whether the state should be sent now, rather than with the next heartbeat.
     """
 
     def __init__(
@@ -295,25 +312,20 @@ class Inbox(Generic[T]):
         self.acknowledged = 0
         self._max_bytes = max_bytes
         self._max_unhandled = max_unhandled
-        # A state is sent often enough that neither side waits for it.
-        self._due_bytes = max(1, min(max_bytes, peer_bytes or max_bytes) // 4)
+        self._due_bytes = _due_bytes(max_bytes, peer_bytes or max_bytes)
         self._ready: deque[T] = deque()
-        self._n_bytes = 0
+        self.n_bytes = 0
         # The frames with unhandled messages, each with how many those are.
         self._unhandled: deque[list[int]] = deque()
         self._n_taken = 0
-        self._n_moved = 0
-        self._is_due = False
+        # Since the last state: how many bytes were accepted, and how many were taken.
+        self._n_added = self._n_removed = 0
+        self.is_due = False
         self._is_asked = False
         self._told: InboxState | None = None
 
     def __len__(self) -> int:
         return len(self._ready)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that are accepted and not yet taken."""
-        return self._n_bytes
 
     @property
     def waiting(self) -> Iterator[T]:
@@ -339,15 +351,14 @@ class Inbox(Generic[T]):
                 f"got frame {sequence} after frame {self.accepted}; the peer does not follow the "
                 "protocol, check that all hosts have the same version of dmiddleware"
             )
-        if self._n_bytes and self._n_bytes + size > self._max_bytes:
+        if self.n_bytes and self.n_bytes + size > self._max_bytes:
             raise FrameError(
                 f"got a frame with {size} bytes, but this node takes at most "
-                f"{self._max_bytes - self._n_bytes} more; the peer does not follow the protocol"
+                f"{self._max_bytes - self.n_bytes} more; the peer does not follow the protocol"
             )
         self.accepted = sequence
         self._ready.extend(messages)
-        self._n_bytes += size
-        self._n_moved += size
+        self._move(size)
         if self._max_unhandled is None:
             self.acknowledged = sequence
         else:
@@ -384,7 +395,7 @@ class Inbox(Generic[T]):
             size += message.size
         if self._max_unhandled is not None:
             self._n_taken += len(taken)
-        self._free(size)
+        self._move(-size)
         return taken
 
     def take_out(self, matches: Callable[[T], bool]) -> list[T]:
@@ -395,7 +406,7 @@ class Inbox(Generic[T]):
         taken = [message for message in self._ready if matches(message)]
         if taken:
             self._ready = deque(message for message in self._ready if not matches(message))
-            self._free(sum(message.size for message in taken))
+            self._move(-sum(message.size for message in taken))
         return taken
 
     def on_handled(self) -> None:
@@ -405,7 +416,7 @@ class Inbox(Generic[T]):
         before = self.acknowledged
         self._acknowledge_handled()
         # Its sender may wait for nothing else.
-        self._is_due = self._is_due or self.acknowledged != before
+        self.is_due = self.is_due or self.acknowledged != before
 
     def on_ask(self, *, until_empty: bool = True) -> None:
         """Note that the sender wants to know the state now.
@@ -413,14 +424,8 @@ class Inbox(Generic[T]):
         Args:
             until_empty: whether it also wants to know it when the inbox is empty.
         """
-        self._is_due = True
+        self.is_due = True
         self._is_asked = self._is_asked or until_empty
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the state should be sent now, rather than with the next frame."""
-        is_empty = self._is_asked and not self._n_bytes
-        return self._is_due or is_empty or self._n_moved >= self._due_bytes
 
     @property
     def has_news(self) -> bool:
@@ -429,8 +434,8 @@ class Inbox(Generic[T]):
 
     def take_state(self) -> InboxState:
         """Return the state, which is sent now."""
-        self._is_due, self._n_moved = False, 0
-        self._is_asked = self._is_asked and bool(self._n_bytes)
+        self.is_due, self._n_added, self._n_removed = False, 0, 0
+        self._is_asked = self._is_asked and bool(self.n_bytes)
         self._told = self._state()
         return self._told
 
@@ -439,11 +444,18 @@ class Inbox(Generic[T]):
         self._told = None
 
     def _state(self) -> InboxState:
-        return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self._n_bytes))
+        return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self.n_bytes))
 
-    def _free(self, size: int) -> None:
-        self._n_bytes -= size
-        self._n_moved += size
+    def _move(self, n_bytes: int) -> None:
+        """Note that messages were added, or removed if the number of their bytes is negative."""
+        self.n_bytes += n_bytes
+        if n_bytes > 0:
+            self._n_added += n_bytes
+        else:
+            self._n_removed -= n_bytes
+        is_empty = self._is_asked and not self.n_bytes
+        n_moved = max(self._n_added, self._n_removed)
+        self.is_due = self.is_due or is_empty or n_moved >= self._due_bytes
 
     def _acknowledge_handled(self) -> None:
         while self._unhandled and not self._unhandled[0][1]:

@@ -45,9 +45,9 @@ class Greetings:
         peers: all known peers by node id.
         members: knows which processes have used each node id.
         make_room: removes the peers that have been forgotten.
+        is_closing: whether this node admits no more peers.
 
     Attributes:
-        closing: whether this node admits no more peers, because it is about to close.
         incarnation: see :class:`~dmiddleware.router.protocol.node.NodeProtocol`.
     """
 
@@ -62,8 +62,8 @@ class Greetings:
         peers: Mapping[str, PeerSession],
         members: Membership,
         make_room: Callable[[], None],
+        is_closing: Callable[[], bool],
     ) -> None:
-        self.closing = False
         self.incarnation = 1
         self._identity = identity
         self._key = key
@@ -72,6 +72,7 @@ class Greetings:
         self._peers = peers
         self._members = members
         self._make_room = make_room
+        self._is_closing = is_closing
         self._session_number = session_number
         # The dialed connections over which a listener was sent this node's proof, by its instance.
         self._attempts: dict[bytes, Link] = {}
@@ -136,7 +137,7 @@ class Greetings:
             dialed: whether this node has dialed it.
         """
         own, name = self._identity.node_id, identity.node_id
-        if self.closing:
+        if self._is_closing():
             return Refusal("closing", f"node {own} is closing")
         peer = self._peers.get(name)
         if peer is None and self._is_full():

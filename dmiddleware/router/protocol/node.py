@@ -10,8 +10,7 @@ Methods must not be called concurrently; the router holds a lock around each cal
 from __future__ import annotations
 
 import logging
-import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -40,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 TAKE_BYTES: Final = 1 << 20
 _NO_CONTENTS: Final = FrameContents()
-_WITH_EVENTS: Final = (FrameType.DATA, FrameType.FRAGMENT)
+_NO_EVENTS: Final = EventBatch(0, 0, ())
 
 
 def _is_announcement(event: EncodedEvent) -> bool:
@@ -59,6 +58,8 @@ class NodeProtocol:
 
     Attributes:
         peers: all known peers by node id, disconnected ones included.
+        with_events: the processes of which :meth:`take` may return events, as an ordered set; some
+            have ended.
         subscriptions: which peer receives which events.
         changes: membership changes that the router has not processed yet.
         unsent: the links to check for something to send, as an ordered set; the router clears it.
@@ -68,6 +69,7 @@ class NodeProtocol:
         undelivered: accepted reliable events that were dropped because their peer said goodbye or
             was gone for too long, by node id and event.
         n_sessions: how many sessions have started or ended.
+        closing: whether this node admits no more peers, because it is about to close.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class NodeProtocol:
         self.identity = identity
         self.options = options
         self.peers: dict[str, PeerSession] = {}
+        self.with_events: dict[PeerSession, None] = {}
         self.unsent: dict[Link, None] = {}
         self.ended: list[tuple[Link, str]] = []
         self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
@@ -89,6 +92,7 @@ class NodeProtocol:
         self.n_refused = 0
         self.undelivered: dict[str, Counter[str]] = {}
         self.n_sessions = 0
+        self.closing = False
         self._members = Membership(
             identity,
             heartbeat_s=options.heartbeat_s,
@@ -104,13 +108,11 @@ class NodeProtocol:
             peers=self.peers,
             members=self._members,
             make_room=self._remove_forgotten,
+            is_closing=lambda: self.closing,
         )
-        self._with_events: dict[str, PeerSession] = {}
         self._gone: dict[str, PeerSession] = {}
-        self._orphaned: deque[tuple[str, EncodedEvent]] = deque()
         self._holds: Callable[[EncodedEvent], bool] | None = None
-        self._held: dict[str, PeerSession] = {}
-        self._held_orphans: deque[tuple[str, EncodedEvent]] = deque()
+        self._held: dict[PeerSession, None] = {}
         self._memory = MemoryGrants(options.max_event_bytes, peers=self.peers, gone=self._gone)
         self._accepts = True
 
@@ -121,15 +123,6 @@ class NodeProtocol:
         It grows when a peer knows more of them.
         """
         return self._greetings.incarnation
-
-    @property
-    def closing(self) -> bool:
-        """Whether this node admits no more peers, because it is about to close."""
-        return self._greetings.closing
-
-    @closing.setter
-    def closing(self, closing: bool) -> None:
-        self._greetings.closing = closing
 
     @property
     def accepting(self) -> bool:
@@ -173,10 +166,7 @@ class NodeProtocol:
                 return something else than before.
         """
         self._holds = holds
-        self._with_events |= self._held
-        self._held.clear()
-        self._orphaned.extendleft(reversed(self._held_orphans))
-        self._held_orphans.clear()
+        self.with_events, self._held = self._held | self.with_events, {}
 
     def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
         """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
@@ -186,12 +176,7 @@ class NodeProtocol:
         """
         holds = self._holds
         taken: list[tuple[str, EncodedEvent]] = []
-        while self._orphaned:
-            if holds is not None and (self._held_orphans or holds(self._orphaned[0][1])):
-                self._held_orphans.append(self._orphaned.popleft())
-            else:
-                taken.append(self._orphaned.popleft())
-        for peer in list(self._with_events.values()):
+        for peer in list(self.with_events):
             events = peer.incoming.take(n, max_bytes=TAKE_BYTES, holds=holds)
             for event in events:
                 if event.event == SUBSCRIPTIONS_EVENT:
@@ -199,12 +184,12 @@ class NodeProtocol:
                 else:
                     taken.append((peer.node_id, event))
             if not peer.incoming.has_events:
-                del self._with_events[peer.node_id]
+                del self.with_events[peer]
             elif not events:
                 # Held events may wait until the subscriptions behind them are known.
-                for event in peer.incoming.inbox.take_out(_is_announcement):
-                    self._on_announcement(peer, event)
-                self._held[peer.node_id] = self._with_events.pop(peer.node_id)
+                self._take_announcements(peer)
+                self._held[peer] = None
+                del self.with_events[peer]
             self._note_taken(peer)
         if self._memory.wanted:
             self._grant_memory()
@@ -216,7 +201,7 @@ class NodeProtocol:
         Call :meth:`on_handled` with the peer for each of them, in this order.
         """
         taken: list[tuple[PeerSession, EncodedEvent]] = []
-        for peer in self._with_events.values():
+        for peer in self.with_events:
             inbox = peer.incoming.inbox_handled
             if inbox.has_ready:
                 events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
@@ -230,13 +215,8 @@ class NodeProtocol:
         """Note that the oldest event that :meth:`take_handled` returned has been handled."""
         peer.incoming.inbox_handled.on_handled()
         self._note_taken(peer)
-        if peer.incoming.has_events and self.peers.get(peer.node_id) is peer:
-            self._with_events[peer.node_id] = peer
-
-    @property
-    def has_events(self) -> bool:
-        """Whether :meth:`take` would return something."""
-        return bool(self._orphaned or self._with_events)
+        if peer.incoming.has_events:
+            self.with_events[peer] = None
 
     def connected_peers(self) -> list[Identity]:
         """Return the identities of the connected peers."""
@@ -284,8 +264,8 @@ class NodeProtocol:
         """Let all peers know that this node is alive."""
         for peer in self.peers.values():
             if peer.link is not None:
-                peer.link.owes_heartbeat = True
-                peer.link.owes_states |= peer.incoming.has_news
+                kind = FrameType.STATE if peer.incoming.has_news else FrameType.HEARTBEAT
+                peer.link.owed[kind] = 1
                 self.unsent[peer.link] = None
 
     def drain(self) -> None:
@@ -300,8 +280,9 @@ class NodeProtocol:
         for peer in self.peers.values():
             if peer.link is not None:
                 # The peer counts as lost what it does not know to have arrived.
-                peer.link.owes_states |= peer.incoming.has_news
-                peer.link.owes_goodbye = True
+                if peer.incoming.has_news:
+                    peer.link.owed[FrameType.STATE] = 1
+                peer.link.owed[FrameType.BYE] = 1
                 self.unsent[peer.link] = None
 
     def on_end(self, link: Link, reason: str, now: float) -> None:
@@ -377,7 +358,10 @@ class NodeProtocol:
         if frame.incarnation != peer.session.incarnation:
             check_incarnation(frame.incarnation, peer.session.incarnation)
         self._members.on_heard(peer.node_id, frame.incarnation, now)
-        self._on_session_frame(link, peer, frame, now)
+        if frame.type is not FrameType.DATA and frame.type is not FrameType.FRAGMENT:
+            self._on_control(link, peer, frame, now)
+        elif self._accepts and not link.owes_resend and not link.n_resends:
+            self._on_data(peer, frame)
         if peer.incoming.is_due:
             self.unsent[link] = None
         return frame.type
@@ -388,46 +372,47 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        self._put_owed(link, peer)
+        if link.owed or peer.incoming.is_due:
+            self._put_owed(link, peer)
         while route.has_room:
             batch = peer.outgoing.next_batch()
             if batch is None:
                 break
-            self._put_batch(link, batch)
+            if batch.fragment is None:
+                self._put(link, FrameType.DATA, frame_contents(batch.events), batch)
+            else:
+                contents = fragment_contents(batch.events[0], batch.fragment)
+                self._put(link, FrameType.FRAGMENT, contents, batch)
         else:
             link.is_stalled = True
             return
         while (stream := peer.outgoing.take_ask()) is not None:
-            self._put(link, FrameType.ASK, _NO_CONTENTS, stream=stream)
-        if link.owes_goodbye:
-            link.owes_goodbye, link.said_goodbye = False, True
+            self._put(link, FrameType.ASK, _NO_CONTENTS, EventBatch(stream, 0, ()))
+        if link.owed.pop(FrameType.BYE, 0):
+            link.said_goodbye = True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
 
     def _put_owed(self, link: Link, peer: PeerSession) -> None:
         """Put what is sent before events, and however full the connection is."""
-        if link.owes_states or peer.incoming.is_due:
+        owed = link.owed
+        is_heartbeat_due = owed.pop(FrameType.HEARTBEAT, 0)
+        if owed.pop(FrameType.STATE, 0) or peer.incoming.is_due:
             states = peer.incoming.take_states(
                 since=peer.since, accepts=self._accepts, resend=link.owes_resend
             )
             link.n_resends += link.owes_resend
             link.owes_resend = False
             self._put(link, FrameType.STATE, states.contents())
-        elif link.owes_heartbeat:
+        elif is_heartbeat_due:
             self._put(link, FrameType.HEARTBEAT, _NO_CONTENTS)
-        link.owes_states = link.owes_heartbeat = False
-        while link.n_agains:
-            link.n_agains -= 1
+        for _ in range(owed.pop(FrameType.AGAIN, 0)):
             self._put(link, FrameType.AGAIN, _NO_CONTENTS)
-        if link.owes_proof:
-            link.owes_proof = False
-            if link.sharing is not None and (proof := link.sharing.proof()):
-                self._put(link, FrameType.SHARE, FrameContents(proof))
+        is_proof_due = owed.pop(FrameType.SHARE, 0)
+        if is_proof_due and link.sharing is not None and (proof := link.sharing.proof()):
+            self._put(link, FrameType.SHARE, FrameContents(proof))
 
-    def _on_session_frame(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
-        if frame.type in _WITH_EVENTS:
-            if self._accepts and not link.owes_resend and not link.n_resends:
-                self._on_data(peer, frame)
-        elif frame.type is FrameType.STATE:
+    def _on_control(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
+        if frame.type is FrameType.STATE:
             self._on_states(link, peer, States.read(frame))
         elif frame.type is FrameType.AGAIN and link.n_resends:
             link.n_resends -= 1
@@ -452,7 +437,7 @@ class NodeProtocol:
         if known is not None and known.link is not None:
             self._close(known.link, "a newer connection has replaced this one")
         link.session = SessionFrames(session, dialed=link.dialed, cover_body=link.covers_body)
-        link.owes_proof = True
+        link.owed[FrameType.SHARE] = 1
         if known is None or known.session.identity.instance != session.identity.instance:
             self._start_over(link, session, known)
         else:
@@ -473,7 +458,9 @@ class NodeProtocol:
             known: what this node has for the peer or its predecessor.
         """
         if known is not None:
-            self._keep_received(known)
+            # The events that have arrived can still be taken.
+            self._take_announcements(known)
+            known.incoming.drop_unfinished()
             self._gone.pop(known.node_id, None)
             known.link = None
         peer = PeerSession.start(session, known, self.options)
@@ -517,7 +504,8 @@ class NodeProtocol:
 
     def _remove(self, peer: PeerSession) -> None:
         if self.peers.get(peer.node_id) is peer:
-            self._keep_received(peer)
+            self._take_announcements(peer)
+            peer.incoming.drop_unfinished()
             del self.peers[peer.node_id]
             self._gone.pop(peer.node_id, None)
             self.subscriptions.on_peers_changed()
@@ -533,16 +521,10 @@ class NodeProtocol:
             self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
         return lost.total()
 
-    def _keep_received(self, peer: PeerSession) -> None:
-        """Keep the acknowledged events of a process that has ended until they are taken."""
-        incoming = peer.incoming
-        for event in (*incoming.take(sys.maxsize), *incoming.inbox_handled.waiting):
-            if event.event == SUBSCRIPTIONS_EVENT:
-                self._on_announcement(peer, event)
-            else:
-                self._orphaned.append((peer.node_id, event))
-        self._with_events.pop(peer.node_id, None)
-        self._held.pop(peer.node_id, None)
+    def _take_announcements(self, peer: PeerSession) -> None:
+        """Process the subscriptions that a peer has announced before the events ahead of them."""
+        for event in peer.incoming.inbox.take_out(_is_announcement):
+            self._on_announcement(peer, event)
 
     def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         try:
@@ -568,7 +550,7 @@ class NodeProtocol:
 
     def _owe_states(self, peer: PeerSession) -> None:
         if peer.link is not None:
-            peer.link.owes_states = True
+            peer.link.owed[FrameType.STATE] = 1
             self.unsent[peer.link] = None
 
     def _note_taken(self, peer: PeerSession) -> None:
@@ -597,15 +579,14 @@ class NodeProtocol:
         incoming.on_events(stream, sequence, events)
         if frame.asks:
             incoming.on_ask(stream, until_empty=False)
-        if incoming.has_events:
-            self._with_events[peer.node_id] = peer
+        self.with_events[peer] = None
 
     def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
         """Process what a peer says about the streams to it."""
         self.unsent[link] = None
         if states.resend:
             peer.outgoing.on_connect(peer.session.limits.inbox_bytes)
-            link.n_agains += 1
+            link.owed[FrameType.AGAIN] += 1
         if states.since != peer.since and peer.since != peer.session.number:
             # One of the two does not remember the other, or only from another session.
             peer = self._start_over(link, peer.session, peer)
@@ -617,30 +598,12 @@ class NodeProtocol:
         for peer in self._memory.grant():
             self._note_taken(peer)
 
-    def _put_batch(self, link: Link, batch: EventBatch) -> None:
-        if batch.fragment is None:
-            kind, contents = FrameType.DATA, frame_contents(batch.events)
-        else:
-            kind = FrameType.FRAGMENT
-            contents = fragment_contents(batch.events[0], batch.fragment)
-        self._put(
-            link,
-            kind,
-            contents,
-            stream=batch.stream,
-            data_sequence=batch.sequence,
-            asks=batch.asks,
-        )
-
     def _put(
         self,
         link: Link,
         kind: FrameType,
         contents: FrameContents,
-        *,
-        stream: int = 0,
-        data_sequence: int = 0,
-        asks: bool = False,
+        batch: EventBatch = _NO_EVENTS,
     ) -> None:
         """Add a frame to a connection with a session."""
         session, peer = link.session, link.peer
@@ -649,10 +612,10 @@ class NodeProtocol:
             kind,
             contents,
             incarnation=self._greetings.incarnation,
-            stream=stream,
-            data_sequence=data_sequence,
-            asks=asks,
+            stream=batch.stream,
+            data_sequence=batch.sequence,
+            asks=batch.asks,
         )
         peer.counters.sent_frames += 1
-        peer.counters.sent_bytes += len(frame)
+        peer.counters.sent_bytes += frame.size
         link.route.put(frame, urgent=kind in URGENT)

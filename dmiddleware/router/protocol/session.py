@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,6 +20,7 @@ from dmiddleware.router.protocol.session_frames import SessionFrames
 from dmiddleware.router.protocol.streams import IncomingStreams, OutgoingStreams
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
+from dmiddleware.router.wire.frame import FrameType
 
 __all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing", "is_glob"]
 
@@ -113,13 +115,11 @@ class Link:
         peer: the peer, after the handshake.
         is_stalled: whether more frames can be made when the route has room.
         is_over: whether everything that still arrives is ignored.
-        owes_heartbeat: whether a heartbeat is due.
-        owes_states: whether the states of the inboxes are due.
+        owed: how many frames of each type are due, apart from those with events: heartbeats and
+            the states of the inboxes (once at most), answers to repetitions, the proof of shared
+            memory, and the goodbye, which is said when nothing else is left to send.
         owes_resend: whether to let the peer send again what was dropped.
         n_resends: how many repetitions the peer has not begun yet; until then, events are dropped.
-        n_agains: how many repetitions this node has not begun yet.
-        owes_proof: whether to show the peer which memory may be shared.
-        owes_goodbye: whether to say goodbye when nothing else is left to send.
         said_goodbye: whether this node has said it.
     """
 
@@ -133,13 +133,9 @@ class Link:
     peer: PeerSession | None = None
     is_stalled: bool = False
     is_over: bool = False
-    owes_heartbeat: bool = False
-    owes_states: bool = False
+    owed: Counter[FrameType] = field(default_factory=Counter)
     owes_resend: bool = False
     n_resends: int = 0
-    n_agains: int = 0
-    owes_proof: bool = False
-    owes_goodbye: bool = False
     said_goodbye: bool = False
 
 

@@ -88,7 +88,8 @@ class OutgoingStreams:
 
     Args:
         max_bytes: bound of each of the two reliable streams.
-        batch_bytes: small events are joined to frames of up to this size.
+        batch_bytes: small events are joined to frames of up to this size, at most
+            ``MAX_BATCH_BYTES``.
         max_lossy: how many lossy events may wait; beyond that the oldest are dropped and counted.
         fragment_bytes: the size of fragments.
         largest_whole_bytes: larger events are sent in fragments.
@@ -304,14 +305,15 @@ class OutgoingStreams:
 
     def _in_fragments(self, batch: EventBatch) -> bool:
         """Return whether a frame has to be sent in fragments; if so, start that."""
-        if len(batch.events) != 1 or not self._is_large(batch.events[0]):
+        # Events that share a frame are never large.
+        event = batch.events[0] if len(batch.events) == 1 else None
+        if event is None or (
+            event.size <= self._largest_whole_bytes and len(event.buffers) < MAX_BUFFERS
+        ):
             return False
-        transfer = Transfer(batch.events[0], fragment_bytes=self._fragment_bytes)
+        transfer = Transfer(event, fragment_bytes=self._fragment_bytes)
         self._transfers[batch.stream] = batch, transfer
         return True
-
-    def _is_large(self, event: EncodedEvent) -> bool:
-        return event.size > self._largest_whole_bytes or len(event.buffers) >= MAX_BUFFERS
 
     def _next_latest(self) -> EventBatch | None:
         events = self._fitting(self._latest)
@@ -327,7 +329,7 @@ class OutgoingStreams:
         size, count = 0, 0
         for event in newest.values():
             size += event.size
-            if count and (size > self._batch_bytes or self._is_large(event)):
+            if count and size > self._batch_bytes:
                 break
             count += 1
         return tuple(newest.values())[:count]
@@ -489,11 +491,11 @@ class IncomingStreams:
         Raises:
             FrameError: for an unknown stream, or if it is not the next frame, or too large.
         """
-        self.check_next(stream, sequence)
         self._assemblies.pop(stream, None)
-        if stream not in self._seen:
-            self._inboxes[stream].on_frame(sequence, events)
+        if (inbox := self._inboxes.get(stream)) is not None:
+            inbox.on_frame(sequence, events)
             return
+        self.check_next(stream, sequence)
         self._seen[stream] = sequence
         if stream == LATEST:
             self._is_latest_due = True

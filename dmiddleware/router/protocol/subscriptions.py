@@ -97,7 +97,7 @@ class Subscriptions:
             return
         skeleton = _encode((self._is_ready, self._own))
         # Peers never wait for each other's announcements, however full the outbox is.
-        peer.outgoing.outbox.push(event_of(SUBSCRIPTIONS_EVENT, skeleton))
+        peer.outgoing.outbox.offer(event_of(SUBSCRIPTIONS_EVENT, skeleton), always=True)
         self._note_queued(peer)
 
     def _announce(self) -> None:
@@ -115,29 +115,45 @@ class Subscriptions:
             )
         return found
 
-    def check_name(self, event: str, targets: Iterable[str]) -> None:
-        """Check that the targets accept one more event name, if this one is new to them.
+    def check(self, event: EncodedEvent, targets: Iterable[str]) -> None:
+        """Check that this node may send an event to the targets: its name and its size.
 
         Raises:
-            RouterError: if one of them does not; the error names it.
+            RouterError: if one of them accepts no other event name; the error names it.
+            FrameTooLarge: if one of them does not accept an event of this size.
         """
-        name = base_name(event)
+        name = base_name(event.event)
         if name in OWN_EVENTS:
             raise RouterError(f"{name!r} is emitted by the router itself; use another name")
-        for node_id in targets:
-            peer = self._peers.get(node_id)
-            if peer is None or name in peer.sent_names:
-                continue
+        peers = [peer for one in targets if (peer := self._peers.get(one)) is not None]
+        new_to = [peer for peer in peers if name not in peer.sent_names]
+        for peer in new_to:
             most = peer.session.limits.max_event_names
             if len(peer.sent_names) >= most:
                 raise RouterError(
-                    f"could not emit {event!r}: this node has sent {most} other event names to "
-                    f"node {node_id}, which accepts no more; use fewer names, or raise "
+                    f"could not emit {event.event!r}: this node has sent {most} other event names "
+                    f"to node {peer.node_id}, which accepts no more; use fewer names, or raise "
                     "max_event_names in the NodeOptions of all nodes"
                 )
-        for node_id in targets:
-            if (peer := self._peers.get(node_id)) is not None:
-                peer.sent_names.add(name)
+        if self._smallest_limit is None:
+            limits = [peer.session.limits.max_event_bytes for peer in self._peers.values()]
+            self._smallest_limit = min([self._options.max_event_bytes, *limits]) - FRAME_OVERHEAD
+        if event.size > self._smallest_limit:
+            self._check_size(event, peers)
+        for peer in new_to:
+            peer.sent_names.add(name)
+
+    def _check_size(self, event: EncodedEvent, peers: Iterable[PeerSession]) -> None:
+        limit, who = self._options.max_event_bytes, f"this node ({self._node_id})"
+        for peer in peers:
+            if peer.session.limits.max_event_bytes < limit:
+                limit, who = peer.session.limits.max_event_bytes, f"node {peer.node_id}"
+        if event.size > limit - FRAME_OVERHEAD:
+            raise FrameTooLarge(
+                f"the event {event.event!r} has {event.size} bytes, but {who} accepts at most "
+                f"{limit - FRAME_OVERHEAD}; send it in smaller parts, or raise that limit with "
+                "ditask --max-event-bytes, or NodeOptions(max_event_bytes=...) of the Router"
+            )
 
     def check_received_names(self, peer: PeerSession, events: Iterable[EncodedEvent]) -> None:
         """Check that a peer may send events of these names.
@@ -159,30 +175,6 @@ class Subscriptions:
             raise FrameError(
                 f"node {peer.node_id} has used more than {most} event names; use fewer, or raise "
                 "max_event_names in the NodeOptions of all nodes"
-            )
-
-    def check_size(self, event: EncodedEvent, targets: Iterable[str]) -> None:
-        """Check that this node and the targets accept an event of this size.
-
-        Raises:
-            FrameTooLarge: if one of them does not; the error names it.
-        """
-        if self._smallest_limit is None:
-            limits = [peer.session.limits.max_event_bytes for peer in self._peers.values()]
-            self._smallest_limit = min([self._options.max_event_bytes, *limits]) - FRAME_OVERHEAD
-        if event.size <= self._smallest_limit:
-            return
-        limit, strictest = self._options.max_event_bytes, ""
-        for node_id in targets:
-            peer = self._peers.get(node_id)
-            if peer is not None and peer.session.limits.max_event_bytes < limit:
-                limit, strictest = peer.session.limits.max_event_bytes, node_id
-        if event.size > limit - FRAME_OVERHEAD:
-            name = f"node {strictest}" if strictest else f"this node ({self._node_id})"
-            raise FrameTooLarge(
-                f"the event {event.event!r} has {event.size} bytes, but {name} accepts at most "
-                f"{limit - FRAME_OVERHEAD}; send it in smaller parts, or raise that limit with "
-                "ditask --max-event-bytes, or NodeOptions(max_event_bytes=...) of the Router"
             )
 
     def put_latest(self, event: EncodedEvent, to: Iterable[str] | None = None) -> None:
@@ -258,8 +250,7 @@ class Subscriptions:
             if name in had or not peer.subscribes_to(event.event):
                 continue
             try:
-                self.check_name(name, (peer.node_id,))
-                self.check_size(event, (peer.node_id,))
+                self.check(event, (peer.node_id,))
             except RouterError as error:
                 peer.outgoing.counters.dropped += 1
                 _logger.warning("node %s does not get an event: %s", peer.node_id, error)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import DeliveryTimeout, NoSubscriber, RouterError, TransportError
+from dmiddleware.event_names import base_name
 from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
@@ -116,18 +117,11 @@ class Engine:
         encoded = encode_event(event.name, [list(args), kwargs], self._codec, stage)
         waiting: list[str] = []
         with self.lock:
-            self.node.subscriptions.check_name(event.name, targets)
-            self.node.subscriptions.check_size(encoded, targets)
+            self.node.subscriptions.check(encoded, targets)
             if event.delivery == "reliable":
                 waiting = self._offer(event, encoded, targets)
-            elif event.delivery == "latest":
-                self.node.subscriptions.put_latest(encoded, None if to is None else targets)
-                self._count_sent(encoded, len(targets))
             else:
-                for node_id in targets:
-                    if (peer := self.node.peers.get(node_id)) is not None:
-                        peer.outgoing.put_lossy(encoded)
-                self._count_sent(encoded, len(targets))
+                self._put(event, encoded, targets, named=to is not None)
             links = self._fill_peers(targets)
         self.send(links)
         if waiting:
@@ -166,7 +160,7 @@ class Engine:
 
     def _note_unsubscribed(self, event: Event, named: Sequence[str] = ()) -> None:
         """Count an emission that peers do not receive; it is an error if they must."""
-        self.traffic.of(event.name).unsubscribed += len(named) or 1
+        self.traffic[base_name(event.name)].unsubscribed += len(named) or 1
         if event.required:
             peers = "no peer" if not named else f"not node {', '.join(named)}"
             raise NoSubscriber(
@@ -177,17 +171,33 @@ class Engine:
     def _offer(self, event: Event, encoded: EncodedEvent, targets: Iterable[str]) -> list[str]:
         """Offer an event to peers; return those whose outbox is full."""
         refused, n_accepted = [], 0
-        handled = event.acknowledged == "handled"
+        handled, traffic = event.acknowledged == "handled", self.traffic[base_name(event.name)]
         for node_id in targets:
             accepted = self.node.offer(node_id, encoded, handled=handled)
             if accepted:
                 n_accepted += 1
             elif accepted is None:
-                self.traffic.of(encoded.event).unsubscribed += 1
+                traffic.unsubscribed += 1
             else:
                 refused.append(node_id)
-        self._count_sent(encoded, n_accepted)
+        traffic.sent += n_accepted
+        traffic.sent_bytes += n_accepted * encoded.size
         return refused
+
+    def _put(
+        self, event: Event, encoded: EncodedEvent, targets: Collection[str], *, named: bool
+    ) -> None:
+        """Queue a latest or lossy event for peers."""
+        if event.delivery == "latest":
+            self.node.subscriptions.put_latest(encoded, targets if named else None)
+        else:
+            for node_id in targets:
+                if (peer := self.node.peers.get(node_id)) is not None:
+                    peer.outgoing.put_lossy(encoded)
+        if targets:
+            traffic = self.traffic[base_name(event.name)]
+            traffic.sent += len(targets)
+            traffic.sent_bytes += len(targets) * encoded.size
 
     def _wait_for_room(
         self, event: Event, encoded: EncodedEvent, waiting: list[str], targets: Collection[str]
@@ -204,7 +214,7 @@ class Engine:
 
         with self.lock:
             self.clock.wait_for(self.room, accepted, event.timeout_s)
-            self.traffic.of(event.name).blocked_s += self.clock.now() - started
+            self.traffic[base_name(event.name)].blocked_s += self.clock.now() - started
             full = ", ".join(self._describe(node_id) for node_id in waiting)
         if not waiting:
             return
@@ -228,13 +238,6 @@ class Engine:
             state = "connected" if peer.is_connected else state
             held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
         return f"node {node_id} ({state}; its outbox holds {held})"
-
-    def _count_sent(self, encoded: EncodedEvent, n_peers: int) -> None:
-        if not n_peers:
-            return
-        traffic = self.traffic.of(encoded.event)
-        traffic.sent += n_peers
-        traffic.sent_bytes += n_peers * encoded.size
 
     def update(self) -> list[Link]:
         """Process what a frame or the time has changed; called with the lock held.
@@ -338,7 +341,8 @@ class Engine:
         with self.lock:
             now = self.clock.now()
             for node_id, undelivered in self.node.tick(now):
-                self.receiver.add(("node.forgotten", (int(node_id), undelivered), {}))
+                forgotten = DecodedEvent("node.forgotten", (int(node_id), undelivered), {})
+                self.receiver.add(forgotten)
             if now >= self._next_beat:
                 self.node.beat()
                 self._next_beat = now + self._until_next_beat(now)
@@ -385,4 +389,4 @@ def _membership_event(change: MembershipChange) -> DecodedEvent:
         details = {"reason": change.reason}
     else:
         details = {"new_incarnation": change.new_incarnation}
-    return f"node.{change.kind}", (int(identity.node_id),), details
+    return DecodedEvent(f"node.{change.kind}", (int(identity.node_id),), details)

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from dmiddleware.errors import DecodeError, EventQueueFull
+from dmiddleware.errors import DecodeError
+from dmiddleware.event_names import base_name
 from dmiddleware.pipeline import Clock
+from dmiddleware.pipeline.event_bus import Accept, Done
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.session import PeerSession
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import EncodedEvent
 
-__all__ = ["DecodedEvent", "Deliver", "Offer", "Receiver"]
+__all__ = ["DecodedEvent", "Receiver"]
 
 _logger = logging.getLogger(__name__)
 
-Deliver: TypeAlias = Callable[..., None]
-"""Takes an event's name and arguments. It may block; on EventQueueFull it is called again."""
 
-Offer: TypeAlias = Callable[..., bool]
-"""Takes an event without blocking, or returns False if it is out of room."""
+class DecodedEvent(NamedTuple):
+    """An event's name and arguments; with the function to call when it was handled, if any."""
 
-Done: TypeAlias = Callable[[bool], None]
-"""Called when an event was handled, or with False if it never will be by this program."""
-
-DecodedEvent: TypeAlias = (
-    tuple[str, tuple[Any, ...], dict[str, Any]] | tuple[str, tuple[Any, ...], dict[str, Any], Done]
-)
-"""An event's name and arguments; with the function to call when it was handled, if any."""
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    done: Done | None = None
 
 
-class _ToConfirm(NamedTuple):
-    """An event that is acknowledged when it has been handled."""
+class _ToDecode(NamedTuple):
+    """An event that has arrived, and the peer to tell when it was handled, if any."""
 
-    peer: PeerSession
     event: EncodedEvent
+    peer: PeerSession | None = None
 
 
-_Item: TypeAlias = DecodedEvent | EncodedEvent | _ToConfirm
+_Item: TypeAlias = DecodedEvent | _ToDecode
 
 _BATCH: Final = 256
 
@@ -52,8 +48,8 @@ _BATCH: Final = 256
 class Receiver:
     """Delivers events one at a time and in order.
 
-    With an :data:`Offer`, the thread that received an event delivers it and wakes no other thread.
-    Once an event is refused, it and all that follow are left to a thread that may block.
+    The thread that received an event delivers it and wakes no other thread. Once an event is
+    refused, it and all that follow are left to a thread that may wait.
 
     Args:
         node: has the received events.
@@ -90,36 +86,28 @@ class Receiver:
         self._changed = threading.Condition(lock)
         self._local: deque[DecodedEvent] = deque()
         self._undelivered: deque[_Item] = deque()
-        self._unhandled: list[_Item] = []
-        self._deliver: Deliver | None = None
-        self._offer: Offer | None = None
-        self._confirms = False
+        self._unhandled: list[_ToDecode] = []
+        self._accept: Accept | None = None
         # One thread at a time delivers; the blocking one continues until nothing is left.
         self._busy = False
         self._must_block = False
         self._closing = False
 
-    def attach(self, deliver: Deliver, offer: Offer | None, *, confirms: bool = False) -> None:
-        """Deliver events to these functions from now on.
-
-        Args:
-            deliver: takes an event; may block.
-            offer: takes an event without blocking; None: there is no such function.
-            confirms: whether both take a :data:`Done` too, if the event has one.
-        """
+    def attach(self, accept: Accept) -> None:
+        """Deliver events to this function from now on."""
         with self._lock:
-            self._deliver, self._offer, self._confirms = deliver, offer, confirms
+            self._accept = accept
             # The program before this one has not handled them.
             self._undelivered.extendleft(reversed(self._unhandled))
             self._unhandled.clear()
-            self._must_block = offer is None
+            self._must_block = False
             self._changed.notify()
         self.deliver_ready()
 
     @property
     def attached(self) -> bool:
         """Whether there is a function to deliver events to."""
-        return self._deliver is not None
+        return self._accept is not None
 
     def wait_until_delivered(self, timeout_s: float) -> None:
         """Wait until everything that has arrived was delivered; called with the lock held."""
@@ -129,7 +117,7 @@ class Receiver:
 
     def wake(self) -> None:
         """Let the blocking thread deliver what can be delivered now; called with the lock held."""
-        if self._node.has_events and not self._busy:
+        if self._node.with_events and not self._busy:
             self._must_block = True
             self._changed.notify_all()
 
@@ -187,16 +175,10 @@ class Receiver:
                 n_batches += 1
                 while batch:
                     item = batch[0]
-                    event: DecodedEvent | None
-                    if isinstance(item, EncodedEvent):
-                        event = self._decode(item)
-                    elif isinstance(item, _ToConfirm):
-                        event = self._decode_to_confirm(item)
-                    else:
-                        event = item
+                    event = self._decode(item) if isinstance(item, _ToDecode) else item
                     batch.popleft()
                     if event is not None and (
-                        self._undelivered or not self._deliver_one(event, may_block)
+                        self._undelivered or not self._deliver(event, may_block)
                     ):
                         self._undelivered.append(event)
         except BaseException:
@@ -218,18 +200,17 @@ class Receiver:
             if stop:
                 self._busy = False
                 return deque()
-            batch = self._undelivered.copy()
-            self._undelivered.clear()
-            if self._deliver is not None:
+            batch, self._undelivered = self._undelivered, deque()
+            if self._accept is not None:
                 batch += self._local
                 self._local.clear()
             # Even with nothing attached, because announcements are among the events.
             n_before = self._node.subscriptions.n_announcements
-            batch += [_ToConfirm(*item) for item in self._node.take_handled(_BATCH)]
-            batch += [event for _, event in self._node.take(_BATCH)]
+            batch += [_ToDecode(event, peer) for peer, event in self._node.take_handled(_BATCH)]
+            batch += [_ToDecode(event) for _, event in self._node.take(_BATCH)]
             announced = self._node.subscriptions.n_announcements != n_before
             if not batch and not announced:
-                self._busy, self._must_block = False, self._offer is None
+                self._busy = self._must_block = False
                 self._changed.notify_all()
         if self._node.unsent:
             self._on_taken()
@@ -241,75 +222,54 @@ class Receiver:
     def _has_events(self) -> bool:
         return (
             bool(self._undelivered)
-            or self._node.has_events
-            or (bool(self._local) and self._deliver is not None)
+            or bool(self._node.with_events)
+            or (bool(self._local) and self._accept is not None)
         )
 
-    def _decode_to_confirm(self, item: _ToConfirm) -> DecodedEvent | None:
-        event = self._decode(item.event)
-        if event is None:
-            self._on_handled(item.peer)
-            return None
-        return event[0], event[1], event[2], partial(self._on_done, item)
-
-    def _on_done(self, item: _ToConfirm, handled: bool) -> None:
+    def _on_done(self, event: EncodedEvent, peer: PeerSession, handled: bool) -> None:
         if handled:
-            self._on_handled(item.peer)
+            self._on_handled(peer)
         else:
             with self._lock:
-                self._unhandled.append(item)
+                self._unhandled.append(_ToDecode(event, peer))
 
-    def _decode(self, event: EncodedEvent) -> DecodedEvent | None:
-        traffic = self._traffic.of(event.event)
+    def _decode(self, item: _ToDecode) -> DecodedEvent | None:
+        event, peer = item
+        traffic = self._traffic[base_name(event.event)]
         try:
             args, kwargs = self._codec.decode(event.skeleton, event.buffers)
-        except (DecodeError, ValueError) as error:
+        except Exception as error:
             traffic.undecodable += 1
-            _logger.error("the event %r was dropped, it cannot be decoded: %s", event.event, error)
-            return None
-        except Exception:
-            # Adapters and unpickling run the user's code.
-            traffic.undecodable += 1
-            _logger.exception("the event %r was dropped, decoding it failed", event.event)
+            if isinstance(error, DecodeError | ValueError):
+                _logger.error(
+                    "the event %r was dropped, it cannot be decoded: %s", event.event, error
+                )
+            else:
+                # Adapters and unpickling run the user's code.
+                _logger.exception("the event %r was dropped, decoding it failed", event.event)
+            if peer is not None:
+                self._on_handled(peer)
             return None
         traffic.received += 1
         traffic.received_bytes += event.size
-        return event.event, tuple(args), kwargs
+        done = None if peer is None else partial(self._on_done, event, peer)
+        return DecodedEvent(event.event, tuple(args), kwargs, done)
 
-    def _deliver_one(self, event: DecodedEvent, may_block: bool) -> bool:
+    def _deliver(self, event: DecodedEvent, may_block: bool) -> bool:
         """Deliver one event; return False if it was refused."""
-        if len(event) == 4:
-            return self._deliver_to_confirm(event, may_block)
         try:
-            return self._pass_on(event, may_block) is not False
+            while (accept := self._accept) is not None and not (may_block and self._closing):
+                # While it waits for room, this thread is blocked, then the inbox fills, then the
+                # sender waits.
+                if accept(*event, may_block):
+                    return True
+                if not may_block:
+                    return False
+            handled = False
         except Exception:
             # One bad event must not stop the delivery of those after it.
-            _logger.exception("the event %r was dropped, delivering it failed", event[0])
+            _logger.exception("the event %r was dropped, delivering it failed", event.name)
+            handled = True
+        if event.done is not None:
+            event.done(handled)
         return True
-
-    def _deliver_to_confirm(
-        self, event: tuple[str, tuple[Any, ...], dict[str, Any], Done], may_block: bool
-    ) -> bool:
-        *call, done = event
-        try:
-            taken = self._pass_on(event if self._confirms else call, may_block)
-        except Exception:
-            _logger.exception("the handler of the event %r failed", event[0])
-            done(True)
-            return True
-        if taken is None:
-            done(False)
-        elif taken and not self._confirms:
-            done(True)
-        return taken is not False
-
-    def _pass_on(self, event: Sequence[Any], may_block: bool) -> bool | None:
-        """Return whether the program took the event; None without a program."""
-        if not may_block:
-            return None if self._offer is None else self._offer(*event)
-        while self._deliver is not None and not self._closing:
-            # A full queue blocks this thread, then the inbox fills, then the sender waits.
-            with contextlib.suppress(EventQueueFull):
-                self._deliver(*event)
-                return True
-        return None

@@ -122,7 +122,10 @@ class FramedConnection:
             if not self._lock.acquire(blocking=False):
                 return False
             try:
-                self._send()
+                if not self._may_send:
+                    self._writer.clear()
+                while not self._is_sending and (pieces := self._writer.next()):
+                    self._is_sending = not self._stream.send(pieces, self._on_sent)
             finally:
                 self._lock.release()
         return not self._writer.unsent_bytes
@@ -139,12 +142,6 @@ class FramedConnection:
             self._writer.clear()
         self._stream.close()
 
-    def _send(self) -> None:
-        if not self._may_send:
-            self._writer.clear()
-        while not self._is_sending and (pieces := self._writer.next()):
-            self._is_sending = not self._stream.send(pieces, self._on_sent)
-
     def _on_sent(self, error: RouterError | None) -> None:
         with self._lock:
             if error is not None:
@@ -154,7 +151,7 @@ class FramedConnection:
                 return
             self.n_sent += 1
             self._is_sending = False
-            self._send()
+        self.flush()
         if self.has_room and self._may_send and self._callbacks is not None:
             self._callbacks.on_room()
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from dmiddleware.errors import RouterStateError, TransportError
 
-__all__ = ["IoThread", "User"]
+__all__ = ["IoThread", "User", "fork_error"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class IoThread:
     nng's operations refer to them by their address only.
 
     Attributes:
+        pid: the process that the thread belongs to.
         is_exiting: whether the program is about to exit, so that nothing more may be added.
     """
 
@@ -52,7 +53,7 @@ class IoThread:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         # What it waits with while it runs, and the two ends of the pipe that wakes it.
         self._selector: selectors.BaseSelector | None = None
         self._wakened = self._wakes = -1
@@ -61,19 +62,7 @@ class IoThread:
     @property
     def is_forked(self) -> bool:
         """Whether this process was forked from the one that the thread belongs to."""
-        return os.getpid() != self._pid
-
-    def check_process(self) -> None:
-        """Check that this process was not forked from the one that the thread belongs to.
-
-        Raises:
-            RouterStateError: if it was.
-        """
-        if os.getpid() != self._pid:
-            raise RouterStateError(
-                "this process was forked from one with a router, whose connections do not survive "
-                "a fork; start processes with the 'spawn' method"
-            )
+        return os.getpid() != self.pid
 
     def add_user(self, user: User) -> None:
         """Keep an object alive, and the thread running, until :meth:`remove_user` is called.
@@ -233,6 +222,14 @@ class IoThread:
                     return left_s
                 _, _, call = heapq.heappop(self._timers)
             self._calls.append(call)
+
+
+def fork_error() -> RouterStateError:
+    """Return the error for a process that was forked from the one with the thread."""
+    return RouterStateError(
+        "this process was forked from one with a router, whose connections do not survive a fork; "
+        "start processes with the 'spawn' method"
+    )
 
 
 def _do_nothing() -> None:

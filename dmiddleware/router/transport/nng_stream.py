@@ -23,6 +23,7 @@ These facts about nng 1.11 shape the code:
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
-from dmiddleware.router.transport.io_thread import IoThread
+from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
@@ -112,7 +113,8 @@ class NngStreamTransport:
         return self._thread.is_forked or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
         if not is_valid:
             raise TransportError(
@@ -159,7 +161,8 @@ class NngStream:
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
         """Send bytes; return whether the system has accepted all of them."""
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         with self._lock:
             if self._on_sent is not None:
                 raise RouterStateError("a stream sends one list of pieces at a time")
@@ -176,7 +179,8 @@ class NngStream:
 
     def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
         """Receive the next bytes."""
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         with self._lock:
             if self._on_bytes is not None:
                 raise RouterStateError("a stream receives one list of targets at a time")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.transport.tls import TlsFiles
 
-__all__ = ["make_transport"]
+__all__ = ["MqType", "make_transport"]
+
+MqType: TypeAlias = Literal["socket", "nng"]
+"""What carries ``ipc`` and ``tcp``."""
 
 
-def make_transport(
-    *, tls: TlsFiles | None = None, mq_type: Literal["socket", "nng"] = "socket"
-) -> Transport:
+def make_transport(*, tls: TlsFiles | None = None, mq_type: MqType = "socket") -> Transport:
     """Return a transport.
 
     Args:

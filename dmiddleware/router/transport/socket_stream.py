@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
-from dmiddleware.router.transport.io_thread import IoThread
+from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
 
@@ -76,7 +76,8 @@ class SocketTransport:
         return self._thread.is_forked or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         is_valid = address.startswith(f"{_IPC}/") or (
             address.startswith(_TCP) and address.rpartition(":")[2].isdecimal()
         )
@@ -118,7 +119,8 @@ class SocketStream:
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
         """Send bytes; return whether the system has accepted all of them."""
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         with self._lock:
             if self._on_sent is not None:
                 raise RouterStateError("a stream sends one list of pieces at a time")
@@ -135,7 +137,8 @@ class SocketStream:
 
     def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
         """Receive the next bytes."""
-        self._thread.check_process()
+        if os.getpid() != self._thread.pid:
+            raise fork_error()
         with self._lock:
             if self._on_bytes is not None:
                 raise RouterStateError("a stream receives one list of targets at a time")

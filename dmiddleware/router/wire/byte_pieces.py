@@ -22,13 +22,16 @@ class BytePieces:
 
     Args:
         pieces: the pieces, in order.
+
+    Attributes:
+        size: how many bytes they have.
     """
 
-    __slots__ = ("_pieces", "_size")
+    __slots__ = ("_pieces", "size")
 
     def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
         self._pieces: Sequence[bytes | memoryview] = pieces
-        self._size = sum(map(len, pieces))
+        self.size = sum(map(len, pieces))
 
     @property
     def pieces(self) -> Sequence[bytes | memoryview]:
@@ -36,13 +39,13 @@ class BytePieces:
         return self._pieces
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces)
 
 
-WireBytes: TypeAlias = bytes | bytearray | BytePieces
+WireBytes: TypeAlias = bytes | BytePieces
 """Bytes that a transport sends."""
 
 

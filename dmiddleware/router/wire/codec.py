@@ -257,22 +257,22 @@ class Codec:
                     self.add(adapter)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Decodes the extensions of one skeleton."""
 
-    def __init__(self, codec: Codec, buffers: Sequence[Any]) -> None:
-        self._codec = codec
-        self._buffers = buffers
-        self._depth = 0
+    codec: Codec
+    buffers: Sequence[Any]
+    depth: int = 0
 
     def extension(self, code: int, data: memoryview) -> Any:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
             raise DecodeError(f"the value is nested more than {MAX_DEPTH} levels deep")
         try:
             return self._read(code, data)
         finally:
-            self._depth -= 1
+            self.depth -= 1
 
     def _read(self, code: int, data: memoryview) -> Any:
         if code == _TUPLE:
@@ -281,7 +281,7 @@ class _Reader:
             return self._array(data)
         if code == _ADAPTED:
             name, plain = self._list(data)
-            return self._codec._adapter_named(str(name)).from_plain(plain)
+            return self.codec._adapter_named(str(name)).from_plain(plain)
         if code == _PAIRS:
             return dict(self._list(data))
         if code == _ORDERED:
@@ -307,14 +307,14 @@ class _Reader:
     def _array(self, data: memoryview) -> np.ndarray[Any, Any]:
         (index,) = _INDEX.unpack_from(data)
         code, *shape = self._list(data[_INDEX.size :])
-        if index >= len(self._buffers):
-            raise DecodeError(f"array {index} is missing, only {len(self._buffers)} arrays arrived")
+        if index >= len(self.buffers):
+            raise DecodeError(f"array {index} is missing, only {len(self.buffers)} arrays arrived")
         from dmiddleware.router.wire.arrays import array_of
 
-        return array_of(code, shape, self._buffers[index])
+        return array_of(code, shape, self.buffers[index])
 
     def _unpickle(self, data: memoryview) -> Any:
-        codec = self._codec
+        codec = self.codec
         if codec._pickle is None:
             raise DecodeError(
                 "the value is pickled, but this side does not accept pickles; pass pickle= to the "

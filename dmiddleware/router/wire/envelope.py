@@ -31,7 +31,6 @@ __all__ = [
     "event_of_image",
     "frame_contents",
     "image_of",
-    "pack_events",
     "unpack_events",
     "FRAME_OVERHEAD",
     "MAX_BATCH_BYTES",
@@ -145,27 +144,18 @@ def encode_event(
 
 def frame_contents(events: Sequence[EncodedEvent]) -> FrameContents:
     """Return the contents of a frame with these events; those of one event are made only once."""
-    if len(events) != 1:
-        return FrameContents(*pack_events(events))
-    event = events[0]
-    if event.contents is None:
-        event.contents = FrameContents(*pack_events(events))
-    return event.contents
-
-
-def pack_events(
-    events: Sequence[EncodedEvent],
-) -> tuple[bytes, tuple[bytes | memoryview, ...], FrameFlag]:
-    """Join events into one frame.
-
-    Returns:
-        The frame's metadata, buffers and flags.
-    """
+    single = events[0] if len(events) == 1 else None
+    if single is not None and single.contents is not None:
+        return single.contents
     envelope = _encode([(e.event, e.skeleton, len(e.buffers)) for e in events])
-    buffers = tuple(buffer for event in events for buffer in event.buffers)
+    buffers = [buffer for event in events for buffer in event.buffers]
     if len(envelope) <= _SPILL_BYTES:
-        return envelope, buffers, FrameFlag.NONE
-    return b"", (envelope, *buffers), FrameFlag.SPILLED
+        contents = FrameContents(envelope, buffers)
+    else:
+        contents = FrameContents(b"", [envelope, *buffers], FrameFlag.SPILLED)
+    if single is not None:
+        single.contents = contents
+    return contents
 
 
 def unpack_events(frame: Frame) -> list[EncodedEvent]:

@@ -189,10 +189,13 @@ class FrameContents:
         metadata_size: the metadata's length.
         n_buffers: how many buffers there are.
         size: the frame's length.
+        head: the metadata and the table.
+        body: the buffers, and the bytes between them.
+        body_digest: their digest, once it was computed.
     """
 
     __slots__ = (
-        *("_body", "_body_digest", "_head"),
+        *("body", "body_digest", "head"),
         *("flag_bits", "metadata_size", "n_buffers", "size"),
     )
 
@@ -204,34 +207,19 @@ class FrameContents:
     ) -> None:
         self.flag_bits = int(flags)
         self.metadata_size, self.n_buffers = len(metadata), len(buffers)
-        self._head: bytes | memoryview = metadata
-        self._body: list[bytes | memoryview] = []
-        self._body_digest: bytes | None = None
+        self.head: bytes | memoryview = metadata
+        self.body: list[bytes | memoryview] = []
+        self.body_digest: bytes | None = None
         self.size = HEADER_SIZE + len(metadata)
         if not buffers:
             return
         lengths = [len(buffer) for buffer in buffers]
-        self._head = b"".join((metadata, struct.pack(f"<{len(buffers)}Q", *lengths)))
-        position = HEADER_SIZE + len(self._head)
+        self.head = b"".join((metadata, struct.pack(f"<{len(buffers)}Q", *lengths)))
+        position = HEADER_SIZE + len(self.head)
         offsets, self.size = _layout(position, lengths)
         for offset, length, buffer in zip(offsets, lengths, buffers, strict=True):
-            self._body += (bytes(offset - position), buffer)
+            self.body += (bytes(offset - position), buffer)
             position = offset + length
-
-    def signed(self, prefix: bytes, mac: FrameMac | None) -> list[bytes | memoryview]:
-        """Return the pieces of a frame with these contents."""
-        head = self._head
-        if mac is None:
-            signature = _NO_MAC
-        elif mac.cover_body and self.size > HEADER_SIZE + len(head):
-            if self._body_digest is None:
-                self._body_digest = _digest_of_body(self._body)
-            signature = mac.digest((prefix, head, self._body_digest))
-        else:
-            signature = mac.digest((prefix, head))
-        if self.size <= _JOINED:
-            return [b"".join((prefix, signature, head, *self._body))]
-        return [b"".join((prefix, signature, head)), *self._body]
 
 
 class OutgoingFrame(BytePieces):
@@ -269,10 +257,10 @@ class OutgoingFrame(BytePieces):
         asks: bool = False,
     ) -> None:
         self._pieces = ()
-        self._size = contents.size
-        if self._size > max_size:
+        self.size = contents.size
+        if self.size > max_size:
             raise FrameTooLarge(
-                f"the frame has {self._size} bytes, but the receiver accepts {max_size}; send "
+                f"the frame has {self.size} bytes, but the receiver accepts {max_size}; send "
                 "smaller parts"
             )
         if contents.metadata_size > MAX_METADATA or contents.n_buffers > max_buffers:
@@ -295,7 +283,7 @@ class OutgoingFrame(BytePieces):
             stream,
             contents.metadata_size,
             sequence,
-            self._size,
+            self.size,
             contents.n_buffers,
             data_sequence,
         )
@@ -304,7 +292,18 @@ class OutgoingFrame(BytePieces):
     def pieces(self) -> Sequence[bytes | memoryview]:
         """The pieces, in order."""
         if not self._pieces:
-            self._pieces = self._contents.signed(self._prefix, self._mac)
+            contents, mac = self._contents, self._mac
+            signature, head, body = _NO_MAC, contents.head, contents.body
+            if mac is not None and mac.cover_body and self.size > HEADER_SIZE + len(head):
+                if contents.body_digest is None:
+                    contents.body_digest = _digest_of_body(body)
+                signature = mac.digest((self._prefix, head, contents.body_digest))
+            elif mac is not None:
+                signature = mac.digest((self._prefix, head))
+            if self.size <= _JOINED:
+                self._pieces = [b"".join((self._prefix, signature, head, *body))]
+            else:
+                self._pieces = [b"".join((self._prefix, signature, head)), *body]
         return self._pieces
 
     def __bytes__(self) -> bytes:
@@ -389,6 +388,11 @@ def decode_frame(
             f"the peer has protocol version {version}, this side {VERSION}; install the same "
             "version of dmiddleware on all hosts"
         )
+    frame_type = _TYPES.get(kind)
+    if frame_type is None:
+        raise FrameError(
+            f"unknown frame type {kind}; install the same version of dmiddleware on all hosts"
+        )
     if size != len(view):
         raise FrameError(f"the frame claims to have {size} bytes, but {len(view)} arrived")
     if metadata_size > MAX_METADATA or n_buffers > max_buffers:
@@ -409,7 +413,7 @@ def decode_frame(
             f"the lengths of the arrays add up to a frame of {end} bytes, but {len(view)} arrived"
         )
     return Frame(
-        type=_frame_type(kind),
+        type=frame_type,
         session=session,
         incarnation=incarnation,
         stream=stream,
@@ -437,14 +441,8 @@ def read_metadata(decoder: msgspec.msgpack.Decoder[T], raw: bytes | memoryview, 
 
 
 def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
-    """Return the type in a frame, without checking the rest.
-
-    Raises:
-        FrameError: if ``raw`` is too short, or the type is unknown.
-    """
-    if len(raw) < HEADER_SIZE:
-        raise FrameError(f"got {len(raw)} bytes, but a frame has at least {HEADER_SIZE}")
-    return _frame_type(raw[_TYPE_AT])
+    """Return the type of a valid frame, without decoding the rest."""
+    return FrameType(raw[_TYPE_AT])
 
 
 def version_of(raw: bytes | bytearray | memoryview) -> int | None:
@@ -453,15 +451,6 @@ def version_of(raw: bytes | bytearray | memoryview) -> int | None:
         return None
     magic, version, *_ = _PREFIX.unpack_from(raw)
     return int(version) if magic == _MAGIC else None
-
-
-def _frame_type(kind: int) -> FrameType:
-    found = _TYPES.get(kind)
-    if found is None:
-        raise FrameError(
-            f"unknown frame type {kind}; install the same version of dmiddleware on all hosts"
-        )
-    return found
 
 
 def _layout(head: int, lengths: Sequence[int]) -> tuple[list[int], int]:

@@ -176,8 +176,8 @@ class FrameWriter:
         # Each is changed by one of the two threads.
         self._put_bytes = 0
         self._taken_bytes = 0
-        self._urgent: deque[WireBytes] = deque()
-        self._bulk: deque[WireBytes] = deque()
+        self._urgent: deque[BytePieces] = deque()
+        self._bulk: deque[BytePieces] = deque()
         self._large: _Frame | None = None
         self.replace: Callable[[WireBytes], WireBytes] | None = None
 
@@ -193,8 +193,9 @@ class FrameWriter:
             frame: the frame; its bytes must not change until they have been sent.
             urgent: whether it may overtake.
         """
-        is_urgent = urgent and len(frame) <= SMALL_BYTES
-        self._put_bytes += len(frame) + _FRAME_BYTES
+        frame = frame if isinstance(frame, BytePieces) else BytePieces([frame])
+        is_urgent = urgent and frame.size <= SMALL_BYTES
+        self._put_bytes += frame.size + _FRAME_BYTES
         (self._urgent if is_urgent else self._bulk).append(frame)
 
     def next(self) -> list[Piece]:
@@ -205,20 +206,23 @@ class FrameWriter:
         """
         pieces: list[Piece] = []
         n_bytes = 0
-        while self._urgent:
-            n_bytes += self._add_small(pieces, self._urgent.popleft())
-        while self._large is None and self._bulk and n_bytes < FRAGMENT_BYTES:
-            frame = self._bulk.popleft()
-            size = len(frame)
+        while self._urgent or (self._bulk and self._large is None and n_bytes < FRAGMENT_BYTES):
+            frame = self._urgent.popleft() if self._urgent else self._bulk.popleft()
+            size = frame.size
             if size > SMALL_BYTES and self.replace is not None:
-                frame = self.replace(frame)
+                replaced = self.replace(frame)
+                frame = replaced if isinstance(replaced, BytePieces) else BytePieces([replaced])
                 # What is sent instead of a large frame takes as long to make.
-                n_bytes += size - len(frame)
-                self._taken_bytes += size - len(frame)
-            if len(frame) <= SMALL_BYTES:
-                n_bytes += self._add_small(pieces, frame)
+                n_bytes += size - frame.size
+                self._taken_bytes += size - frame.size
+                size = frame.size
+            if size <= SMALL_BYTES:
+                pieces.append(_HEAD.pack(_MAGIC, size, size))
+                pieces += frame.pieces
+                n_bytes += size + HEAD_BYTES
+                self._taken_bytes += size + _FRAME_BYTES
             else:
-                self._large = _Frame(size, deque(_pieces_of(frame)), size)
+                self._large = _Frame(size, deque(frame.pieces), size)
         if self._large is not None and n_bytes < FRAGMENT_BYTES:
             self._add_fragment(pieces, self._large)
         return pieces
@@ -229,13 +233,6 @@ class FrameWriter:
         self._bulk.clear()
         self._large = None
         self._taken_bytes = self._put_bytes
-
-    def _add_small(self, pieces: list[Piece], frame: WireBytes) -> int:
-        size = len(frame)
-        pieces.append(_HEAD.pack(_MAGIC, size, size))
-        pieces += _pieces_of(frame)
-        self._taken_bytes += size + _FRAME_BYTES
-        return size + HEAD_BYTES
 
     def _add_fragment(self, pieces: list[Piece], frame: _Frame) -> None:
         need = size = min(frame.left, FRAGMENT_BYTES)
@@ -255,7 +252,3 @@ class FrameWriter:
         if not frame.left:
             self._large = None
             self._taken_bytes += _FRAME_BYTES
-
-
-def _pieces_of(frame: WireBytes) -> list[Piece]:
-    return list(frame.pieces) if isinstance(frame, BytePieces) else [frame]

@@ -66,7 +66,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self):
-        assert len(self.queue) == len(self.model.queue)
+        assert len(self.queue.items) == len(self.model.queue)
         names = [name for name, _ in self.model.queue]
         assert self.queue.waiting() == {name: names.count(name) for name in set(names)}
         for name, counts in self.model.counts.items():

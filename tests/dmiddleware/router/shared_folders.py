@@ -23,6 +23,7 @@ from dmiddleware.router.transport.stream import (
     Piece,
     Stream,
 )
+from tests.accepting import accepting
 
 __all__ = [
     "DEADLINE_S",
@@ -107,7 +108,7 @@ class Node:
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.left: list[int] = []
         self._changed = threading.Condition()
-        self.router.attach(self._deliver)
+        self.router.attach(accepting(self._deliver, waits=True))
         self.router.subscribe("big", active=True)
 
     def emit(self, array: np.ndarray[Any, Any], **declared: Any) -> None:

@@ -13,6 +13,7 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
 from dmiddleware.router.transport.socket_stream import SocketListener, SocketTransport
 from dmiddleware.router.transport.stream import OnConnection, Stream
+from tests.accepting import accepting
 
 DEADLINE_S = 20.0
 
@@ -43,7 +44,7 @@ def test_a_peer_that_connects_early_is_served(tmp_path: Path) -> None:
         Router(node_id=1, dial=[address]) as peer,
         Router(node_id=0, listen=address, transport=SlowTransport()) as router,
     ):
-        router.attach(lambda name, args, kwargs: arrived.set())
+        router.attach(accepting(lambda name, args, kwargs: arrived.set(), waits=True))
         router.subscribe("hello", active=True)
         assert wait_until(lambda: bool(peer.subscribers("hello")), DEADLINE_S)
         # Larger than what a stranger may send.

@@ -13,6 +13,7 @@ import pytest
 from dmiddleware.errors import FrameTooLarge
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
+from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 
 KEY = bytes(range(32))
@@ -28,7 +29,7 @@ class Received:
         self.events: list[tuple[str, Any]] = []
         for name in names:
             router.subscribe(name, active=True)
-        router.attach(self.deliver)
+        router.attach(accepting(self.deliver, waits=True))
 
     def deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.changed:

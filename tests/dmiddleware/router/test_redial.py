@@ -11,6 +11,7 @@ from dmiddleware.errors import TopologyError
 from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
+from tests.accepting import accepting
 
 DEADLINE_S = 20.0
 
@@ -24,7 +25,7 @@ def test_events_reach_a_peer_that_has_moved(tmp_path: Path) -> None:
             assert wait_until(lambda: bool(peer.peers()), DEADLINE_S)
             first.close(goodbye=False)
         with Router(node_id=0, listen=new) as second:
-            second.attach(lambda name, args, kwargs: arrived.set())
+            second.attach(accepting(lambda name, args, kwargs: arrived.set(), waits=True))
             second.subscribe("hello", active=True)
             peer.redial(old, new)
             peer.redial(old, new)  # the old address is not dialed any more

@@ -35,6 +35,7 @@ from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
 from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
 from dmiddleware.router.wire.stream_frames import FrameWriter
+from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
 from tests.dmiddleware.router.stream_ends import start_nng
@@ -53,7 +54,7 @@ class Received:
         self.hold = self.holding = False
         for event in events:
             router.subscribe(event, active=True)
-        router.attach(self.deliver)
+        router.attach(accepting(self.deliver, waits=True))
 
     def deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.changed:
@@ -325,12 +326,14 @@ def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> Non
     with two(listen) as (receiver, sender):
         confirmed: queue.SimpleQueue[tuple[int, Callable[[bool], None]]] = queue.SimpleQueue()
 
-        def take(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *done: Any) -> bool:
+        def accept(
+            name: str, args: tuple[Any, ...], kwargs: dict[str, Any], done: Any, may_wait: bool
+        ) -> bool:
             if name == "e":
-                confirmed.put((args[0], done[0]))
+                confirmed.put((args[0], done))
             return True
 
-        receiver.attach(lambda *event: None, take, confirms=True)
+        receiver.attach(accept)
         receiver.subscribe("e", active=True)
         sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         for number in range(3):
@@ -348,7 +351,7 @@ def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
         raise KeyError("what is this?")
 
     with two(listen) as (receiver, sender):
-        receiver.attach(fail)
+        receiver.attach(accepting(fail, waits=True))
         receiver.subscribe("e", active=True)
         sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         sender.emit(HANDLED, (1,), {})
@@ -553,7 +556,7 @@ def test_a_delivery_callback_may_close_the_router(listen: str, closes: int) -> N
     with Router(node_id=0, listen=listen, key=KEY) as listener:
         dialer = Router(node_id=1, key=KEY)
         routers = (listener, dialer)
-        routers[closes].attach(lambda *event: None, take)
+        routers[closes].attach(accepting(take))
         dialer.dial(listener.address)
         with dialer:
             assert closed.get(timeout=DEADLINE_S) == {}
@@ -621,7 +624,7 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         contextlib.ExitStack() as stack,
     ):
         stack.callback(release.set)
-        reader.attach(take)
+        reader.attach(accepting(take, waits=True))
         reader.subscribe("e", active=True)
         router.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         emitting = threading.Thread(target=fill, daemon=True)
@@ -794,7 +797,7 @@ def test_an_event_whose_callback_raises_does_not_stop_later_events(
                 raise KeyError("what is this?")
             got.deliver(name, args, kwargs)
 
-        learner.attach(choosy)
+        learner.attach(accepting(choosy, waits=True))
         collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         for number in range(3):
             collector.emit(Event("e"), (number,), {})

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dmiddleware.pipeline import Context, Event, Task
+from dmiddleware.router.protocol import node
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.topology import TopologyName
 from dmiddleware.router.wire import envelope
 from dmiddleware.router.wire.envelope import EncodedEvent
+from dmiddleware.router.wire.frame import FrameContents
 from dmiddleware.testing import Cluster, Delivered
 
 N = 12
@@ -93,13 +94,14 @@ def test_a_broadcast_takes_three_frames_a_peer_and_is_laid_out_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed: list[str] = []
-    pack = envelope.pack_events
+    make = envelope.frame_contents
 
-    def record(events: Sequence[EncodedEvent]) -> Any:
-        packed.extend(event.event for event in events)
-        return pack(events)
+    def record(events: Sequence[EncodedEvent]) -> FrameContents:
+        packed.extend(event.event for event in events if event.contents is None)
+        return make(events)
 
-    monkeypatch.setattr(envelope, "pack_events", record)
+    for module in (envelope, node):
+        monkeypatch.setattr(module, "frame_contents", record)
     with Cluster(wait_for_the_end, n=N, topology="star") as cluster:
         cluster.start()
         assert cluster.wait_until(lambda: formed(cluster), 10.0)

@@ -186,19 +186,14 @@ class Machine(RuleBasedStateMachine):
         node = self.nodes[number]
         self.pending[number] += node.take_handled(n)
         for _, event in node.take(n):
-            if event.event == "handled":
-                # From a process that has ended, which gets no acknowledgment.
-                self.pending[number].append((None, event))
-            else:
-                self.note(number, event)
+            self.note(number, event)
         serve(node)
 
     @rule(number=st.integers(0, N_NODES - 1), n=st.integers(1, 20))
     def handle(self, number: int, n: int) -> None:
         for peer, event in self.pending[number][:n]:
             self.note(number, event)
-            if peer is not None:
-                self.nodes[number].on_handled(peer)
+            self.nodes[number].on_handled(peer)
         del self.pending[number][:n]
         serve(self.nodes[number])
 
@@ -270,7 +265,7 @@ class Machine(RuleBasedStateMachine):
         return (
             not any(c.can_deliver(side) for c in self.connections for side in (0, 1))
             and not any(map(len, self.pending))
-            and not any(node.has_events for node in self.nodes)
+            and not any(bool(node.with_events) for node in self.nodes)
             and all(
                 len(node.connected_peers()) == N_NODES - 1
                 and all(peer.outgoing.is_empty for peer in node.peers.values())

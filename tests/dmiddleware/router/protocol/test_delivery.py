@@ -152,7 +152,24 @@ class TestOutbox:
         assert outbox.is_blocked and not outbox.take_ask()
         outbox.on_state(InboxState(1, 1, 15))
         assert sequences(outbox) == [2] and not outbox.take_ask()
-        assert not outbox.offer(Note(3, size=15)) and outbox.take_ask()
+        assert not outbox.offer(Note(3, size=15))
+        assert not outbox.take_ask(), "it sends its state when it has the second frame"
+
+    @pytest.mark.parametrize(("size", "asks"), [(9, True), (10, False)])
+    def test_with_a_full_outbox_the_peer_is_asked_unless_its_state_comes_anyway(
+        self, size: int, asks: bool
+    ) -> None:
+        outbox, inbox = connected(max_bytes=40), Inbox[Note](100, peer_bytes=40)
+        outbox.offer(Note(1, size=size))
+        frame = outbox.next_frame()
+        assert frame is not None and not outbox.offer(Note(2, size=40))
+        assert outbox.take_ask() == asks
+        inbox.on_frame(frame.sequence, frame.messages)
+        assert inbox.is_due != asks
+        # It has the frame, and acknowledges it later.
+        outbox.on_state(InboxState(0, 1, 90))
+        assert not outbox.offer(Note(2, size=40))
+        assert outbox.take_ask() != asks, "it is asked once after each frame"
 
     def test_after_a_new_connection_the_peer_is_asked_again(self) -> None:
         outbox = connected(capacity=15)
@@ -257,6 +274,12 @@ class TestInbox:
         inbox.take_state()
         assert not inbox.is_due
         inbox.take()
+        assert inbox.is_due
+        inbox.take_state()
+        inbox.on_frame(3, notes(3))
+        inbox.take()
+        assert not inbox.is_due, "neither a quarter was accepted, nor a quarter taken"
+        inbox.on_frame(4, notes(4))
         assert inbox.is_due
 
     def test_a_sender_that_asks_is_answered_at_once_and_when_the_inbox_is_empty(self) -> None:

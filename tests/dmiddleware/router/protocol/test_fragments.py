@@ -61,7 +61,7 @@ def pair(options: NodeOptions = OPTIONS) -> tuple[NodeProtocol, NodeProtocol, Co
 
 def send(node: NodeProtocol, to: str, delivery: str, value: Any, event: str = "e") -> EncodedEvent:
     encoded = encode_event(event, value, CODEC)
-    node.subscriptions.check_size(encoded, [to])
+    node.subscriptions.check(encoded, [to])
     if delivery == "latest":
         node.subscriptions.put_latest(encoded)
     elif delivery == "lossy":

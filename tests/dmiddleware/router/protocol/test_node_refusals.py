@@ -151,13 +151,13 @@ def test_one_event_name_too_many_is_refused_where_it_is_emitted(most: int) -> No
     dialer, listener = make_node("1"), make_node("0", options=NodeOptions(max_event_names=most))
     connection = join(dialer, listener)
     for number in range(most):
-        dialer.subscriptions.check_name(f"name {number}", ["0"])
+        dialer.subscriptions.check(encode_event(f"name {number}", None, CODEC), ["0"])
         dialer.peers["0"].outgoing.put_lossy(encode_event(f"name {number}", 0, CODEC))
     with pytest.raises(RouterError, match=f"sent {most} other event names to node 0"):
-        dialer.subscriptions.check_name("one more", ["0"])
+        dialer.subscriptions.check(encode_event("one more", None, CODEC), ["0"])
     # The link stays usable, also over new connections and for the peer's successor.
     for start in (1, 2):
-        dialer.subscriptions.check_name("name 0", ["0"])
+        dialer.subscriptions.check(encode_event("name 0", None, CODEC), ["0"])
         emit(dialer, "0", "name 0", start)
         exchange(connection)
         assert "name 0" in {event.event for _, event in listener.take(10_000)}
@@ -184,7 +184,7 @@ def test_events_of_the_routers_themselves_are_refused_at_both_ends(name: str) ->
     dialer, listener = make_node("1"), make_node("0")
     connection = join(dialer, listener)
     with pytest.raises(RouterError, match="emitted by the router itself"):
-        dialer.subscriptions.check_name(name, ["0"])
+        dialer.subscriptions.check(encode_event(name, None, CODEC), ["0"])
     emit(dialer, "0", name, 7)
     with pytest.raises(FrameError, match="each router emits itself"):
         exchange(connection)

@@ -24,6 +24,7 @@ from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
+from tests.accepting import accepting
 from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
 
@@ -108,7 +109,11 @@ def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path
         listener.wait_for_peers(1, timeout_s=DEADLINE_S)
         forging = True
         got: list[int] = []
-        dialer.attach(lambda name, args, kwargs: got.append(args[0]) if name == "e" else None)
+        dialer.attach(
+            accepting(
+                lambda name, args, kwargs: got.append(args[0]) if name == "e" else None, waits=True
+            )
+        )
         assert comes_true(lambda: bool(listener.node.subscriptions.subscribers("e")))
         for number in range(5):
             listener.emit(Event("e"), (number,), {})
@@ -202,7 +207,11 @@ def test_a_silent_peer_stays_connected_while_its_connection_moves_bytes(tmp_path
             node_id=1, dial=[listener.address], key=KEY, transport=transport, options=options
         ) as dialer,
     ):
-        dialer.attach(lambda name, args, kwargs: left.append(name) if "left" in name else None)
+        dialer.attach(
+            accepting(
+                lambda name, args, kwargs: left.append(name) if "left" in name else None, waits=True
+            )
+        )
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         transport.trickles = True
         assert comes_true(lambda: transport.n_calls >= 8)
@@ -268,7 +277,11 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
         failing, other = (listener, dialer) if listener_fails else (dialer, listener)
         got: list[int] = []
         failing.subscribe("e", active=True)
-        failing.attach(lambda name, args, kwargs: got.append(args[0]) if name == "e" else None)
+        failing.attach(
+            accepting(
+                lambda name, args, kwargs: got.append(args[0]) if name == "e" else None, waits=True
+            )
+        )
         other.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         on_frame = failing.node.on_frame
         failures = itertools.count()
@@ -295,7 +308,11 @@ def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
     ):
         got: list[tuple[int, int]] = []
         listener.subscribe("e", active=True)
-        listener.attach(lambda name, args, kwargs: got.append(args) if name == "e" else None)
+        listener.attach(
+            accepting(
+                lambda name, args, kwargs: got.append(args) if name == "e" else None, waits=True
+            )
+        )
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
 
         def emit(thread: int) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dmiddleware.errors import EventQueueFull
 from dmiddleware.pipeline import SystemClock
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.runtime.receiver import Receiver
+from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
+from tests.accepting import accepting
 from tests.dmiddleware.router.node_pairs import CODEC, emit, exchange, join, make_node
 from tests.dmiddleware.router.process_resources import comes_true
 
@@ -83,16 +83,16 @@ HERE = threading.current_thread().name
 def test_an_event_accepted_without_blocking_is_delivered_on_the_receiving_thread(
     scene: Scene,
 ) -> None:
-    scene.receiver.attach(scene.take, scene.take)
+    scene.receiver.attach(accepting(scene.take))
     scene.receive(1, 2)
     assert scene.taken == []
     scene.receiver.deliver_ready()
     assert scene.taken == [(1, HERE), (2, HERE)]
-    assert scene.traffic.of("e").received == 2
+    assert scene.traffic["e"].received == 2
 
 
 def test_a_blocking_callback_runs_in_a_separate_thread(scene: Scene) -> None:
-    scene.receiver.attach(scene.take, None)
+    scene.receiver.attach(accepting(scene.take, waits=True))
     for value in range(3):
         scene.receive(value)
         scene.receiver.deliver_ready()
@@ -106,18 +106,17 @@ def test_a_refused_event_and_later_ones_are_delivered_in_order_by_the_blocking_t
     refused: list[Any] = []
     room = threading.Event()
 
-    def offer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def accept(
+        name: str, args: tuple[Any, ...], kwargs: dict[str, Any], done: None, may_wait: bool
+    ) -> bool:
+        if may_wait:
+            return room.wait(0.05) and scene.take(name, args, kwargs)
         if args[0] == 2 and not room.is_set():
             refused.append(args[0])
             return False
         return scene.take(name, args, kwargs)
 
-    def deliver(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not room.wait(0.05):
-            raise EventQueueFull("still full")
-        scene.take(name, args, kwargs)
-
-    scene.receiver.attach(deliver, offer)
+    scene.receiver.attach(accept)
     scene.receive(1, 2, 3)
     scene.receiver.deliver_ready()
     scene.receive(4)
@@ -127,7 +126,7 @@ def test_a_refused_event_and_later_ones_are_delivered_in_order_by_the_blocking_t
     room.set()
     assert scene.await_values(4) == [1, 2, 3, 4]
     assert [name for _, name in scene.taken] == [HERE, "waits", "waits", "waits"]
-    assert scene.traffic.of("e").received == 4
+    assert scene.traffic["e"].received == 4
     # The thread sleeps again once nothing is left.
     for value in range(5, 200):
         scene.receive(value)
@@ -139,7 +138,7 @@ def test_a_refused_event_and_later_ones_are_delivered_in_order_by_the_blocking_t
 
 
 def test_once_delivers_one_batch_and_leaves_the_rest(scene: Scene) -> None:
-    scene.receiver.attach(scene.take, scene.take)
+    scene.receiver.attach(accepting(scene.take))
     scene.receive(*range(300))
     scene.receiver.deliver_ready(once=True)
     assert 0 < len(scene.taken) < 300
@@ -158,7 +157,7 @@ def test_many_threads_deliver_one_at_a_time_and_in_order(scene: Scene) -> None:
         finally:
             inside.release()
 
-    scene.receiver.attach(scene.take, offer)
+    scene.receiver.attach(accepting(offer))
     values = iter(range(400))
 
     def work() -> None:
@@ -185,7 +184,7 @@ def test_an_interrupted_delivery_leaves_the_rest_to_other_threads(scene: Scene) 
             raise KeyboardInterrupt
         return scene.take(name, args, kwargs)
 
-    scene.receiver.attach(scene.take, offer)
+    scene.receiver.attach(accepting(offer))
     scene.receive(0, 1, 2, 3)
     with pytest.raises(KeyboardInterrupt):
         scene.receiver.deliver_ready()
@@ -197,11 +196,11 @@ def test_an_interrupted_delivery_leaves_the_rest_to_other_threads(scene: Scene) 
 
 def test_membership_events_wait_until_a_callback_is_attached(scene: Scene) -> None:
     with scene.lock:
-        scene.receiver.add(("node.joined", (7,), {}))
+        scene.receiver.add(DecodedEvent("node.joined", (7,), {}))
     scene.receive("for no one")
     scene.receiver.deliver_ready()
     assert scene.taken == []
-    scene.receiver.attach(scene.take, scene.take)
+    scene.receiver.attach(accepting(scene.take))
     assert scene.taken == [(7, HERE)]
 
 

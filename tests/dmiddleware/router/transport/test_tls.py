@@ -19,6 +19,7 @@ from dmiddleware.router import Router
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.transport.tls import TlsFiles
+from tests.accepting import accepting
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.stream_ends import End
@@ -190,7 +191,11 @@ def test_events_travel_between_routers_over_tls(ours: Authority) -> None:
             transport=NngStreamTransport(tls=ours.files("collector")),
         ) as collector,
     ):
-        learner.attach(lambda name, args, kwargs: numbers.extend(args) if name == "n" else None)
+        learner.attach(
+            accepting(
+                lambda name, args, kwargs: numbers.extend(args) if name == "n" else None, waits=True
+            )
+        )
         learner.subscribe("n", active=True)
         collector.wait_for_peers(1, timeout_s=DEADLINE_S, events=["n"])
         for number in range(200):

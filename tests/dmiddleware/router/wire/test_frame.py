@@ -231,6 +231,14 @@ def test_frames_to_several_peers_share_their_buffers_and_the_hash_of_them() -> N
         decode_frame(damaged, macs[0])
 
 
+def test_empty_buffers_that_add_no_byte_are_not_signed() -> None:
+    mac = FrameMac(KEY, cover_body=True)
+    for n_bytes in range(64):
+        frame = Frame(FrameType.DATA, session=7, metadata=bytes(n_bytes), buffers=(b"",))
+        decoded = decode_frame(encode_frame(frame, mac, max_size=1 << 20), mac)
+        assert [bytes(buffer) for buffer in decoded.buffers] == [b""]
+
+
 @pytest.mark.parametrize("cover_body", [True, False])
 def test_the_digest_of_a_large_body_can_be_computed_before(cover_body: bool) -> None:
     mac = FrameMac(KEY, cover_body=cover_body)
