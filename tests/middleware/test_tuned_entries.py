@@ -30,7 +30,7 @@ KEPT = [
     ("ppo_recurrent", "dmiddleware.zoo.envs:CartPolePositions-v1"),
     ("ppo", "HalfCheetah-v5"),
     ("qmix", "dmiddleware.zoo.envs:TwoStepGame"),
-    ("tqc", "Pendulum-v1"),
+    ("r2d2", "dmiddleware.zoo.envs:CartPolePositions-v1"),
 ]
 MOSTLY_SLOW = mostly_slow(ENTRIES, keep=[ENTRIES.index(one) for one in KEPT])
 EXTRAS = {

@@ -125,6 +125,7 @@ def test_restarts_count_only_within_their_window(folder: Path) -> None:
     assert text.count("(restart 1 of 1)") == 2
 
 
+@pytest.mark.slow
 def test_restarts_within_their_window_are_limited(folder: Path) -> None:
     limits = ("--max-restarts", "1", "--restart-window", "600")
     code, text = run(folder, "fail_later", *RESTART, *limits)
