@@ -36,7 +36,7 @@ for _ending in (signal.SIGHUP, signal.SIGQUIT):
 
 
 COMPILES = torch.__version__ >= "2.13"
-_LONG = ("examples", "ported", "faults", "middleware")
+_LONG = ("docs", "examples", "ported", "faults", "middleware")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

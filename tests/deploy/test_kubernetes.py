@@ -21,7 +21,6 @@ from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.platforms import place
 from tests.deploy import container, counting_program
 from tests.deploy.waiting import DEADLINE_S, read, wait_until
-from tests.variants import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
@@ -227,9 +226,10 @@ def test_a_job_whose_pods_are_all_preempted_continues_exactly(pods: Pods) -> Non
     assert counting_program.result(2) in pods.text()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("index", mostly_slow(range(N_PODS), keep=1))
+@pytest.mark.parametrize("index", range(N_PODS))
 def test_a_pod_that_is_preempted_alone_is_replaced_while_the_others_wait(
     pods: Pods, index: int
 ) -> None:

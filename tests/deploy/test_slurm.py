@@ -179,6 +179,7 @@ def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: s
     assert [path.name for path in (job.folder / "runs").iterdir()] == ["sum"]
 
 
+@pytest.mark.slow
 def test_a_canceled_job_is_not_requeued(job: Job) -> None:
     first = job.start()
     job.wait_for_step(10)
@@ -197,6 +198,7 @@ def test_a_failed_job_has_the_exit_code_of_ditask_and_is_not_requeued(job: Job) 
     assert not job.key.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["program.main_without_snapshots"], indirect=True)
 def test_a_requeued_job_that_resumes_nothing_gets_a_new_run_folder(job: Job) -> None:
     for _ in range(2):

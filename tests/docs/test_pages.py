@@ -21,9 +21,17 @@ import pytest
 from dmiddleware.rl import Schedule
 from examples import cartpole_dqn
 from tests.docs.pages import ROOT, Block, blocks, name, pages
+from tests.variants import mostly_slow
 
 PAGES = pages()
 WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+# These stand for the pages of the other algorithms, whose code differs from theirs in few lines.
+ALGORITHMS = ("index", "dqn", "ppo", "iql", "behavior-cloning", "gail", "ippo", "self-play")
+QUICK = [
+    at
+    for at, page in enumerate(WITH_CODE)
+    if page.parent.name != "algorithms" or page.stem in ALGORITHMS
+]
 OUTPUT = doctest.OutputChecker()
 # Long messages are wrapped on the page, and "..." replaces parts that differ from run to run.
 OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -62,7 +70,7 @@ def is_installed(block: Block) -> bool:
 
 
 @pytest.mark.timeout(400)  # the README trains until CartPole is solved
-@pytest.mark.parametrize("path", WITH_CODE, ids=name)
+@pytest.mark.parametrize("path", mostly_slow(WITH_CODE, keep=QUICK), ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # As in a program: definitions in __main__ are sent to other processes by value.

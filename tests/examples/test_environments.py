@@ -27,7 +27,9 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("extra", MODULES)
+@pytest.mark.parametrize(
+    "extra", [pytest.param(x, marks=pytest.mark.slow) if x == "atari" else x for x in MODULES]
+)
 def test_the_environment_of_an_extra_can_be_trained_on(
     extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,8 @@ NAMES = [
     "tictactoe_self_play",
     "doorkey_rnd",
 ]
-SHORT = [at for at, name in enumerate(NAMES) if name != "pendulum_gail"]
+LONG = ("cartpole_dqn_per_nstep", "cartpole_preemptible", "doorkey_rnd", "pendulum_gail")
+SHORT = [at for at, name in enumerate(NAMES) if name not in LONG]
 # Enough for each to collect, learn and evaluate.
 STEPS = dict.fromkeys(NAMES, 1200) | {"doorkey_rnd": 2048}
 # Episodes of an untrained policy are long.
@@ -112,6 +113,7 @@ def test_second_run_with_the_same_name_gets_a_new_folder() -> None:
     assert sorted(path.name for path in Path("runs").iterdir()) == ["same", "same-2"]
 
 
+@pytest.mark.slow
 def test_same_seed_trains_the_same() -> None:
     main = importlib.import_module("examples.cartpole_dqn").main
     short = ExperimentSettings(n_fresh_episode=3)

@@ -13,6 +13,7 @@ from dmiddleware.data import load_checkpoint
 from dmiddleware.program import run_program
 from middleware.programs.train import program_of
 from tests.examples.algorithms import POSITIONS, TWO_STEPS
+from tests.variants import mostly_slow
 
 SHORT = ("--experiment.n-fresh-episode", "2", "--seed", "4", "--exp-name", "first")
 RUNS = {
@@ -46,7 +47,7 @@ def parameters_of(run: Path) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", mostly_slow(RUNS, keep=[1, 5]))
 def test_a_run_is_rebuilt_from_its_config(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

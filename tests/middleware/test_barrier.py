@@ -223,6 +223,7 @@ def test_no_node_of_a_star_passes_while_its_hub_is_away() -> None:
     assert all(visits.errors[node_id].startswith(message) for node_id in (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_processes_of_a_star_wait_for_each_other(tmp_path: Path) -> None:
     folder = tmp_path / "passed"

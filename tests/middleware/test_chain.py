@@ -39,6 +39,7 @@ from middleware import (
     online_logger,
     termination_checker,
 )
+from tests.variants import mostly_slow
 
 MODEL = {"obs_shape": 4, "action_shape": 2, "encoder_hidden_sizes": [16]}
 DQN = {
@@ -108,11 +109,14 @@ class PPOByLanes(PPOPolicy):
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("cls", "value_norm", "learn"),
-    [
-        (PPOPolicy, False, {}),
-        (PPOPolicy, True, {"recompute_advantage": True}),
-        (PPOByLanes, True, {"learning_rate": Schedule.linear(1e-3, 1e-4, decay=4096)}),
-    ],
+    mostly_slow(
+        [
+            (PPOPolicy, False, {}),
+            (PPOPolicy, True, {"recompute_advantage": True}),
+            (PPOByLanes, True, {"learning_rate": Schedule.linear(1e-3, 1e-4, decay=4096)}),
+        ],
+        keep=[2],
+    ),
     ids=["rows", "recomputed", "lanes"],
 )
 def test_chain_of_ppo_learns_cartpole(

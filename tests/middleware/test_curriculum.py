@@ -40,6 +40,7 @@ from middleware import (
 from tests.dmiddleware.distributed.rank_processes import run_ranks
 from tests.middleware.nodes import node
 from tests.middleware.test_resume_command import run as run_process
+from tests.variants import mostly_slow
 
 CARTPOLE = "CartPole-v1"
 TINY = {"encoder_hidden_sizes": [8]}
@@ -258,13 +259,15 @@ def farther(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:
     return {"goal": (now["goal"][0] + 0.5, 9.0)}
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
+@pytest.mark.process
+@pytest.mark.parametrize("mode", mostly_slow(["sync", "async"], keep=1))
 def test_a_curriculum_of_attributes_resumes_exactly(mode: str) -> None:
     make = chain_of(CARTPOLE, mode, lambda envs: Curriculum(longer, envs, start={"length": 0.2}))
     assert_resume_exact(make, n_step=5, stop_after=[1, 3])
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.process)])
+@pytest.mark.process
+@pytest.mark.parametrize("mode", mostly_slow(["sync", "async"], keep=1))
 def test_a_curriculum_of_reset_options_resumes_exactly(mode: str) -> None:
     def make(envs: BaseEnvManager) -> Curriculum:
         return Curriculum(farther, envs, sets="reset_options", start={"goal": (0.0, 9.0)})
@@ -438,6 +441,7 @@ def test_the_rule_of_the_first_rank_decides_for_all() -> None:
     assert run_ranks(train_rank) == [expected, expected]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_learner_reaches_the_envs_of_a_collector_in_another_process(tmp_path: Path) -> None:
     program = ("--main", "tests.middleware.curriculum_program.main")

@@ -24,6 +24,7 @@ from middleware import (
     SnapshotSaver,
 )
 from tests.middleware.small_dqn import fill, make_policy
+from tests.variants import mostly_slow
 
 TOPOLOGIES: list[TopologyName] = ["mesh", "star"]
 RESTARTED = 1000
@@ -141,7 +142,10 @@ def weight(policy: DQNPolicy) -> float:
 
 @pytest.mark.parametrize(
     ("topology", "max_policy_lag", "resumes"),
-    [("mesh", None, True), ("mesh", 4, False), ("star", None, False), ("star", 4, True)],
+    mostly_slow(
+        [("mesh", None, True), ("mesh", 4, False), ("star", None, False), ("star", 4, True)],
+        keep=[0, 3],
+    ),
 )
 def test_weights_of_a_restarted_learner_whose_clock_is_behind_are_loaded(
     tmp_path: Path, topology: TopologyName, max_policy_lag: int | None, resumes: bool

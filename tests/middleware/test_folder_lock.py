@@ -33,6 +33,7 @@ from middleware import (
     offline_logger,
     online_logger,
 )
+from tests.variants import mostly_slow
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
@@ -303,7 +304,7 @@ exec "$2" -m tests.middleware.holding_program "$1/$3"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["old", "new"])
+@pytest.mark.parametrize("name", mostly_slow(["new", "old"], keep=1))
 def test_a_read_only_file_system_is_refused_before_the_first_step(
     tmp_path: Path, name: str
 ) -> None:

@@ -66,6 +66,7 @@ def success_rate(policy: Any, envs: BaseEnvManager, n_episode: int = 100) -> flo
         return evaluate_episodes(policy.eval_mode, envs, n_episode).mean_info()["is_success"]
 
 
+@pytest.mark.slow
 @pytest.mark.learning
 def test_dqn_flips_bits_to_a_goal_with_hindsight_and_not_without() -> None:
     n_bits = 10

@@ -80,10 +80,10 @@ def mean_return(policy: Any) -> float:
 @pytest.mark.parametrize(
     ("kind", "own_critic", "max_step"),
     [
-        pytest.param(None, False, 35, id="PPO"),
+        pytest.param(None, False, 35, id="PPO", marks=pytest.mark.slow),
         pytest.param(RND, False, 35, id="RND", marks=pytest.mark.slow),
         pytest.param(ICM, False, 20, id="ICM"),
-        pytest.param(RND, True, 35, id="RND with a critic"),
+        pytest.param(RND, True, 35, id="RND with a critic", marks=pytest.mark.slow),
     ],
 )
 def test_ppo_finds_the_end_of_the_corridor_with_a_reward_for_new_places(

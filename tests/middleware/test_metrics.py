@@ -36,6 +36,7 @@ from middleware.metrics import MIDDLEWARE_METRICS
 from tests.dmiddleware.policy.every_policy import EVERY, batch_for, made
 from tests.docs.pages import ROOT
 from tests.middleware.nodes import run_nodes
+from tests.variants import mostly_slow
 
 COUNTERS = {"env_step", "train_iter", "time_s"}
 ALL = [one for group in MIDDLEWARE_METRICS.values() for one in group]
@@ -108,8 +109,10 @@ def test_the_counters_of_the_router_are_in_the_list() -> None:
     assert names == events | {f"router/node<n>/{one.name}" for one in fields(PeerTraffic)}
 
 
-@pytest.mark.parametrize("env", [Reach, ReachOfMetaWorld])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("mode", "env"),
+    mostly_slow(itertools.product(["sync", "async"], [Reach, ReachOfMetaWorld]), keep=2),
+)
 def test_lengths_and_successes_are_logged(tmp_path: Path, env: Any, mode: Any) -> None:
     envs = make_env_manager(env, env_num=2, seed=0, mode=mode)
     eval_envs = make_env_manager(env, env_num=2, seed=1)

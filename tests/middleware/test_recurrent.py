@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from middleware import (
     interaction_evaluator,
 )
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
+from tests.variants import mostly_slow
 
 N_STEPS = 12
 SMALL = {"hidden_size": 8, "encoder_hidden_sizes": [8], "head_hidden_sizes": [8]}
@@ -118,8 +120,10 @@ class Run:
         return pack(self.policy.learn_mode.state_dict())
 
 
-@pytest.mark.parametrize("stopped_after", [1, 5])
-@pytest.mark.parametrize("chain", [custom_chain, ppo_chain, r2d2_chain])
+@pytest.mark.parametrize(
+    ("chain", "stopped_after"),
+    mostly_slow(itertools.product([custom_chain, ppo_chain, r2d2_chain], [1, 5]), keep=[0, 3, 4]),
+)
 def test_a_run_resumed_in_the_middle_of_an_episode_is_exact(
     tmp_path: Path, chain: Any, stopped_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

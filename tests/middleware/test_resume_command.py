@@ -88,6 +88,7 @@ def test_a_changed_setting_is_shown_and_must_be_accepted(stopped: Path) -> None:
     assert "policy.batch_size: 16 -> 8" in accepted.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_run_continues_in_as_many_processes_or_in_others_if_accepted(stopped: Path) -> None:
     roles = ("--roles", "learner=1,collector=1")
@@ -113,6 +114,7 @@ def test_a_program_that_asks_for_no_snapshot_is_refused(stopped: Path) -> None:
     assert final(stopped) == before
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_run_whose_snapshots_are_all_damaged_does_not_start_over(stopped: Path) -> None:
     for path in (stopped / "runs/resumable/snapshots").glob("step_*"):

@@ -106,7 +106,7 @@ def chain_of(
     return main
 
 
-IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy", "RecurrentPPOPolicy")
+IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ IN_MAKE_TEST = ("DQNPolicy", "PPOPolicy", "RecurrentPPOPolicy")
     ],
 )
 def test_the_stock_chain_of_every_policy_resumes_exactly(cls: Any) -> None:
-    assert_resume_exact(chain_of(cls), n_step=5)
+    assert_resume_exact(chain_of(cls), n_step=3)
 
 
 def dqn_of(
@@ -333,7 +333,7 @@ OFFLINE = (offline, transformer)
 
 
 @pytest.mark.parametrize("build", mostly_slow(
-    (pytest.param(build, id=name) for name, build in PROGRAMS.items()), keep=(0, 1, 13, 14, 15)
+    (pytest.param(build, id=name) for name, build in PROGRAMS.items()), keep=(13, 14, 15)
 ))  # fmt: skip
 def test_the_other_stock_parts_resume_exactly(
     build: Callable[[RunFolder], list[Any]], monkeypatch: pytest.MonkeyPatch
@@ -396,9 +396,9 @@ class Forgets:
 
 
 def test_the_first_thing_that_differs_is_named() -> None:
-    assert_resume_exact(chain_of(DQNPolicy, lambda: Forgets(saves=True)), n_step=4)
+    assert_resume_exact(chain_of(DQNPolicy, lambda: Forgets(saves=True)), n_step=2)
     with pytest.raises(AssertionError, match=r"after step 1 .* differs in .*(env_episode|\bn\b)"):
-        assert_resume_exact(chain_of(DQNPolicy, lambda: Forgets(saves=False)), n_step=4)
+        assert_resume_exact(chain_of(DQNPolicy, lambda: Forgets(saves=False)), n_step=2)
 
 
 def test_one_step_cannot_be_interrupted() -> None:

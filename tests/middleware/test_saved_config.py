@@ -40,6 +40,7 @@ from tests.dmiddleware.policy.every_policy import (
     collected,
     env_for,
     made,
+    others_are_slow,
 )
 
 
@@ -78,7 +79,7 @@ def usual_chain(policy: Any) -> list[Any]:
     return [*explores, collector, data_pusher(buffer), learner]
 
 
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", others_are_slow(EVERY))
 def test_the_config_of_every_policy_builds_it_again(cls: Any, tmp_path: Path) -> None:
     policy = made(cls)
     config = config_of_a_run(tmp_path, policy, *usual_chain(policy))

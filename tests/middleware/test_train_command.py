@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
 from dmiddleware.zoo import algorithms, tuned
+from tests.variants import mostly_slow
 
 QUICK = ("--evaluator.n-episode", "2", "--eval-env-num", "2", "--experiment.n-fresh-episode", "4")
 
@@ -38,8 +40,10 @@ def test_it_trains_with_options_over_the_tuned_settings(tmp_path):
     assert config["program"] == "middleware.programs.off_policy.off_policy"
 
 
-@pytest.mark.parametrize("limit", ["max-train-iter", "max-time-s"])
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
+@pytest.mark.parametrize(
+    ("algo", "limit"),
+    mostly_slow(itertools.product(["dqn", "ppo"], ["max-train-iter", "max-time-s"]), keep=[1, 2]),
+)
 def test_the_first_limit_that_is_reached_ends_a_run(algo, limit, tmp_path):
     found = call(algo, "CartPole-v1", f"--{limit}", "1", *QUICK)
     assert found.exit_code == 0, found.output

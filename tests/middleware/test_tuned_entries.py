@@ -31,9 +31,8 @@ KEPT = [
     ("ppo", "HalfCheetah-v5"),
     ("qmix", "dmiddleware.zoo.envs:TwoStepGame"),
     ("r2d2", "dmiddleware.zoo.envs:CartPolePositions-v1"),
-    ("rainbow", "LunarLander-v3"),
-    ("tqc", "Pendulum-v1"),
 ]
+MOSTLY_SLOW = mostly_slow(ENTRIES, keep=[ENTRIES.index(one) for one in KEPT])
 EXTRAS = {
     "ALE/Pong-v5": "ale_py",
     "HalfCheetah-v5": "mujoco",
@@ -94,9 +93,7 @@ def steps_of(algo: str, env: str) -> int:
     return on_policy.get(env, STEPS.get(env, 1200))
 
 
-@pytest.mark.parametrize(
-    ("algo", "env"), mostly_slow(ENTRIES, keep=[ENTRIES.index(one) for one in KEPT])
-)
+@pytest.mark.parametrize(("algo", "env"), MOSTLY_SLOW)
 def test_an_entry_trains_and_its_policy_can_be_played(algo: str, env: str) -> None:
     n_steps = steps_of(algo, env)
     found = call("train", algo, env, *shortly(algo, env), "--max-env-step", str(n_steps))
@@ -120,7 +117,8 @@ def test_an_entry_trains_and_its_policy_can_be_played(algo: str, env: str) -> No
     assert "over 3 episodes of" in played.output
 
 
-@pytest.mark.parametrize("algo", mostly_slow(["sac", "ppo"], keep=1))
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["sac", "ppo"])
 def test_a_run_in_mujoco_that_was_stopped_is_resumed(algo: str) -> None:
     env = "Hopper-v5" if algo == "sac" else "HalfCheetah-v5"
     options, n_steps = shortly(algo, env), steps_of(algo, env)
@@ -155,7 +153,7 @@ def test_the_settings_of_an_entry_are_valid(algo: str, env: str) -> None:
         assert policy.explores is (algo in explores)
 
 
-@pytest.mark.parametrize(("algo", "env"), ENTRIES)
+@pytest.mark.parametrize(("algo", "env"), MOSTLY_SLOW)
 def test_an_entry_offers_its_options(
     algo: str, env: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

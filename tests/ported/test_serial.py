@@ -38,6 +38,7 @@ create_config = dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.learning
 def test_a_serial_pipeline_runs_with_its_configs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

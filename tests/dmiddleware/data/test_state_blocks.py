@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +29,7 @@ from dmiddleware.errors import CheckpointDamaged, CheckpointMismatch, Checkpoint
 from tests.dmiddleware.data.blocks import digest, shrink_blocks
 from tests.dmiddleware.data.collecting import Collector, as_batch
 from tests.dmiddleware.data.ring.test_frame_stacks import StackingEnvs
+from tests.variants import mostly_slow
 
 SIZE = 50
 
@@ -101,8 +103,12 @@ class Saves:
         return path
 
 
-@pytest.mark.parametrize("is_mapped", [False, True])
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize(
+    ("is_mapped", "name"),
+    mostly_slow(
+        itertools.product([False, True], BUFFERS), keep=[*range(len(BUFFERS)), 2 * len(BUFFERS) - 1]
+    ),
+)
 def test_a_buffer_is_restored_from_blocks_at_any_fill(
     name: str, is_mapped: bool, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def add_ranks(rank):
     return sum_over_ranks([rank])
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_the_ranks_wrote_before_a_restart_by_torchrun_does_not_count():
     with agent_store() as port:

@@ -70,7 +70,7 @@ PROGRAM = """
     ("protocol", "n", "total"),
     mostly_slow(
         [("tcp", 2, "[2.0]"), ("ipc", 1, "[1.0]"), ("tcp", 1, "[1.0]"), ("ipc", 2, "[2.0]")],
-        keep=2,
+        keep=1,
     ),
 )
 def test_learners_of_one_launcher_meet_in_the_folder_of_the_run(

@@ -30,7 +30,7 @@ from dmiddleware.errors import (
 )
 
 SYNC, ASYNC = "sync", pytest.param("async", marks=pytest.mark.process)
-TWO = pytest.param("async, two per process", marks=pytest.mark.process)
+TWO = pytest.param("async, two per process", marks=[pytest.mark.process, pytest.mark.slow])
 DISABLED = "vector, disabled"
 SAME_STEP = "vector, same step"
 IN_PROCESSES = pytest.param("vector, async", marks=pytest.mark.process)

@@ -15,6 +15,7 @@ from dmiddleware.errors import LaunchError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.launch.main_function import check_main
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 PROGRAM = '''
     import argparse, json, multiprocessing, os, sys
@@ -104,7 +105,7 @@ ARGUMENTS = ["--seed", "3", "a b", "--", "-x", "", "ü", "--main"]
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("function", ["plain", "spawned"])
+@pytest.mark.parametrize("function", mostly_slow(["spawned", "plain"], keep=1))
 def test_what_follows_two_dashes_is_sys_argv_of_every_process(
     tmp_path: Path, function: str
 ) -> None:
@@ -117,7 +118,7 @@ def test_what_follows_two_dashes_is_sys_argv_of_every_process(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("function", ["with_defaults", "by_click"])
+@pytest.mark.parametrize("function", mostly_slow(["with_defaults", "by_click"], keep=1))
 def test_parsers_read_the_arguments(tmp_path: Path, function: str) -> None:
     options = ("--roles", "learner=1", "--", "--seed", "3", "a", "b")
     code, text, found = run(tmp_path, function, *options)
@@ -127,7 +128,7 @@ def test_parsers_read_the_arguments(tmp_path: Path, function: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("function", ["with_defaults", "by_click"])
+@pytest.mark.parametrize("function", mostly_slow(["with_defaults", "by_click"], keep=1))
 def test_a_program_shows_its_own_help(tmp_path: Path, function: str) -> None:
     code, text, _ = run(tmp_path, function, "--parallel-workers", "2", "--", "--help")
     assert code == 0, text
@@ -218,6 +219,7 @@ def test_a_restarted_node_has_the_same_arguments(tmp_path: Path) -> None:
     assert [one["argv"][1:] for one in found] == [ARGUMENTS] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_without_two_dashes_there_are_no_arguments(tmp_path: Path) -> None:
     code, text, found = run(tmp_path, "plain")

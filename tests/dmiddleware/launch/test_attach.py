@@ -152,6 +152,7 @@ def test_default_ports_are_below_those_of_outgoing_connections(folder: Path) -> 
     assert _first_ephemeral_port() > DEFAULT_PORT
 
 
+@pytest.mark.slow
 def test_nodes_that_joined_can_leave_without_ending_the_run(folder: Path) -> None:
     with running(folder, "--key-file", "key") as (run, address):
         with joining(folder, address, "--key-file", "key") as joined:
@@ -172,6 +173,7 @@ def test_nodes_that_joined_can_leave_without_ending_the_run(folder: Path) -> Non
     assert run.returncode == 0, text
 
 
+@pytest.mark.slow
 def test_nodes_that_joined_end_with_the_run(folder: Path) -> None:
     with (
         running(folder) as (run, address),

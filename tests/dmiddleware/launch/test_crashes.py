@@ -95,7 +95,7 @@ def line_of(name: str) -> str:
 @pytest.mark.process
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "name", mostly_slow(["SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL"], keep=2)
+    "name", mostly_slow(["SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL"], keep=1)
 )
 def test_a_crash_is_reported_with_its_line(tmp_path: Path, name: str) -> None:
     last, log = ditask(tmp_path, f"{name}_in_a_step")

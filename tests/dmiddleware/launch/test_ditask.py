@@ -111,6 +111,7 @@ def left_behind(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith("ditask-")]
 
 
+@pytest.mark.slow
 def test_four_processes_connect_and_end_together(folder: Path) -> None:
     code, text = run(folder, "--main", "program.main", "--parallel-workers", "4")
     assert code == 0, text
@@ -120,13 +121,16 @@ def test_four_processes_connect_and_end_together(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ("--roles", "collector=2,evaluator=1,learner=1"),
-        ("--parallel-workers", "3", "--topology", "mesh"),
-        ("--parallel-workers", "3", "--protocol", "tcp", "--address", "::1"),
-        ("--parallel-workers", "3", "--mq-type", "nng"),
-    ],
+    ("options",),
+    mostly_slow(
+        [
+            (("--roles", "collector=2,evaluator=1,learner=1"),),
+            (("--parallel-workers", "3", "--topology", "mesh"),),
+            (("--parallel-workers", "3", "--protocol", "tcp", "--address", "::1"),),
+            (("--parallel-workers", "3", "--mq-type", "nng"),),
+        ],
+        keep=[2, 3],
+    ),
     ids=["learner last", "mesh", "IPv6", "nng"],
 )
 def test_processes_connect_whatever_the_order_the_topology_and_the_address(

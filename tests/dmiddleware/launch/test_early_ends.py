@@ -129,7 +129,7 @@ def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
     return launcher.returncode, text
 
 
-@pytest.mark.parametrize("name", mostly_slow(SIGNALS, keep=2))
+@pytest.mark.parametrize("name", mostly_slow(SIGNALS, keep=1))
 def test_a_signal_to_one_node_aborts_the_run_with_its_exit_code(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked")
     assert code == 128 + signal.Signals[name], text
@@ -139,14 +139,14 @@ def test_a_signal_to_one_node_aborts_the_run_with_its_exit_code(tmp_path: Path, 
     assert SAYS[name] in (tmp_path / "closed-0").read_text()
 
 
-@pytest.mark.parametrize("name", mostly_slow(EXITS, keep=[0, 2]))
+@pytest.mark.parametrize("name", mostly_slow(EXITS, keep=1))
 def test_a_node_that_exits_early_aborts_the_run(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked")
     assert code == 1, text
     assert "the run failed: node 1 (collector) failed: " in text and SAYS[name] in text
 
 
-@pytest.mark.parametrize("name", mostly_slow([*SIGNALS, *EXITS], keep=[0, 6]))
+@pytest.mark.parametrize("name", mostly_slow([*SIGNALS, *EXITS], keep=[6]))
 def test_a_node_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_worked", "--on-failure", "restart")
     assert code == 0, text
@@ -154,7 +154,7 @@ def test_a_node_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", *EXITS], keep=[0, 2]))
+@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", *EXITS], keep=[2]))
 def test_the_run_can_continue_without_a_node_that_ends_early(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_then_left", "--on-failure", "continue")
     assert code == 0, text
@@ -162,7 +162,8 @@ def test_the_run_can_continue_without_a_node_that_ends_early(tmp_path: Path, nam
     assert (tmp_path / "closed-0").read_text() == "all done"
 
 
-@pytest.mark.parametrize("name", mostly_slow(["SIGTERM", "exit_0", "os_exit"], keep=[1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "exit_0", "os_exit"])
 def test_a_learner_that_ends_early_is_restarted(tmp_path: Path, name: str) -> None:
     code, text = ditask(tmp_path, f"{name}_of_the_learner", "--on-failure", "restart")
     assert code == 0, text
@@ -175,9 +176,8 @@ def test_an_exit_before_the_first_step_is_early(tmp_path: Path) -> None:
     assert "node 0 (learner) failed: it called sys.exit(0)" in text
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"), mostly_slow([("abort", 1), ("restart", 0)], keep=[1])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "expected"), [("abort", 1), ("restart", 0)])
 def test_an_exit_of_one_node_before_its_task_is_early(
     tmp_path: Path, policy: str, expected: int
 ) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import DITASK
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -208,7 +209,8 @@ def test_no_node_is_restarted_after_the_run_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "roles"), [("collector", "collector=1,evaluator=1"), ("learner", "")]
+    ("failing", "roles"),
+    mostly_slow([("learner", ""), ("collector", "collector=1,evaluator=1")], keep=1),
 )
 def test_a_node_is_not_restarted_when_others_have_ended_the_run(
     tmp_path: Path, failing: str, roles: str
@@ -226,12 +228,14 @@ def test_a_node_is_not_restarted_when_others_have_ended_the_run(
     assert "peers within" not in text
 
 
+@pytest.mark.slow
 def test_a_restarted_learner_may_end_the_run_in_its_first_step(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "end_in_the_first_step", "--on-failure", "restart")
     assert code == 0, text
     assert "restart 1 of 3" in text
 
 
+@pytest.mark.slow
 def test_a_node_that_lost_its_peers_is_stopped_when_the_run_is_over(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "cut_off", roles="learner=1,collector=1")
     assert code == 0, text
@@ -246,6 +250,7 @@ def test_a_program_may_set_its_exit_code(tmp_path: Path, function: str, expected
     assert "SystemExit: 0" not in text
 
 
+@pytest.mark.slow
 def test_the_children_of_a_killed_node_are_killed(tmp_path: Path) -> None:
     code, text = ditask(tmp_path, "die_with_a_worker", roles="learner=1")
     assert code == 1

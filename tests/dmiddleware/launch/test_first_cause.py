@@ -21,18 +21,31 @@ PROGRAM = """
 
     class SlowToClose:
         def __call__(self, ctx):
-            if ctx.total_step == 2:
+            if Path("follower").exists():
                 raise ValueError("bad reward")
+            time.sleep(0.01)
 
         def close(self):
             # Its peer fails and ends before this node has ended.
             Path("failed").touch()
-            threading.Event().wait(8.0)
+            deadline = time.monotonic() + 60.0
+            while follower_lives() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def follower_lives():
+        try:
+            os.kill(int(Path("follower").read_text()), 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def follow(ctx):
-        while not Path("failed").exists():
-            time.sleep(0.01)
-        raise TimeoutError("the learner is silent")
+        if ctx.total_step == 0:
+            Path("follower.new").write_text(str(os.getpid()))
+            Path("follower.new").rename("follower")
+        if Path("failed").exists():
+            raise TimeoutError("the learner is silent")
+        time.sleep(0.01)
 
     def main():
         with Task(Context()) as task:

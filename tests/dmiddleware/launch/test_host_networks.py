@@ -99,6 +99,7 @@ def assert_run_ends(
     return printed
 
 
+@pytest.mark.slow
 def test_hosts_may_have_names(folder: Path, hosts: tuple[str, str]) -> None:
     with contextlib.ExitStack() as stack:
         for host in hosts:
@@ -116,6 +117,7 @@ def test_hosts_may_have_names(folder: Path, hosts: tuple[str, str]) -> None:
         )
 
 
+@pytest.mark.slow
 def test_hosts_may_have_ipv6_addresses(folder: Path, hosts: tuple[str, str]) -> None:
     for host, address in zip(hosts, ("fd00::1", "fd00::2"), strict=True):
         device = devices(host)[-1]
@@ -125,6 +127,7 @@ def test_hosts_may_have_ipv6_addresses(folder: Path, hosts: tuple[str, str]) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_host_may_be_reached_over_another_of_its_interfaces(
     folder: Path, hosts: tuple[str, str]
 ) -> None:
@@ -183,6 +186,7 @@ def test_an_address_that_the_host_does_not_have_is_refused_with_the_remedy(
     assert "10.99.99.99" in printed and "--bind" in printed
 
 
+@pytest.mark.slow
 def test_hosts_may_be_far_apart(folder: Path) -> None:
     """100 ms there and back, and one of 100 packets is lost."""
     with namespaces() as names, slow_cable(*names, delay_s=(0.05, 0.05), loss=0.01):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch import ditask_process
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -80,7 +81,9 @@ def test_the_first_node_waits_for_the_nodes_of_all_hosts(folder: Path) -> None:
     assert "peers at the first step: [1, 1000, 1001, 2000]" in text
 
 
-@pytest.mark.parametrize("options", [("--bind", "0.0.0.0"), ("--topology", "mesh")])
+@pytest.mark.parametrize(
+    ("options",), mostly_slow([(("--topology", "mesh"),), (("--bind", "0.0.0.0"),)], keep=1)
+)
 def test_the_learner_may_be_on_any_host_and_anywhere_in_its_roles(
     folder: Path, options: tuple[str, ...]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -104,8 +106,10 @@ def ditask(folder: Path, *options: str) -> tuple[int, str]:
     return launcher.returncode, text
 
 
-@pytest.mark.parametrize("policy", ["abort", "restart"])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("workers", "policy"),
+    mostly_slow(itertools.product(["1", "2"], ["abort", "restart"]), keep=[3]),
+)
 def test_a_module_that_trains_when_it_is_imported_is_refused(
     tmp_path: Path, workers: str, policy: str
 ) -> None:
@@ -148,6 +152,7 @@ def test_a_process_of_envs_does_not_train(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("trained.*"))) <= 3
 
 
+@pytest.mark.slow
 def test_a_process_of_envs_that_imports_a_training_by_name_does_not_train(tmp_path: Path) -> None:
     write(tmp_path, named=MADE_BY_NAME)
     program = "from parts import *\ntrain(lambda: gym.make('named:Mine-v0'))\n"
@@ -166,6 +171,7 @@ def test_a_process_of_envs_that_imports_a_training_by_name_does_not_train(tmp_pa
     assert "step" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_spawned_process_does_not_train(tmp_path: Path) -> None:
     program = """
         import multiprocessing

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -56,7 +57,9 @@ def loaded(folder: Path, *options: str) -> set[str]:
     return set(line.split())
 
 
-@pytest.mark.parametrize("options", [(), ("--protocol", "tcp")], ids=["ipc", "tcp"])
+@pytest.mark.parametrize(
+    ("options",), mostly_slow([((),), (("--protocol", "tcp"),)], keep=1), ids=["ipc", "tcp"]
+)
 def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_asyncio(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dmiddleware.errors import LaunchError, WaitTimeout
 from dmiddleware.launch import launch
 from dmiddleware.launch.leftovers import wait_until
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -47,7 +48,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("how", ["file", "notebook"])
+@pytest.mark.parametrize("how", mostly_slow(["file", "notebook"], keep=1))
 def test_a_program_without_a_main_guard_starts_itself_in_two_processes(
     tmp_path: Path, how: str
 ) -> None:

@@ -94,6 +94,7 @@ def log(folder: Path, node_id: int = 0) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_output_is_full(folder: Path) -> None:
     with Path("/dev/full").open("w") as full:
         launcher = launch(folder, "count", stdout=full)
@@ -118,6 +119,7 @@ def test_a_run_goes_on_when_its_output_is_closed(folder: Path) -> None:
     assert errors.count("Broken pipe") == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nothing_reads_its_output(folder: Path) -> None:
     # As in `ditask … | less`.
     read_end, write_end = os.pipe()

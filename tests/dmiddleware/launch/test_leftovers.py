@@ -120,7 +120,7 @@ def temporary(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("function", "code", "count"),
-    mostly_slow([("ends_well", 0, 4), ("is_killed", 1, 3), ("fails", 1, 4)], keep=2),
+    mostly_slow([("is_killed", 1, 3), ("ends_well", 0, 4), ("fails", 1, 4)], keep=1),
 )
 def test_processes_that_a_node_leaves_behind_are_ended(
     folder: Path, function: str, code: int, count: int
@@ -177,6 +177,7 @@ def test_a_fork_of_a_node_ends_nothing(folder: Path) -> None:
     assert (folder / "alive").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_python_waits_for_may_finish(folder: Path) -> None:
     with start(folder, "--main", "program.waits_for_a_process") as launcher:
         text, _ = launcher.communicate(timeout=120)

@@ -91,7 +91,7 @@ def run(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> tu
             ("program.has_a_bad_chain", "ChainError: the chain cannot run"),
             ("program", "does not name a function"),
         ],
-        keep=5,
+        keep=[3],
     ),
 )
 def test_a_program_that_cannot_start_is_not_restarted(folder: Path, main: str, error: str) -> None:
@@ -102,9 +102,8 @@ def test_a_program_that_cannot_start_is_not_restarted(folder: Path, main: str, e
     assert "restarting" not in text
 
 
-@pytest.mark.parametrize(
-    "main", mostly_slow(["program.has_a_bad_config_later", "program.fails"], keep=1)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("main", ["program.has_a_bad_config_later", "program.fails"])
 def test_other_failures_are_restarted(folder: Path, main: str) -> None:
     code, text = run(folder, "--main", main, "--on-failure", "restart", "--max-restarts", "1")
     assert code == 1, text
@@ -154,6 +153,7 @@ def test_a_run_that_srun_starts_several_times_says_so(
     assert ("srun starts this command 4 times" in text) is is_noted
 
 
+@pytest.mark.slow
 def test_copies_of_a_run_in_one_step_do_not_disturb_each_other(folder: Path) -> None:
     options = ("--main", "program.main", "--parallel-workers", "2")
     copies = [start(folder, *options, env={"SLURM_PROCID": str(rank)}) for rank in range(3)]
@@ -168,14 +168,14 @@ def test_copies_of_a_run_in_one_step_do_not_disturb_each_other(folder: Path) -> 
     "env",
     mostly_slow(
         [
-            {},
             {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            {},
             {"PYTHONIOENCODING": "ascii"},
             {"PYTHONIOENCODING": "latin-1:strict"},
         ],
-        keep=2,
+        keep=1,
     ),
-    ids=["nothing", "ascii locale", "ascii streams", "latin-1 streams"],
+    ids=["ascii locale", "nothing", "ascii streams", "latin-1 streams"],
 )
 def test_a_run_needs_no_variables_and_no_locale(folder: Path, env: dict[str, str]) -> None:
     # Among those that are missing: HOME, TERM, PATH and LANG.
@@ -197,7 +197,7 @@ def test_a_run_needs_no_variables_and_no_locale(folder: Path, env: dict[str, str
 
 
 @pytest.mark.parametrize(
-    "streams", mostly_slow(["<&- >&- 2>&-", "2>&1 | head -1 >/dev/null", ">&-"], keep=2)
+    "streams", mostly_slow(["<&- >&- 2>&-", "2>&1 | head -1 >/dev/null", ">&-"], keep=1)
 )
 def test_a_run_needs_no_standard_streams(folder: Path, streams: str) -> None:
     command = f'"$@" --main program.main --parallel-workers 2 {streams}; echo "${{PIPESTATUS[0]}}"'

@@ -149,7 +149,7 @@ NAMES = st.from_regex(r"[a-z][a-z-]{0,3}", fullmatch=True)
         max_size=3,
     )
 )
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_expanding_any_list_gives_what_loops_over_its_brackets_give(hosts: list[Any]) -> None:
     texts, expected = [], []
     for first, brackets in hosts:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import DITASK
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -101,7 +102,9 @@ def ditask(folder: Path, function: str, *options: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("function", "failure"),
-    [("fails", "it called sys.exit(3)"), ("is_killed", "was killed by SIGKILL")],
+    mostly_slow(
+        [("is_killed", "was killed by SIGKILL"), ("fails", "it called sys.exit(3)")], keep=1
+    ),
 )
 def test_orphans_are_reaped_and_exit_codes_are_kept(
     tmp_path: Path, function: str, failure: str

@@ -22,7 +22,6 @@ from tests.dmiddleware.launch.ray_cluster import (
     rays_environment,
     why_no_ray,
 )
-from tests.variants import mostly_slow
 
 pytestmark = [
     pytest.mark.process,
@@ -151,6 +150,7 @@ def test_a_failure_ends_the_run_with_its_traceback_and_its_cause(
     assert cluster.do("actors") == 0
 
 
+@pytest.mark.slow
 def test_too_few_resources_are_named_before_anything_runs(
     cluster: RayCluster, folder: Path
 ) -> None:
@@ -163,7 +163,8 @@ def test_too_few_resources_are_named_before_anything_runs(
     assert not list((folder / "seen").iterdir())
 
 
-@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGKILL], keep=1))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_end_of_the_launcher_ends_the_run(
     cluster: RayCluster, folder: Path, number: signal.Signals
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.dmiddleware.launch import ditask_process
 from tests.faults.process_cluster import wait_until
+from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -76,7 +77,7 @@ def left_slabs(folder: Path) -> list[Path]:
     return list((folder / "memory").glob("ditask-*/*.slab"))
 
 
-@pytest.mark.parametrize("protocol", ["ipc", "tcp"])
+@pytest.mark.parametrize("protocol", mostly_slow(["ipc", "tcp"], keep=1))
 def test_arrays_are_in_shared_memory_which_is_removed_at_the_end(
     folder: Path, protocol: str
 ) -> None:

@@ -56,6 +56,7 @@ def output(job: submitit.Job[Any]) -> str:
     return read(job.paths.stdout) + read(job.paths.stderr)
 
 
+@pytest.mark.slow
 def test_each_task_is_one_node_of_the_run(folder: Path) -> None:
     job = submit(folder, make_run(folder))
     wait_until(job.done, lambda: output(job))

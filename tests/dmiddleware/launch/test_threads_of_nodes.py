@@ -103,7 +103,7 @@ def run(folder: Path, function: str, *options: str) -> tuple[int, str, list[str]
 
 
 @pytest.mark.parametrize(
-    "function", mostly_slow(["thread", "to_thread", "pool", "executor"], keep=2)
+    "function", mostly_slow(["thread", "to_thread", "pool", "executor"], keep=1)
 )
 def test_a_task_in_a_thread_joins_the_run(tmp_path: Path, function: str) -> None:
     code, text, ends = run(tmp_path, function)
@@ -125,7 +125,7 @@ def test_two_tasks_at_once_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", mostly_slow(["spawned", "forked", "forkserver", "process_pool"], keep=2)
+    "function", mostly_slow(["spawned", "forked", "forkserver", "process_pool"], keep=1)
 )
 def test_a_task_in_a_child_process_of_a_node_is_refused(tmp_path: Path, function: str) -> None:
     code, text, ends = run(tmp_path, function)

@@ -39,6 +39,7 @@ from dmiddleware.rl import with_returns_to_go
 from dmiddleware.rollout import RolloutCollector
 from middleware.advantage import AdvantageEstimator
 from tests.dmiddleware.team_envs import CountingTeam
+from tests.variants import mostly_slow
 
 DISCRETE: list[Any] = [
     DQNPolicy,
@@ -63,7 +64,16 @@ CLONING: list[Any] = [BCPolicy, DecisionTransformerPolicy]
 TEAMS: list[Any] = [VDNPolicy, QMIXPolicy, IPPOPolicy, MAPPOPolicy]
 EVERY: list[Any] = [*DISCRETE, *CONTINUOUS, *ON_POLICY, *CLONING, *TEAMS]
 
+ONE_OF_A_KIND: list[Any] = [DQNPolicy, R2D2Policy, SACPolicy, PPOPolicy, BCPolicy, QMIXPolicy]
+"""Policies that stand for the others in ``make test``, where a test of all of them is expensive."""
+
 N_ENVS = 2
+
+
+def others_are_slow(policies: list[Any]) -> list[object]:
+    """Return policies for ``parametrize``, with those marked as slow that others stand for."""
+    kept = [at for at, policy in enumerate(policies) if policy in ONE_OF_A_KIND]
+    return mostly_slow(policies, keep=kept)
 
 
 class Toy(gym.Env[Any, Any]):

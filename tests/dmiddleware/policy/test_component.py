@@ -356,8 +356,14 @@ def test_a_copy_learns_as_its_original_does(copied: Any, make: Any, rows: Any) -
 
 @pytest.mark.usefixtures("either_torch")
 @pytest.mark.compiled
-@pytest.mark.parametrize("make", mostly_slow([dqn, ppo], keep=1))
-def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    mostly_slow([(dqn, "eager"), (dqn, "inductor"), (ppo, "inductor")], keep=1),
+)
+def test_a_compiled_update_gives_the_same_results_and_checkpoints(
+    make: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     eager, compiled = make(), make(compile=True)
     for seed in range(6):
         outputs = [policy.learn_mode.forward(transitions(seed)) for policy in (eager, compiled)]
@@ -382,7 +388,7 @@ def test_a_compiled_update_gives_the_same_results_and_checkpoints(make: Any) -> 
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("make", "backend"),
-    mostly_slow([(dqn, "inductor"), (ppo, "eager"), (ppo, "inductor")], keep=2),
+    mostly_slow([(dqn, "eager"), (ppo, "eager"), (dqn, "inductor"), (ppo, "inductor")], keep=2),
 )
 def test_an_update_is_one_graph_and_is_compiled_once(
     make: Any, backend: str, monkeypatch: pytest.MonkeyPatch

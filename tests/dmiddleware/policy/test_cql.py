@@ -102,6 +102,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     assert [second.learn_mode.forward(some_rows()) for _ in range(2)] == outputs[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.learning
 def test_it_beats_cloning_on_mixed_data() -> None:
     rates = {f"learning_rate_{part}": 3e-3 for part in ("q", "policy", "alpha")}

@@ -14,11 +14,12 @@ PROGRAM = """
 import sys
 import torch
 from dmiddleware.seeding import seed_libraries
-from tests.dmiddleware.policy.every_policy import EVERY, batch_for, made
+from tests.dmiddleware.policy import every_policy
+from tests.dmiddleware.policy.every_policy import batch_for, made
 
 torch.set_num_threads(1)
 seed_libraries(0)
-for cls in EVERY:
+for cls in getattr(every_policy, sys.argv[1]):
     policy = made(cls)
     policy.learn_mode.forward(batch_for(policy))
     made(cls).learn_mode.load_state_dict(policy.learn_mode.state_dict())
@@ -29,11 +30,21 @@ for cls in EVERY:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("private", "says"), mostly_slow([("1", ""), ("0", "DQNPolicy has imported it")], keep=1)
+    ("policies", "private", "says"),
+    mostly_slow(
+        [
+            ("ONE_OF_A_KIND", "1", ""),
+            ("EVERY", "1", ""),
+            ("EVERY", "0", "DQNPolicy has imported it"),
+        ],
+        keep=1,
+    ),
 )
-def test_no_policy_that_is_not_compiled_imports_the_compiler(private: str, says: str) -> None:
+def test_no_policy_that_is_not_compiled_imports_the_compiler(
+    policies: str, private: str, says: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, policies],
         # Without private parts of torch, its optimizers import it.
         env={**os.environ, "DMIDDLEWARE_PRIVATE_TORCH": private},
         capture_output=True,

@@ -19,6 +19,7 @@ from dmiddleware.model import CentralizedActorCritic, QMIXNetwork
 from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy, SACPolicy
 from dmiddleware.reward import GAIL, RND
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
+from tests.dmiddleware.policy.every_policy import others_are_slow
 from tests.dmiddleware.policy.one_round import (
     BOX,
     CONTINUOUS,
@@ -108,7 +109,7 @@ def test_a_policy_sees_integers_as_it_sees_the_same_floats(cls: Any, space: Any)
     check_same(cls, one, other, obs, as_floats(obs))
 
 
-@pytest.mark.parametrize("cls", STOCK)
+@pytest.mark.parametrize("cls", others_are_slow(STOCK))
 def test_every_policy_learns_from_integers_what_it_learns_from_floats(cls: Any) -> None:
     space, losses = NUMBERS["parts"], []
     rows: Any = None

@@ -84,6 +84,7 @@ def test_collectors_receive_the_actor_alone() -> None:
     assert all(name.startswith("actor.") for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.learning
 def test_it_beats_cloning_on_mixed_data() -> None:
     rates = {f"learning_rate_{part}": 3e-3 for part in ("actor", "critic", "value")}

@@ -11,7 +11,6 @@ from dmiddleware.policy import BCPolicy, DQNPolicy, PPOPolicy
 from dmiddleware.rl import gae
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.tree import as_tree, flatten_lead, index_rows, to_numpy
-from tests.variants import mostly_slow
 
 pytestmark = pytest.mark.learning
 
@@ -124,10 +123,8 @@ SEEK = {
 }
 
 
-@pytest.mark.parametrize(
-    ("action_space", "move"),
-    mostly_slow([pytest.param(*seek, id=name) for name, seek in SEEK.items()], keep=1),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("action_space", "move"), SEEK.values(), ids=SEEK)
 def test_ppo_solves_a_task_whose_actions_have_several_parts(action_space, move):
     cfg = {"seed": 0, "learning_rate": 3e-3, "discount": DISCOUNT}
 

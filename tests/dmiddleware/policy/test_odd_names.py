@@ -32,6 +32,7 @@ from dmiddleware.reward import GAIL, ICM, RND, IntrinsicCritic
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.settings import plain_values
 from dmiddleware.worker import SampleSerialCollector
+from tests.dmiddleware.policy.every_policy import others_are_slow
 from tests.dmiddleware.policy.one_round import ANY_ACTION, BOX, STOCK, Drawn, one_round
 
 # What a tree, a dictionary, a module and a config have as attributes, and other hostile names.
@@ -60,7 +61,7 @@ NESTED_ACTIONS = spaces.Dict(
 ACTIONS = spaces.Dict(dict.fromkeys(filter(None, NAMES), spaces.Discrete(2)))
 
 
-@pytest.mark.parametrize("cls", STOCK)
+@pytest.mark.parametrize("cls", others_are_slow(STOCK))
 def test_a_policy_sees_parts_of_any_name(cls: Any, tmp_path: Path) -> None:
     one_round(cls, NESTED, folder=tmp_path)
 
@@ -80,6 +81,7 @@ def test_no_name_of_an_observation_is_special(tmp_path: Path) -> None:
     one_round(DQNPolicy, PARTS, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_no_name_of_an_action_is_special(tmp_path: Path) -> None:
     one_round(PPOPolicy, BOX, ACTIONS, folder=tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 from collections.abc import Callable
@@ -173,8 +174,14 @@ def test_a_resumed_run_continues_bit_for_bit(optimizer: str, tmp_path: Path) -> 
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("optimizer", mostly_slow(["own", "AdamW"], keep=1))
-def test_a_compiled_update_makes_the_steps_of_any_optimizer(optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "backend"),
+    mostly_slow([("own", "eager"), ("own", "inductor"), ("AdamW", "inductor")], keep=1),
+)
+def test_a_compiled_update_makes_the_steps_of_any_optimizer(
+    optimizer: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     rate = {"type": "linear", "start": 0.01, "end": 0.001, "decay": 6, "by": "update"}
     eager, compiled = (policy_with(optimizer, rate=rate, compile=flag) for flag in (False, True))
     for seed in range(4):

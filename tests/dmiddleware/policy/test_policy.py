@@ -275,7 +275,9 @@ def test_collect_and_eval_modes_can_be_seeded():
         (RecurrentPPOPolicy, "CartPole-v1", {}),
         (DiscreteSACPolicy, "CartPole-v1", {}),
         (BCPolicy, "CartPole-v1", {}),
-        (DecisionTransformerPolicy, "CartPole-v1", {"obs_norm": False}),
+        pytest.param(
+            DecisionTransformerPolicy, "CartPole-v1", {"obs_norm": False}, marks=pytest.mark.slow
+        ),
         (SACPolicy, "Pendulum-v1", {}),
         (IQLPolicy, "Pendulum-v1", {}),
     ],

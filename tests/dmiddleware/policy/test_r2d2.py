@@ -1,6 +1,7 @@
 """Recurrent experience replay."""
 
 import functools
+import itertools
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +16,7 @@ from dmiddleware.rl import rescale_value, unscale_value
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.zoo.envs import Recall
 from tests.dmiddleware.recurrent_policy import masked_cartpole
+from tests.variants import mostly_slow
 
 SMALL = {"hidden_size": 16, "encoder_hidden_sizes": [8], "head_hidden_sizes": [8]}
 BURN_IN, UNROLL_LEN = 3, 6
@@ -95,9 +97,10 @@ def differ(policy):
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("nstep", [1, 3])
-@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize(
+    ("nstep", "double", "rescaled"),
+    mostly_slow(itertools.product([1, 3], [False, True], [False, True]), keep=[0, 3, 6]),
+)
 def test_the_loss_and_the_priorities_are_those_of_the_paper(nstep, double, rescaled):
     policy, batch = sampled(n_step=nstep, double=double, value_rescaling=rescaled)
     differ(policy)

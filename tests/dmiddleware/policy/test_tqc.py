@@ -120,6 +120,7 @@ def test_an_interrupted_run_continues_bit_for_bit() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.learning
 def test_it_learns_to_follow_a_target() -> None:
     """One step: the reward is highest where the action equals the first entry of obs."""

@@ -769,6 +769,7 @@ def test_a_recurrent_policy_runs_in_the_serial_evaluator(tmp_path):
     assert info["episode_count"] == len(returns) == 3
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_learns_to_balance_without_seeing_velocities():
     policy = GRUPolicy(0)
     with masked_cartpole(8, seed=1) as envs, masked_cartpole(8, seed=2) as evaluated:

@@ -17,6 +17,7 @@ from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.worker import BattleInteractionSerialEvaluator, InteractionSerialEvaluator
 from middleware import interaction_evaluator
+from tests.variants import mostly_slow
 
 
 class Endless(gym.Env):
@@ -90,7 +91,11 @@ def by_collecting():
 
 
 @pytest.mark.parametrize(
-    "wait", [by_function, by_middleware, by_classic_evaluator, by_battle_evaluator, by_collecting]
+    "wait",
+    mostly_slow(
+        [by_function, by_middleware, by_classic_evaluator, by_battle_evaluator, by_collecting],
+        keep=[1, 4],
+    ),
 )
 def test_a_warning_names_env_and_steps_and_remedy(wait, caplog, tmp_path):
     run = functools.partial(wait, tmp_path) if wait.__code__.co_argcount else wait

@@ -96,7 +96,7 @@ def test_onnx_gives_the_actions_of_every_policy_step_by_step(every: Any, tmp_pat
             kept["prev_action"] = found["action"]
 
 
-IN_MAKE_TEST = (DQNPolicy, SACPolicy, RecurrentPPOPolicy)
+IN_MAKE_TEST = (DQNPolicy, RecurrentPPOPolicy)
 
 
 @pytest.fixture(
@@ -154,6 +154,7 @@ class Mixed(gym.Env[Any, Any]):
     )
 
 
+@pytest.mark.slow
 def test_nested_spaces_have_dotted_names(tmp_path: Path) -> None:
     policy = PPOPolicy.for_env(Mixed(), seed=0)
     path = saved(policy, tmp_path / "p.safetensors")
@@ -167,6 +168,7 @@ def test_nested_spaces_have_dotted_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["action.aim"][0], action["aim"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mask_forbids_actions(tmp_path: Path) -> None:
     policy = made(DQNPolicy)
     path = saved(policy, tmp_path / "p.safetensors")

@@ -82,11 +82,13 @@ def test_seconds_of_middleware_are_shown_by_process() -> None:
     assert re.search(r"node-3</td><td>Collect</td><td class=\"number\">500 ms", page)
 
 
+@pytest.mark.slow
 def test_without_a_timer_the_page_says_how_to_measure() -> None:
     write_report("page.html", "runs/a")
     assert "StepTimer(log=True)" in Path("page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_video_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     videos = Path("runs/a/seed-0/videos")
     videos.mkdir()

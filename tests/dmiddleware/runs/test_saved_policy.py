@@ -365,7 +365,7 @@ def fuzz(n: int, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_fuzzed_files_do_no_more_than_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fuzz(500, 0, tmp_path, monkeypatch)
+    fuzz(200, 0, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

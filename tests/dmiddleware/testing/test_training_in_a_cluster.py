@@ -24,7 +24,7 @@ from dmiddleware.testing import Cluster
 from examples import cartpole_dqn
 
 ROLES = {"learner": 1, "collector": 2, "evaluator": 1}
-ENV_STEPS = 2300
+ENV_STEPS = 1700
 ROOT = Path(__file__).parents[3]
 
 
@@ -119,6 +119,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         return train(1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_repeats_a_training_and_another_seed_does_not(first: Outcome) -> None:
     again, other = train(1), train(2)
     assert again == first
@@ -158,6 +159,7 @@ def test_a_link_that_is_cut_in_training_costs_time_and_no_data() -> None:
     assert outcome.n_sent - 4 <= outcome.n_received <= outcome.n_sent
 
 
+@pytest.mark.slow
 def test_a_training_in_a_star_loses_no_batch() -> None:
     outcome = train(3, topology="star")
     assert outcome.env_step["0"] >= ENV_STEPS

@@ -21,6 +21,7 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import DQNPolicy, SACPolicy
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.worker import offline_run, read_config
+from tests.variants import mostly_slow
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -54,12 +55,15 @@ def state_of(exp_name):
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [
-        ("cartpole_dqn", ()),
-        ("cartpole_dqn", ("-m", "serial")),
-        ("cartpole_ppo", ("-m", "serial_onpolicy")),
-        ("cartpole_ppo", ()),
-    ],
+    mostly_slow(
+        [
+            ("cartpole_dqn", ()),
+            ("cartpole_dqn", ("-m", "serial")),
+            ("cartpole_ppo", ("-m", "serial_onpolicy")),
+            ("cartpole_ppo", ()),
+        ],
+        keep=[0, 2],
+    ),
 )
 def test_a_config_trains_by_play(name, line):
     found = call(name, "-s", "0", "--env-step", "600", *line)

@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from dmiddleware.worker import EasyTimer, dist_finalize, dist_init, get_task_uid
 
 PROGRAM = """
@@ -40,6 +42,7 @@ def test_a_process_without_a_group_is_rank_0_of_1(monkeypatch):
     dist_finalize()
 
 
+@pytest.mark.slow
 def test_processes_join_a_group_and_leave_it():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

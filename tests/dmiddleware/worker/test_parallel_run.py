@@ -64,6 +64,7 @@ def test_a_worker_process_listens_and_ends_when_it_is_closed(tmp_path):
     worker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_worker_process_that_cannot_start_says_so(capfd):
     with (

@@ -65,6 +65,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_ranks_average_their_log_buffers(tmp_path):
     port = free_port()

@@ -336,7 +336,7 @@ def test_episodes_can_be_turned_into_samples(counting_envs, batched_policy, tmp_
 def test_a_policy_that_never_makes_samples_is_refused(sampler):
     sampler.reset_policy(sampler.policy._replace(get_train_sample=lambda data: []))
     with pytest.raises(PolicyOutputError, match="get_train_sample returned an empty list"):
-        sampler.collect(8)
+        sampler.collect(1)
 
 
 def test_trajectories_without_samples_are_skipped(sampler):

@@ -27,7 +27,6 @@ from tests.dmiddleware.worker.comm.comm_workers import (
     put_samples,
     sample,
 )
-from tests.variants import mostly_slow
 
 
 @pytest.fixture
@@ -271,7 +270,8 @@ def test_an_unknown_type_is_refused_by_name():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("size", mostly_slow([2, 1], keep=1))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 1])
 def test_with_multi_gpu_the_learner_joins_the_process_group_and_leaves_it(tmp_path, size):
     program = """
 import os

@@ -168,9 +168,11 @@ class OverRouter:
         self.nodes.close()
 
 
-@pytest.fixture(params=[OverMemory, OverHttp, OverRouter])
-def over(request, tmp_path):
+@pytest.fixture(params=[OverMemory, pytest.param(OverHttp, marks=pytest.mark.slow), OverRouter])
+def over(request, tmp_path, monkeypatch):
     """Serve a worker over a link, and connect a coordinator to it."""
+    # A worker with nothing to report says sooner that it is alive.
+    monkeypatch.setattr(conversation_module, "_POLL_S", 0.1)
     with contextlib.ExitStack() as stack:
 
         def connected(worker, **options):

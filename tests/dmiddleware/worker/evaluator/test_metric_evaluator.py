@@ -173,6 +173,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_ranks_average_by_rows_or_follow_the_first(tmp_path):
     with socket.socket() as free:

@@ -26,7 +26,6 @@ from dmiddleware.signals import Terminated
 from dmiddleware.tree import as_tree
 from dmiddleware.worker.learner import BaseLearner, LearnerHook, create_learner
 from tests.tensorboard_events import values_in
-from tests.variants import mostly_slow
 
 
 def sample(index=0, **extra):
@@ -405,7 +404,8 @@ def test_ctrl_c_saves_and_raises_keyboard_interrupt_once(dqn_policy, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", mostly_slow([signal.SIGTERM, signal.SIGINT], keep=1))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_learner_that_waits_for_data(tmp_path, number):
     script = textwrap.dedent(
         """

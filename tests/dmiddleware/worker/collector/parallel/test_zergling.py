@@ -16,6 +16,7 @@ from dmiddleware.worker import (
     get_parallel_collector_cls,
 )
 from tests.dmiddleware.counting_envs import CountingEnv
+from tests.variants import mostly_slow
 
 
 def test_a_task_is_done_when_every_env_has_played_its_episodes(run):
@@ -444,7 +445,7 @@ class RememberingPolicy(Policy):
         pass
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", mostly_slow(["sync", "async"], keep=1))
 def test_a_recurrent_policy_keeps_its_state_from_step_to_step(run, mode):
     env = {"kwargs": {"lengths": (3, 7, 4)}, "mode": mode, "manager": {"episode_num": 3}}
     _, around = run(env=env, policy={"type": "remembering", "collect": {"n_episode": 1}})
