@@ -14,7 +14,7 @@ def accepting(deliver: Callable[..., object], *, waits: bool = False) -> Accept:
     """Return an acceptor of events, which count as handled when a function has returned.
 
     Args:
-        deliver: called with the event's name and arguments; returns False if there is no room.
+        deliver: called with the event's name and arguments; returns False if the queue is full.
         waits: whether it is called only where it may wait.
     """
 

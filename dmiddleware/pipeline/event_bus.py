@@ -40,7 +40,7 @@ will never handle it."""
 
 Accept: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any], Done | None, bool], bool]
 """Accepts an event from another process: its name, its arguments, what to call when it was handled
-if its sender waits for that, and whether to wait for room. Returns False if there is no room."""
+if its sender waits for that, and whether to wait for room. Returns False if the queue is full."""
 
 
 class PeerTask(NamedTuple):
@@ -480,7 +480,7 @@ class EventBus:
         done: Done | None,
         waits: bool,
     ) -> bool:
-        """Accept an event from another process; return False if there is no room for it."""
+        """Accept an event from another process; return False if its queue is full."""
         if name not in _MEMBERSHIP:
             number = task_number(name)
             if number != self._task:

@@ -350,7 +350,7 @@ class Router:
             accept: called with the event's name, its arguments, what to call when it was handled
                 (with True, or with False if this program will not handle it; in the events' order;
                 None unless the sender waits for it) and whether to wait for room. Returns False if
-                there is no room; the event is then passed again, in a thread that may wait.
+                the queue is full; the event is then passed again, in a thread that may wait.
         """
         with self._engine.lock:
             self._node.accepting = True
