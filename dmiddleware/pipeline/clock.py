@@ -80,7 +80,10 @@ class SystemClock:
     """The clock of the machine."""
 
     now = staticmethod(time.perf_counter)
+    """Returns the seconds of the machine's monotonic clock."""
+
     wall = staticmethod(time.time)
+    """Returns seconds since 1970."""
 
     def wait_for(
         self,

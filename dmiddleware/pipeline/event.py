@@ -184,11 +184,16 @@ class EventQueue:
         """
         event = item.event
         counters = self.counters.setdefault(event.name, EventCounters())
-        if event.delivery == "latest":
-            self._offer_latest(item, counters)
-        elif counters.waiting < event.capacity * (2 if reserve else 1):
+        is_latest = event.delivery == "latest"
+        if is_latest and (queued := self._newest.get(event.name)) is not None:
+            # It keeps its position in the queue, or a steady stream would delay itself forever.
+            queued.emission, queued.handlers = item.emission, item.handlers
+            counters.replaced += 1
+        elif is_latest or counters.waiting < event.capacity * (2 if reserve else 1):
             self.items.append(item)
             counters.waiting += 1
+            if is_latest:
+                self._newest[event.name] = item
         elif event.delivery == "lossy":
             counters.dropped += 1
         else:
@@ -210,14 +215,3 @@ class EventQueue:
     def waiting(self) -> dict[str, int]:
         """Return the number of queued emissions of each event that has any."""
         return {name: c.waiting for name, c in self.counters.items() if c.waiting}
-
-    def _offer_latest(self, item: QueuedEvent, counters: EventCounters) -> None:
-        queued = self._newest.get(item.event.name)
-        if queued is None:
-            self._newest[item.event.name] = item
-            self.items.append(item)
-            counters.waiting += 1
-        else:
-            # It keeps its position in the queue, or a steady stream would delay itself forever.
-            queued.emission, queued.handlers = item.emission, item.handlers
-            counters.replaced += 1

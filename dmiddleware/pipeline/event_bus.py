@@ -521,7 +521,7 @@ class EventBus:
             if not handlers:
                 return False
             item = QueuedEvent(event, emission, handlers, done)
-            # Of what waits for no room, handlers may fill the reserve too.
+            # A lossy event never waits for room, so a handler may use the reserve for it at once.
             reserve = event.delivery == "lossy" and self._is_in_handler()
             if not self._queue.offer(item, reserve=reserve):
                 self._wait_for_room(item, waits=waits)

@@ -341,7 +341,7 @@ class MemoryStream:
 
     @property
     def peer_host(self) -> str | None:
-        """The host of the other side; None while there is no connection."""
+        """The host of the other side; None until they are connected."""
         return None if self._pipe is None else self._pipe.target.host
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
@@ -397,7 +397,7 @@ class MemoryStream:
             self._end(TransportError(f"could not dial {self._address}: connection refused"))
 
     def on_late(self, timeout_s: float) -> None:
-        """Give up if there is no connection yet."""
+        """Give up unless the two sides are connected by now."""
         with self._lock:
             if not self._is_connected:
                 self._end(

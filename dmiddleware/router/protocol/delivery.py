@@ -182,8 +182,8 @@ class Outbox(Generic[T]):
         """Return whether to ask the peer for its state now, behind the frames that were sent.
 
         It is asked if a message was refused or a frame has to wait, or nothing may follow, and once
-        after each frame, because it also answers when it has taken everything. A message that was
-        refused needs no question if the peer sends its state anyway when it has what was sent.
+        after each frame, because it also answers when it has taken everything. After a refusal it
+        is only asked if it would not send its state by itself when it has all frames.
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
@@ -447,7 +447,7 @@ class Inbox(Generic[T]):
         return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self.n_bytes))
 
     def _move(self, n_bytes: int) -> None:
-        """Note that messages were added, or removed if the number of their bytes is negative."""
+        """Count bytes that were added, or removed if their number is negative."""
         self.n_bytes += n_bytes
         if n_bytes > 0:
             self._n_added += n_bytes

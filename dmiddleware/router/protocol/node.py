@@ -458,10 +458,7 @@ class NodeProtocol:
             known: what this node has for the peer or its predecessor.
         """
         if known is not None:
-            # The events that have arrived can still be taken.
-            self._take_announcements(known)
-            known.incoming.drop_unfinished()
-            self._gone.pop(known.node_id, None)
+            self._note_ended(known)
             known.link = None
         peer = PeerSession.start(session, known, self.options)
         peer.link, link.peer = link, peer
@@ -504,10 +501,8 @@ class NodeProtocol:
 
     def _remove(self, peer: PeerSession) -> None:
         if self.peers.get(peer.node_id) is peer:
-            self._take_announcements(peer)
-            peer.incoming.drop_unfinished()
+            self._note_ended(peer)
             del self.peers[peer.node_id]
-            self._gone.pop(peer.node_id, None)
             self.subscriptions.on_peers_changed()
 
     def _remove_forgotten(self) -> None:
@@ -521,8 +516,14 @@ class NodeProtocol:
             self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
         return lost.total()
 
+    def _note_ended(self, peer: PeerSession) -> None:
+        """Note that a process has ended, or is removed; its events can still be taken."""
+        self._take_announcements(peer)
+        peer.incoming.drop_unfinished()
+        self._gone.pop(peer.node_id, None)
+
     def _take_announcements(self, peer: PeerSession) -> None:
-        """Process the subscriptions that a peer has announced before the events ahead of them."""
+        """Process the subscriptions that a peer has announced, ahead of the events before them."""
         for event in peer.incoming.inbox.take_out(_is_announcement):
             self._on_announcement(peer, event)
 

@@ -1,8 +1,8 @@
 """nng's own functions, from pynng.
 
-pynng ends nng's threads when the program exits. Threads that use nng have to end before, and
-functions that were registered later are called earlier; so all of pynng is imported here, although
-only its extension module is needed.
+pynng registers a function that ends nng when the program exits, and Python calls such functions in
+reverse order. The threads that use nng must have ended by then. So all of pynng is imported before
+they start, although only its extension module is needed.
 """
 
 from __future__ import annotations
@@ -22,5 +22,6 @@ ffi: Final[Any] = _nng.ffi
 lib: Final[Any] = _nng.lib
 """nng's functions and constants."""
 
-# A fork of this process has none of these threads, and would wait for them forever.
-os.register_at_fork(after_in_child=lambda: atexit.unregister(pynng.nng._pynng_atexit))
+# nng's threads do not exist in a fork of this process, which would wait for them forever.
+_end_nng: Final[Any] = pynng.nng._pynng_atexit
+os.register_at_fork(after_in_child=lambda: atexit.unregister(_end_nng))

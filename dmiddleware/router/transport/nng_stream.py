@@ -113,7 +113,7 @@ class NngStreamTransport:
         return self._thread.is_forked or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
-        if os.getpid() != self._thread.pid:
+        if self._thread.is_forked:
             raise fork_error()
         is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
         if not is_valid:

@@ -76,7 +76,7 @@ class SocketTransport:
         return self._thread.is_forked or self._thread.close_users(timeout_s)
 
     def _check(self, address: str, doing: str) -> None:
-        if os.getpid() != self._thread.pid:
+        if self._thread.is_forked:
             raise fork_error()
         is_valid = address.startswith(f"{_IPC}/") or (
             address.startswith(_TCP) and address.rpartition(":")[2].isdecimal()

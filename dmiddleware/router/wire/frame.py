@@ -446,7 +446,7 @@ def type_of(raw: bytes | bytearray | memoryview) -> FrameType:
 
 
 def version_of(raw: bytes | bytearray | memoryview) -> int | None:
-    """Return the protocol version of a frame, without checking the rest; None: it is no frame."""
+    """Return the protocol version of a frame, without checking the rest; None for other bytes."""
     if len(raw) < _PREFIX.size:
         return None
     magic, version, *_ = _PREFIX.unpack_from(raw)

@@ -212,7 +212,7 @@ class FrameWriter:
             if size > SMALL_BYTES and self.replace is not None:
                 replaced = self.replace(frame)
                 frame = replaced if isinstance(replaced, BytePieces) else BytePieces([replaced])
-                # What is sent instead of a large frame takes as long to make.
+                # Making the replacement takes as long as sending the frame.
                 n_bytes += size - frame.size
                 self._taken_bytes += size - frame.size
                 size = frame.size
