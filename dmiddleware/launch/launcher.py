@@ -7,7 +7,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from dmiddleware.launch.guard import guard
 from dmiddleware.launch.hosts.interface import Host
 from dmiddleware.launch.hosts.local import LocalHost
 from dmiddleware.launch.leftovers import new_mark
-from dmiddleware.launch.main_function import check_main
+from dmiddleware.launch.main_function import check_main, early_imports
 from dmiddleware.launch.options import LaunchOptions, RoleCounts, parse_roles
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.owned_folder import OwnedFolder, owned_folder
@@ -64,10 +64,12 @@ class Program:
 
     Attributes:
         pickled: the function, as cloudpickle has saved it; empty: it is imported by its name.
+        imports: what its nodes will import, such as ``torch``.
         results: the folder for what it returns in each node, ``<node id>.pickle``; None: nowhere.
     """
 
     pickled: bytes = b""
+    imports: Sequence[str] = ()
     results: Path | None = None
 
     def result_file(self, node_id: int) -> str:
@@ -198,8 +200,10 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     elsewhere = dict(zip(request.elsewhere_ids, request.elsewhere, strict=True))
     variables = node_variables(options.env, plans, elsewhere=elsewhere)
     raise_descriptor_limit(descriptors_needed(plans))
+    imports = start.program.imports
     if not start.program.pickled:
         check_main(options.main, options.package, options.arguments)
+        imports = early_imports(options.main, options.package)
     shares = local_shares(options.role_resources, plans, env)
     is_alone = not request.joins and placement.count == 1
     key, is_new_key = _key(options, start.given_key, plans, is_alone=is_alone)
@@ -240,7 +244,10 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
             )
         folders = [one for one in (start.folder, shared) if one is not None]
         grace_s = options.kill_after + _GUARD_S
-        with guard(start.mark, folders, grace_s=grace_s), LocalHost(start.mark) as host:
+        with (
+            guard(start.mark, folders, grace_s=grace_s),
+            LocalHost(start.mark, configs=configs, imports=imports) as host,
+        ):
             yield _Ready(host, configs, notes)
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 __all__ = [
     "MARKS",
+    "NO_MARK",
     "ProcessSearch",
     "end_processes",
     "is_mark",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 MARKS: Final = "DITASK_MARKS"
+NO_MARK: Final = "0" * 24
+"""Stands in the place of a mark, in a process that gets one later."""
+
 _PROC: Final = Path("/proc")
 _POLITE_S: Final = 1.0
 _HELPERS: Final = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
@@ -89,16 +93,14 @@ def end_processes(
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Reap the processes without a parent that have ended, if this is process 1.
+    """Reap the processes that have lost their parent and have ended.
 
-    The system gives them to process 1, which is ``ditask`` in a container without an init process.
-    There they would stay as zombies, each with a process id.
+    The system gives them to process 1, which is ``ditask`` in a container without an init process,
+    or to an ancestor that adopts them. There they would stay as zombies, each with a process id.
 
     Args:
         own: the processes whose exit codes this process reads itself.
     """
-    if os.getpid() != 1:
-        return
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid not in own:

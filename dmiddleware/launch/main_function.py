@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from dmiddleware.errors import ConfigError, LaunchError
 from dmiddleware.registry import nearest
 
-__all__ = ["call_main", "check_main", "import_main", "reads_arguments", "with_arguments"]
+__all__ = [
+    "call_main",
+    "check_main",
+    "early_imports",
+    "early_modules",
+    "import_main",
+    "reads_arguments",
+    "with_arguments",
+]
 
 _ASYNC = (
     "--main {main} is an async function{where}, and calling it runs nothing; name a function that "
@@ -27,6 +35,8 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
+_OURS = ("dmiddleware", "middleware")
+_EARLY = (*_OURS, "torch")
 _UNKNOWN = "--main {main} has no option {option}{where}{hint}"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
@@ -54,13 +64,9 @@ def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
     path = [str(package.resolve()), *sys.path]
     _check_module(main, path, package)
     file = _find_source(module_name, path)
-    if file is None:
+    tree = _parse(file)
+    if file is None or tree is None:
         return
-    try:
-        with tokenize.open(file) as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):
-        return  # the nodes report it when they import the module
     if not _may_have(tree, name):
         functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
         raise LaunchError(_no_function(main, module_name, name, functions))
@@ -77,6 +83,35 @@ def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 where = f" ({file.name}:{node.lineno})"
                 raise LaunchError(_GENERATOR.format(main=main, where=where))
+
+
+def early_imports(main: str, package: Path) -> list[str]:
+    """Return what a process may import for all nodes, as the file of the function imports it too.
+
+    That is torch, and the modules and names of this project. The modules of the program are not
+    among them: what they do when they are imported, they may do in each node.
+
+    Args:
+        main: ``package.module.function``.
+        package: the folder to put first on the import path.
+    """
+    tree = _parse(_find_source(main.rpartition(".")[0], [str(package.resolve()), *sys.path]))
+    found: list[str] = []
+    for node in () if tree is None else ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found += [one.name for one in names]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                found += [module if one.name == "*" else f"{module}.{one.name}" for one in names]
+    return [name for name in dict.fromkeys(found) if name.partition(".")[0] in _EARLY]
+
+
+def early_modules(loaded: Iterable[str]) -> list[str]:
+    """Return those of the loaded modules that :func:`early_imports` could return.
+
+    Of torch it is only the package, and of this project only what the packages contain directly.
+    """
+    return [name for name in loaded if name in _EARLY or name.rpartition(".")[0] in _OURS]
 
 
 def import_main(main: str, package: str) -> Callable[..., object]:
@@ -262,6 +297,15 @@ def _find_source(module_name: str, path: Sequence[str]) -> Path | None:
     if last.spec is None or last.spec.origin is None or not last.spec.origin.endswith(".py"):
         return None
     return Path(last.spec.origin)
+
+
+def _parse(file: Path | None) -> ast.Module | None:
+    """Return the syntax tree of a file; None: it has none, which the nodes report."""
+    try:
+        with tokenize.open(file or "") as source:
+            return ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def _may_have(tree: ast.Module, name: str) -> bool:

@@ -52,6 +52,8 @@ def main() -> None:
         sys.path[0] = str(Path.cwd())  # the program may change the directory
     launcher = _take_stdin()
     config = msgspec.json.decode(_read_line(launcher), type=NodeConfig)
+    with contextlib.suppress(OSError):  # what top and ps show; only on Linux
+        Path("/proc/self/comm").write_text(f"ditask node {config.plan.node_id}")
     # Runs after all that the program registers: some of its processes may still have work to do.
     atexit.register(_end_children, os.getpid(), config.mark)
     sys.stdout, sys.stderr = _line_output(1, config.log), _line_output(2, config.log)

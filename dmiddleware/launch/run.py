@@ -18,6 +18,7 @@ import cloudpickle
 import msgspec
 
 from dmiddleware.errors import LaunchError, WaitTimeout
+from dmiddleware.launch.main_function import early_modules
 from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.run_process import Order, RunReport, write_order
 from dmiddleware.launch.status import NodeStatus
@@ -107,7 +108,13 @@ class Run:
         for thread in self._threads:
             thread.start()
         assert self._process.stdin is not None
-        order = Order(cloudpickle.dumps(options), program, str(self._results), write_end)
+        order = Order(
+            options=cloudpickle.dumps(options),
+            program=program,
+            imports=early_modules(sys.modules),
+            results=str(self._results),
+            status_fd=write_end,
+        )
         with contextlib.suppress(BrokenPipeError):
             write_order(self._process.stdin, order)
 

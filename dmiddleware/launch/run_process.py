@@ -38,12 +38,14 @@ class Order(msgspec.Struct, frozen=True):
     Attributes:
         options: the options, as cloudpickle has saved them.
         program: the function, as cloudpickle has saved it; empty: it is imported by its name.
+        imports: what the nodes will import, if it is not imported by its name.
         results: the folder for what the program returns in each node.
         status_fd: the descriptor to write each :class:`RunReport` to.
     """
 
     options: bytes
     program: bytes
+    imports: list[str]
     results: str
     status_fd: int
 
@@ -82,7 +84,7 @@ def main() -> None:
     threading.Thread(target=end_with_caller, name="launch-caller", daemon=True).start()
     with os.fdopen(order.status_fd, "wb", buffering=0) as pipe:
         display = _Reports(pipe)
-        program = Program(order.program, Path(order.results))
+        program = Program(order.program, order.imports, Path(order.results))
         try:
             code = execute(options, os.environ, program=program, display=display)
         except DMiddlewareError as error:

@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, Self, TypeAlias
 
 import msgspec
 
+from dmiddleware.launch.hosts.fork_server import ForkedProcess, ForkServer, adopted_orphans
 from dmiddleware.launch.hosts.interface import (
     Ended,
     HostEvent,
@@ -25,6 +27,8 @@ from dmiddleware.launch.hosts.interface import (
     Started,
 )
 from dmiddleware.launch.leftovers import (
+    MARKS,
+    NO_MARK,
     end_processes,
     marked_environment,
     new_mark,
@@ -43,6 +47,8 @@ _LONGEST_STATUS: Final = 1 << 16
 # Not with -m: programs would show the name of that module in their help.
 _START: Final = "from dmiddleware.launch.node_process import main; main()"
 
+_Variables: TypeAlias = frozenset[tuple[str, str]]
+
 
 @dataclass(slots=True)
 class _Process:
@@ -50,29 +56,61 @@ class _Process:
 
     node_id: int
     name: str
-    popen: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     mark: str
+    stdin: IO[bytes]
     is_killed: bool = False
     has_ended: bool = False
     streams: list[_Stream] = field(default_factory=list)
+
+    def close_stdin(self) -> None:
+        """Close its standard input, which may have been closed before."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
 
 
 class LocalHost:
     """Starts each node as a process of this host, in a session of its own.
 
+    Nodes with the same environment variables are forked from one process, on Linux.
+
     Args:
         mark: the mark of all processes of the run.
+        configs: the nodes that it will start, as far as they are known.
+        imports: what the nodes will import, such as ``torch``; see
+            :class:`~dmiddleware.launch.hosts.fork_server.ForkServer`.
     """
 
-    def __init__(self, mark: str = "") -> None:
+    def __init__(
+        self,
+        mark: str = "",
+        *,
+        configs: Sequence[NodeConfig] = (),
+        imports: Sequence[str] = (),
+    ) -> None:
         self._mark = mark or new_mark()
+        self._configs = configs
+        self._imports = imports
         self._selector = selectors.DefaultSelector()
         self._kills = OutOfMemoryKills()
         self._processes: dict[int, _Process] = {}
+        self._servers: dict[_Variables, ForkServer] = {}
+        self._is_reaper = os.getpid() == 1
         self._started: list[Started] = []
         self._checked_at = 0.0
+        self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        counts = Counter(_variables_of(config) for config in self._configs)
+        shared = [variables for variables, n_nodes in counts.items() if n_nodes > 1]
+        if shared and sys.platform == "linux":
+            self._exit.enter_context(adopted_orphans())
+            self._is_reaper = True
+            for variables in shared:
+                # If that is not possible, the nodes are started, or say why they are not.
+                with contextlib.suppress(OSError):
+                    environment = self._environment(variables)
+                    self._servers[variables] = ForkServer(self._imports, environment)
         return self
 
     def __exit__(
@@ -81,49 +119,72 @@ class LocalHost:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for process in self._processes.values():
-            self.kill(process.node_id)
-        for process in self._processes.values():
-            process.popen.wait()
-            if process.popen.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.popen.stdin.close()
-        end_processes((self._mark,))
-        for key in list(self._selector.get_map().values()):
-            key.data.stream.close()
-        self._selector.close()
+        with self._exit:
+            for process in self._processes.values():
+                self.kill(process.node_id)
+            for process in self._processes.values():
+                process.process.wait()
+                process.close_stdin()
+            for server in self._servers.values():
+                server.close()
+            end_processes((self._mark,))
+            for key in list(self._selector.get_map().values()):
+                key.data.stream.close()
+            self._selector.close()
 
     def start(self, config: NodeConfig, *, n_restarts: int) -> None:
         """Start a process; see :meth:`~dmiddleware.launch.hosts.interface.Host.start`."""
         mark = new_mark()
-        read_end, write_end = os.pipe()
+        (stdin, to_stdin), (output, stdout), (statuses, status) = os.pipe(), os.pipe(), os.pipe()
         try:
-            popen = subprocess.Popen(
-                [sys.executable, "-c", _START, *config.arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(write_end,),
-                env=self._environment(config, mark, n_restarts),
+            started, status_fd = self._start(
+                config, self._own_variables(config, mark, n_restarts), (stdin, stdout, status)
             )
         except OSError:
-            os.close(read_end)
+            for descriptor in (to_stdin, output, statuses):
+                os.close(descriptor)
             raise
         finally:
-            os.close(write_end)
-        process = _Process(config.plan.node_id, str(config.plan), popen, mark)
+            for descriptor in (stdin, stdout, status):
+                os.close(descriptor)
+        plan = config.plan
+        process = _Process(plan.node_id, str(plan), started, mark, os.fdopen(to_stdin, "wb"))
         self._processes[process.node_id] = process
-        self._started.append(Started(process.node_id, f"process {popen.pid}"))
+        self._started.append(Started(process.node_id, f"process {started.pid}"))
         _send(
             process,
             msgspec.structs.replace(
-                config, status_fd=write_end, mark=mark, arguments=(), variables={}
+                config, status_fd=status_fd, mark=mark, arguments=(), variables={}
             ),
         )
-        assert popen.stdout is not None
-        self._watch(_OutputStream(process, popen.stdout))
-        self._watch(_StatusStream(process, os.fdopen(read_end, "rb", buffering=0)))
+        self._watch(_OutputStream(process, os.fdopen(output, "rb", buffering=0)))
+        self._watch(_StatusStream(process, os.fdopen(statuses, "rb", buffering=0)))
+
+    def _start(
+        self, config: NodeConfig, own: dict[str, str], streams: tuple[int, int, int]
+    ) -> tuple[subprocess.Popen[bytes] | ForkedProcess, int]:
+        """Start a process with its standard input, its output, and where its status goes.
+
+        Returns:
+            The process, and its descriptor of the last one.
+        """
+        variables = _variables_of(config)
+        if (server := self._servers.get(variables)) is not None:
+            try:
+                return server.fork(config.arguments, own, streams)
+            except (ConnectionError, TimeoutError):  # somebody has killed it, for example
+                self._servers.pop(variables).close()
+        stdin, output, status = streams
+        popen = subprocess.Popen(
+            [sys.executable, "-c", _START, *config.arguments],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=(status,),
+            env=self._environment(variables) | own,
+        )
+        return popen, status
 
     def events(self, timeout_s: float) -> Iterator[HostEvent]:
         """Return what the processes have printed and reported, and which have ended."""
@@ -149,13 +210,14 @@ class LocalHost:
             process.is_killed = True
             with contextlib.suppress(ProcessLookupError):
                 # The whole session: env workers must not outlive their node.
-                os.killpg(process.popen.pid, signal.SIGKILL)
+                os.killpg(process.process.pid, signal.SIGKILL)
 
     def dump_stacks(self, node_id: int) -> None:
         """Make a process print what its threads are doing."""
         process = self._processes.get(node_id)
         if process is not None and not process.has_ended:
-            process.popen.send_signal(signal.SIGQUIT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.process.pid, signal.SIGQUIT)
 
     def leave(self, reason: str, timeout_s: float) -> None:
         """Stop all processes in order; they write to their logs from now on."""
@@ -167,24 +229,29 @@ class LocalHost:
             self.stop(node_id, reason)
         for process in self._processes.values():
             with contextlib.suppress(Exception):
-                process.popen.wait(max(until - time.monotonic(), 0.0))
+                process.process.wait(max(until - time.monotonic(), 0.0))
 
-    def _environment(self, config: NodeConfig, mark: str, n_restarts: int) -> dict[str, str]:
-        """Return the process's environment, with the variables of a learner's process group.
+    def _environment(self, variables: _Variables) -> dict[str, str]:
+        """Return the environment that nodes with these variables share.
 
-        Those that the launcher has itself, because torchrun has started it for example, are for
-        another group.
+        The variables of a learner's process group that the launcher has itself, because torchrun
+        has started it for example, are for another group.
         """
-        ranks = config.plan.ranks
-        environment = marked_environment(self._mark, mark)
+        environment = marked_environment(self._mark, NO_MARK)
         for name in (RANK_STORE, *RankPlan(0, 1, 0).environment()):
             environment.pop(name, None)
+        return environment | dict(variables)
+
+    def _own_variables(self, config: NodeConfig, mark: str, n_restarts: int) -> dict[str, str]:
+        """Return the variables of one node: its marks, and those of its process group."""
+        own = {MARKS: marked_environment(self._mark, mark)[MARKS]}
+        ranks = config.plan.ranks
         if ranks is not None:
-            environment |= ranks.environment()
+            own |= ranks.environment()
             if config.run_dir:
                 # Each start has a store of its own; all ranks are restarted together.
-                environment[RANK_STORE] = f"{config.run_dir}/ranks-{n_restarts}"
-        return environment | config.variables
+                own[RANK_STORE] = f"{config.run_dir}/ranks-{n_restarts}"
+        return own
 
     def _watch(self, stream: _Stream) -> None:
         os.set_blocking(stream.stream.fileno(), False)
@@ -206,19 +273,21 @@ class LocalHost:
     def _reap(self) -> Iterator[HostEvent]:
         """Notice the processes that have ended."""
         running = [one for one in self._processes.values() if not one.has_ended]
-        ended = [process for process in running if process.popen.poll() is not None]
+        ended = [process for process in running if process.process.poll() is not None]
         if ended:
             # Afterwards only, as this reads the status of every process.
             n_left = end_processes(
                 [process.mark for process in ended],
-                sessions=[process.popen.pid for process in ended],
+                sessions=[process.process.pid for process in ended],
             )
             if n_left:
                 names = ", ".join(process.name for process in ended)
                 yield Note(f"ended {n_left} processes that {names} had left behind")
             for process in ended:
                 yield from self._take_end(process)
-        reap_orphans([one.popen.pid for one in running if one.popen.returncode is None])
+        if self._is_reaper:
+            own = [one.process for one in running if one.process.returncode is None]
+            reap_orphans([one.pid for one in (*own, *self._servers.values())])
 
     def _take_end(self, process: _Process) -> Iterator[HostEvent]:
         """Yield the last words of a process that has ended, and its exit code."""
@@ -231,21 +300,22 @@ class LocalHost:
                     break
                 yield from events
         process.has_ended = True
-        if process.popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.popen.stdin.close()
-        code = process.popen.returncode
+        process.close_stdin()
+        code = process.process.returncode
+        assert code is not None
         was_killed = code == -signal.SIGKILL and not process.is_killed
         yield Ended(process.node_id, code, self._kills.explain() if was_killed else "")
 
 
+def _variables_of(config: NodeConfig) -> _Variables:
+    return frozenset(config.variables.items())
+
+
 def _send(process: _Process, message: NodeConfig | str) -> None:
     """Send a line of JSON: first the node's configuration, then a reason to stop."""
-    data = msgspec.json.encode(message) + b"\n"
-    if process.popen.stdin is not None:
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            process.popen.stdin.write(data)
-            process.popen.stdin.flush()
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        process.stdin.write(msgspec.json.encode(message) + b"\n")
+        process.stdin.flush()
 
 
 class _Stream:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["DITASK", "start", "write_key"]
+import psutil
+
+__all__ = ["DITASK", "node_processes", "start", "write_key"]
 
 DITASK = [sys.executable, "-c", "from dmiddleware.launch.cli import ditask; ditask()"]
 
@@ -50,6 +52,14 @@ def start(
         text=True,
         env={**os.environ, "TMPDIR": str(folder), **(env or {})},
     )
+
+
+def node_processes(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the processes of the nodes that run the program, by their ids."""
+    nodes = [
+        one for one in psutil.Process(launcher.pid).children() if one.name().startswith("ditask ")
+    ]
+    return sorted(nodes, key=lambda one: int(one.name().rpartition(" ")[2]))
 
 
 def write_key(file: Path, text: str = "0123456789" * 4) -> Path:

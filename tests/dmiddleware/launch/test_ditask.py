@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dmiddleware.launch.cli import ditask
-from tests.dmiddleware.launch.ditask_process import start, write_key
+from tests.dmiddleware.launch.ditask_process import node_processes, start, write_key
 from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -369,5 +369,5 @@ def _await_running(launcher: subprocess.Popen[str], count: int) -> list[psutil.P
         lines.append(line)
         count -= line.endswith("running\n")
         if count == 0:
-            return psutil.Process(launcher.pid).children()
+            return node_processes(launcher)
     pytest.fail("".join(lines))

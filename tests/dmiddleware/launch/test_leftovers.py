@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dmiddleware.launch.leftovers import end_processes, is_mark, marked_environment, new_mark
-from tests.dmiddleware.launch.ditask_process import start
+from tests.dmiddleware.launch.ditask_process import node_processes, start
 from tests.faults.process_cluster import alive, wait_until
 from tests.variants import mostly_slow
 
@@ -141,7 +141,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_folder(folder: Path, functio
     with start(folder, "--main", f"program.{function}", *options) as launcher:
         wait_until(lambda: len(pids(folder)) == count, "all processes", deadline_s=60)
         wait_until((folder / "running").exists, "the nodes", deadline_s=60)
-        nodes = psutil.Process(launcher.pid).children()
+        nodes = node_processes(launcher)
         assert temporary(folder)
         launcher.kill()
         launcher.wait(10)

@@ -107,7 +107,7 @@ def test_the_arrays_of_a_killed_run_are_removed(folder: Path) -> None:
         assert launcher.stdout is not None
         assert any("got one" in line for line in launcher.stdout)
         wait_until(lambda: bool(left_slabs(folder)), "a slab", deadline_s=60)
-        workers = psutil.Process(launcher.pid).children()
+        workers = ditask_process.node_processes(launcher)
         # The launcher last: its processes notice its death at once, and remove what they use.
         for process in (*workers, launcher):
             process.kill()

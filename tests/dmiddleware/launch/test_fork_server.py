@@ -1,0 +1,204 @@
+"""Nodes that are forked from a process that has imported what they need."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmiddleware.launch.hosts.fork_server import fork_orphan
+from dmiddleware.launch.leftovers import NO_MARK
+from dmiddleware.launch.main_function import early_imports, early_modules
+from tests.dmiddleware.launch.ditask_process import start
+from tests.variants import mostly_slow
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="nodes are forked on Linux only")
+
+PROGRAM = """
+    import json, os, random, secrets, sys, time
+    from pathlib import Path
+    import own
+    from dmiddleware import Context, Task
+
+    def write_facts():
+        lines = Path("/proc/self/environ").read_text().split("\\0")
+        shown = dict(line.split("=", 1) for line in lines if line)
+        found = dict(
+            pid=os.getpid(), parent=os.getppid(), session=os.getsid(0), imported_by=own.PID,
+            is_forked="fork_server" in Path("/proc/self/cmdline").read_text(),
+            name=Path("/proc/self/comm").read_text().strip(), arguments=sys.argv[1:],
+            marks=[shown["DITASK_MARKS"], os.environ["DITASK_MARKS"]],
+            variables=[os.environ.get(name) for name in "AB"], stdin=sys.stdin.read(),
+            drawn=dict(python=random.random(), secret=secrets.token_hex(4)),
+        )
+        if "torch" in sys.modules:
+            found["drawn"]["torch"] = sys.modules["torch"].rand(1).item()
+            found["drawn"]["numpy"] = sys.modules["numpy"].random.rand()
+        Path(f"facts-{time.monotonic_ns()}.json").write_text(json.dumps(found))
+
+    def n_started():
+        return len(list(Path().glob("facts-*")))
+
+    def main():
+        write_facts()
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=2)
+
+    def ends(end):
+        write_facts()
+        with Task(Context()) as task:
+
+            def step(ctx):
+                if "collector" in task.roles and n_started() == 2:
+                    end()
+                if n_started() == 3:
+                    task.stop("one has been started again")
+                time.sleep(0.01)
+
+            task.use(step).run()
+
+    def exits():
+        ends(lambda: sys.exit(7))
+
+    def aborts():
+        ends(os.abort)
+
+    def kills_server():
+        def end():
+            for folder in Path("/proc").glob("[0-9]*"):
+                try:
+                    _, name, rest = (folder / "stat").read_text().replace(")", "(").split("(")
+                    command = (folder / "cmdline").read_text()
+                except OSError:
+                    continue
+                is_sibling = int(rest.split()[1]) == os.getppid()
+                if is_sibling and "fork_server" in command and "node" not in name:
+                    os.kill(int(folder.name), 9)
+            sys.exit(7)
+
+        ends(end)
+"""
+
+
+def run(
+    folder: Path, function: str, *options: str, first_line: str = ""
+) -> tuple[list[dict[str, Any]], str]:
+    """Run a program, and return what its nodes have written, by their starts, and the output."""
+    (folder / "own.py").write_text("import os\nPID = os.getpid()\n")
+    (folder / "program.py").write_text(first_line + textwrap.dedent(PROGRAM))
+    with start(folder, "--main", f"program.{function}", *options) as launcher:
+        output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, output
+    nodes = [json.loads(file.read_text()) for file in sorted(folder.glob("facts-*"))]
+    assert all(one["parent"] == launcher.pid for one in nodes)
+    return nodes, output
+
+
+@needs_linux
+def test_a_forked_node_has_what_a_new_process_has(tmp_path: Path) -> None:
+    options = ("--parallel-workers", "3", "--env", "A=1", "--", "x", "--y=é")
+    nodes, _ = run(tmp_path, "main", *options, first_line="import torch\n")
+    assert len(nodes) == 3
+    assert all(one["is_forked"] for one in nodes)
+    for one in nodes:
+        # Modules of the program are imported by each node.
+        assert one["session"] == one["pid"] == one["imported_by"]
+        assert one["arguments"] == ["x", "--y=é"]
+        assert one["variables"] == ["1", None]
+        assert one["marks"][0] == one["marks"][1]
+        assert NO_MARK not in one["marks"][0]
+        assert one["stdin"] == ""
+    assert {one["name"] for one in nodes} == {f"ditask node {number}" for number in range(3)}
+    for drawn in ("python", "secret", "torch", "numpy"):
+        assert len({one["drawn"][drawn] for one in nodes}) == 3, drawn
+
+
+@needs_linux
+def test_nodes_with_variables_of_their_own_are_started_one_by_one(tmp_path: Path) -> None:
+    # Libraries read some variables when they are loaded.
+    options = ("--roles", "learner=1,collector=2,evaluator=2", "--env", "learner:A=1")
+    nodes, _ = run(tmp_path, "main", *options, "--env", "evaluator:B=2")
+    forked = [(one["is_forked"], *one["variables"]) for one in nodes]
+    assert sorted(forked, key=str) == [
+        (False, "1", None),
+        (True, None, "2"),
+        (True, None, "2"),
+        (True, None, None),
+        (True, None, None),
+    ]
+
+
+@needs_linux
+def test_a_program_that_imports_nng_is_not_forked(tmp_path: Path) -> None:
+    first_line = "import dmiddleware.router.transport.nng_library\n"
+    nodes, _ = run(tmp_path, "main", "--parallel-workers", "2", first_line=first_line)
+    assert [one["is_forked"] for one in nodes] == [False, False]
+
+
+RESTARTS = ("--roles", "learner=1,collector=1", "--on-failure", "restart")
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("function", "failure"),
+    mostly_slow([("exits", "it called sys.exit(7)"), ("aborts", "was killed by SIGABRT")], keep=1),
+)
+def test_a_forked_node_has_an_exit_code_and_is_forked_again(
+    tmp_path: Path, function: str, failure: str
+) -> None:
+    nodes, output = run(tmp_path, function, *RESTARTS)
+    assert [one["is_forked"] for one in nodes] == [True, True, True]
+    assert failure in output
+
+
+@needs_linux
+def test_a_node_is_started_if_its_fork_server_was_killed(tmp_path: Path) -> None:
+    nodes, _ = run(tmp_path, "kills_server", *RESTARTS)
+    assert [one["is_forked"] for one in nodes] == [True, True, False]
+
+
+@needs_linux
+def test_a_fork_that_the_system_refuses_has_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, "no more")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="no more"):
+        fork_orphan()
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+
+
+def test_what_is_imported_early_is_ours_or_torch(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, torch.nn as nn, numpy\n"
+        "from dmiddleware import Task, Context as C\n"
+        "from middleware.collect import *\n"
+        "from .sibling import torch\n"
+        "import torchvision, middleware_of_mine\n"
+        "def main():\n    from dmiddleware.policy import dqn\n"
+    )
+    assert early_imports("program.main", tmp_path) == [
+        "torch.nn",
+        "dmiddleware.Task",
+        "dmiddleware.Context",
+        "middleware.collect",
+        "dmiddleware.policy.dqn",
+    ]
+    (tmp_path / "program.py").write_text("import torch\nno python")
+    assert early_imports("program.main", tmp_path) == []
+    assert early_imports("nowhere.main", tmp_path) == []
+    loaded = ["os", "torch", "torch.nn", "torchvision", "dmiddleware", "dmiddleware.policy.dqn"]
+    assert early_modules([*loaded, "middleware.collect"]) == [
+        "torch",
+        "dmiddleware",
+        "middleware.collect",
+    ]
