@@ -2,12 +2,13 @@
 
 `ditask` starts 50 real processes, a learner and 49 collectors, with its default options, and then
 200. Their program imports no torch and does nothing. They have formed when the last of them is in
-its first step, for which each waits until its peers are ready. The CPU time of idle processes is
-that of all of them and the launcher together.
+its first step, for which each waits until its peers are ready. Sixteen more do the same with torch.
+The CPU time of idle processes is that of all of them and the launcher together, and so is their
+memory, without what processes share counted twice (the proportional set size).
 
 With the variable ``BENCH_BEFORE`` set to another checkout of the repository, the same program also
 measures that one in the same run, with the smaller number of processes, and their rows are repeated
-against it. ``BENCH_SMALL=1`` starts eight processes, and then sixteen.
+against it. ``BENCH_SMALL=1`` starts eight processes, then sixteen, and four with torch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _SMALL = bool(os.environ.get("BENCH_SMALL"))
 FORM_BARS_S = {8: 5.0, 16: 5.0} if _SMALL else {50: 5.0, 200: 20.0}
 """In how many seconds these numbers of processes should form."""
 
+N_WITH_TORCH = 4 if _SMALL else 16
 SETTLE_S = 3.0
 IDLE_S = 4.0 if _SMALL else 15.0
 _DEADLINE_S = 180.0
@@ -43,11 +45,13 @@ class Measured:
         form_s: from the start of `ditask` to the first step of the last process.
         form_cpu_s: the CPU time of all processes until then.
         idle: the share of a core that all processes use while they do nothing.
+        memory_mb: their memory.
     """
 
     form_s: float
     form_cpu_s: float
     idle: float
+    memory_mb: float
 
 
 def rows() -> list[Row]:
@@ -63,22 +67,31 @@ def rows() -> list[Row]:
     ]
     fewest, ours = next(iter(measured.items()))
     found.append(_bar(f"{fewest} idle processes", ours.idle * 100, 20, "% of a core"))
+    with_torch = measure(ROOT, N_WITH_TORCH, program="launch_torch_program")
+    name = f"{N_WITH_TORCH} processes with torch form"
+    found += [
+        Row(name, "no bar", ours=with_torch.form_s, unit="s"),
+        Row(name, "no bar", ours=with_torch.form_cpu_s, unit="s of CPU"),
+        Row(name, "no bar", ours=with_torch.memory_mb, unit="MB"),
+    ]
     if before is None:
         return found
     try:
-        return found + _compared(ours, measure(Path(before), fewest))
+        found += _compared("", ours, measure(Path(before), fewest))
+        other = measure(Path(before), N_WITH_TORCH, program="launch_torch_program")
+        return found + _compared(" with torch", with_torch, other)
     except RuntimeError:
         note = f"its processes did not all connect within {_DEADLINE_S:g} s"
         return [*found, Row.missing("forming", against="the version before", note=note)]
 
 
-def measure(checkout: Path, n_processes: int) -> Measured:
-    """Run the program with the code of a checkout, and return its figures."""
+def measure(checkout: Path, n_processes: int, *, program: str = "launch_program") -> Measured:
+    """Run a program with the code of a checkout, and return its figures."""
     # As after an installation, Python may keep what it has compiled.
     env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env |= {"PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "dmiddleware.launch"]
-    command += ["--package", str(Path(__file__).parent), "--main", "launch_program.main"]
+    command += ["--package", str(Path(__file__).parent), "--main", f"{program}.main"]
     command += ["--roles", f"learner=1,collector={n_processes - 1}"]
     command += ["--start-timeout", str(_DEADLINE_S)]
     compiled = [sys.executable, "-c", "import dmiddleware.launch.node_process"]
@@ -104,13 +117,14 @@ def measure(checkout: Path, n_processes: int) -> Measured:
         before_s, since = _cpu_s(processes), time.perf_counter()
         time.sleep(IDLE_S)
         idle = (_cpu_s(processes) - before_s) / (time.perf_counter() - since)
+        memory_mb = sum(one.memory_full_info().pss for one in processes) / 1e6
         launcher.send_signal(signal.SIGTERM)
         launcher.communicate()
     finally:
         watchdog.cancel()
         launcher.kill()
         launcher.wait()
-    return Measured(form_s, form_cpu_s, idle)
+    return Measured(form_s, form_cpu_s, idle, memory_mb)
 
 
 def _await_first_steps(launcher: subprocess.Popen[str], n_processes: int) -> None:
@@ -128,11 +142,12 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(times.user + times.system for times in (one.cpu_times() for one in processes))
 
 
-def _compared(ours: Measured, before: Measured) -> list[Row]:
+def _compared(kind: str, ours: Measured, before: Measured) -> list[Row]:
     pairs = [
-        ("forming", "s", ours.form_s, before.form_s),
-        ("forming", "s of CPU", ours.form_cpu_s, before.form_cpu_s),
-        ("idle", "% of a core", ours.idle * 100, before.idle * 100),
+        (f"forming{kind}", "s", ours.form_s, before.form_s),
+        (f"forming{kind}", "s of CPU", ours.form_cpu_s, before.form_cpu_s),
+        (f"idle{kind}", "% of a core", ours.idle * 100, before.idle * 100),
+        (f"memory{kind}", "MB", ours.memory_mb, before.memory_mb),
     ]
     return [
         Row(name, "the version before", ours=one, reference=other, ratio=one / other, unit=unit)
