@@ -126,9 +126,14 @@ class ForkedProcess:
 
 @contextlib.contextmanager
 def adopted_orphans() -> Iterator[None]:
-    """Be the parent of the descendants that lose theirs while the block runs."""
-    set_option = ctypes.CDLL(None).prctl
-    set_option(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Be the parent of the descendants that lose theirs while the block runs.
+
+    Raises:
+        OSError: if the system does not allow that.
+    """
+    set_option = ctypes.CDLL(None, use_errno=True).prctl
+    if set_option(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot adopt orphans")
     try:
         yield
     finally:

@@ -104,11 +104,11 @@ class LocalHost:
         counts = Counter(_variables_of(config) for config in self._configs)
         shared = [variables for variables, n_nodes in counts.items() if n_nodes > 1]
         if shared and sys.platform == "linux":
-            self._exit.enter_context(adopted_orphans())
-            self._is_reaper = True
-            for variables in shared:
-                # If that is not possible, the nodes are started, or say why they are not.
-                with contextlib.suppress(OSError):
+            # If that is not possible, the nodes are started one by one, or say why they are not.
+            with contextlib.suppress(OSError):
+                self._exit.enter_context(adopted_orphans())
+                self._is_reaper = True
+                for variables in shared:
                     environment = self._environment(variables)
                     self._servers[variables] = ForkServer(self._imports, environment)
         return self

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from dmiddleware.launch.hosts import local
 from dmiddleware.launch.hosts.fork_server import fork_orphan
 from dmiddleware.launch.leftovers import NO_MARK
 from dmiddleware.launch.main_function import early_imports, early_modules
+from dmiddleware.launch.plan import NodeConfig, plan_run
 from tests.dmiddleware.launch.ditask_process import start
 from tests.variants import mostly_slow
 
@@ -175,6 +177,18 @@ def test_a_fork_that_the_system_refuses_has_its_error(monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="no more"):
         fork_orphan()
     assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+
+
+@needs_linux
+def test_a_host_that_cannot_fork_nodes_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EPERM, "no")
+
+    plan = plan_run({"learner": 1, "collector": 1}, addresses=["tcp://127.0.0.1:1"])
+    configs = [NodeConfig(run=plan, main="program.main", package="")] * 2
+    monkeypatch.setattr(local, "adopted_orphans", refuse)
+    with local.LocalHost(configs=configs) as host:
+        assert host._servers == {}
 
 
 def test_what_is_imported_early_is_ours_or_torch(tmp_path: Path) -> None:
