@@ -158,15 +158,22 @@ class Outbox(Generic[T]):
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""
-        if not self._fits_next():
+        if self._credit is None or not self._fits_next():
             return None
         if self._sent == self._made:
             if self._has_asked and self._waiting_bytes < self._hold_bytes:
                 return None
-            self._pack()
+            messages = [self._waiting.popleft()]
+            size = messages[0].size
+            limit = min(self._batch_bytes, self._credit)
+            while self._waiting and size + self._waiting[0].size <= limit:
+                messages.append(self._waiting.popleft())
+                size += messages[-1].size
+            self._waiting_bytes -= size
+            self._made += 1
+            self._frames.append(OutgoingFrame(self._made, tuple(messages), size))
         # Frames have consecutive numbers.
         frame = self._frames[self._sent - self._made]
-        assert self._credit is not None
         self._sent = frame.sequence
         self._credit -= frame.size
         self._on_the_way += frame.size
@@ -274,18 +281,6 @@ class Outbox(Generic[T]):
         credit = self._credit
         return credit is not None and (size <= credit or credit >= self._capacity)
 
-    def _pack(self) -> None:
-        assert self._credit is not None
-        messages = [self._waiting.popleft()]
-        size = messages[0].size
-        limit = min(self._batch_bytes, self._credit)
-        while self._waiting and size + self._waiting[0].size <= limit:
-            messages.append(self._waiting.popleft())
-            size += messages[-1].size
-        self._waiting_bytes -= size
-        self._made += 1
-        self._frames.append(OutgoingFrame(self._made, tuple(messages), size))
-
 
 class Inbox(Generic[T]):
     """The receiver's side of one stream of messages.
@@ -335,9 +330,14 @@ class Inbox(Generic[T]):
     @property
     def has_ready(self) -> bool:
         """Whether messages can be taken."""
+        return bool(self._ready) and (self._max_unhandled is None or self._room > 0)
+
+    @property
+    def _room(self) -> int:
+        """How many more messages that must be handled may be taken."""
+        limit = self._max_unhandled or 0
         # After the limit was reached, half of the messages are handled before more are taken.
-        limit = self._max_unhandled
-        return bool(self._ready) and (limit is None or self._n_taken <= limit // 2)
+        return limit - self._n_taken if self._n_taken <= limit // 2 else 0
 
     def on_frame(self, sequence: int, messages: Sequence[T]) -> None:
         """Accept a frame.
@@ -383,8 +383,7 @@ class Inbox(Generic[T]):
         taken: list[T] = []
         size = 0
         if self._max_unhandled is not None:
-            room = self._max_unhandled - self._n_taken
-            n = room if n is None else min(n, room)
+            n = self._room if n is None else min(n, self._room)
         while self._ready and (n is None or len(taken) < n):
             message = self._ready[0]
             if holds is not None and holds(message):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.protocol.fragments import Fragment, fragment_contents
@@ -33,13 +33,28 @@ from dmiddleware.router.wire.envelope import (
 )
 from dmiddleware.router.wire.frame import Frame, FrameContents, FrameType
 
-__all__ = ["NodeProtocol"]
+__all__ = ["NodeProtocol", "TakenEvent"]
 
 _logger = logging.getLogger(__name__)
 
 TAKE_BYTES: Final = 1 << 20
 _NO_CONTENTS: Final = FrameContents()
 _NO_EVENTS: Final = EventBatch(0, 0, ())
+
+
+class TakenEvent(NamedTuple):
+    """An event that has arrived.
+
+    Attributes:
+        event: the event.
+        peer: its sender.
+        acknowledges: whether to call :meth:`NodeProtocol.on_handled` when it was handled, in the
+            order of such events.
+    """
+
+    event: EncodedEvent
+    peer: PeerSession
+    acknowledges: bool = False
 
 
 def _is_announcement(event: EncodedEvent) -> bool:
@@ -168,24 +183,26 @@ class NodeProtocol:
         self._holds = holds
         self.with_events, self._held = self._held | self.with_events, {}
 
-    def take(self, n: int) -> list[tuple[str, EncodedEvent]]:
-        """Remove and return up to ``n`` events of each peer, as ``(node id, event)``.
+    def take(self, n: int) -> list[TakenEvent]:
+        """Remove and return up to ``n`` events of each peer, and as many to be acknowledged.
 
-        Call :meth:`take_handled` before it. Fewer large events are returned: while they wait for a
-        handler they belong in the inbox, where they count against its bound.
+        Fewer large events are returned: while they wait for a handler they belong in the inbox,
+        where they count against its bound.
         """
-        holds = self._holds
-        taken: list[tuple[str, EncodedEvent]] = []
+        taken: list[TakenEvent] = []
         for peer in list(self.with_events):
-            events = peer.incoming.take(n, max_bytes=TAKE_BYTES, holds=holds)
-            for event in events:
+            incoming = peer.incoming
+            handled, others = incoming.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
+            taken += [TakenEvent(event, peer, acknowledges=True) for event in handled]
+            for event in others:
                 if event.event == SUBSCRIPTIONS_EVENT:
                     self._on_announcement(peer, event)
                 else:
-                    taken.append((peer.node_id, event))
-            if not peer.incoming.has_events:
+                    taken.append(TakenEvent(event, peer))
+            is_empty = not incoming.inbox.n_bytes and not incoming.inbox_handled.n_bytes
+            if is_empty and len(others) < n:
                 del self.with_events[peer]
-            elif not events:
+            elif not handled and not others:
                 # Held events may wait until the subscriptions behind them are known.
                 self._take_announcements(peer)
                 self._held[peer] = None
@@ -195,24 +212,8 @@ class NodeProtocol:
             self._grant_memory()
         return taken
 
-    def take_handled(self, n: int) -> list[tuple[PeerSession, EncodedEvent]]:
-        """Remove and return up to ``n`` events of each peer that are acknowledged when handled.
-
-        Call :meth:`on_handled` with the peer for each of them, in this order.
-        """
-        taken: list[tuple[PeerSession, EncodedEvent]] = []
-        for peer in self.with_events:
-            inbox = peer.incoming.inbox_handled
-            if inbox.has_ready:
-                events = inbox.take(n, max_bytes=TAKE_BYTES, holds=self._holds)
-                taken += [(peer, event) for event in events]
-                self._note_taken(peer)
-        if self._memory.wanted:
-            self._grant_memory()
-        return taken
-
     def on_handled(self, peer: PeerSession) -> None:
-        """Note that the oldest event that :meth:`take_handled` returned has been handled."""
+        """Note that a peer's oldest event with ``acknowledges`` has been handled."""
         peer.incoming.inbox_handled.on_handled()
         self._note_taken(peer)
         if peer.incoming.has_events:
@@ -378,16 +379,16 @@ class NodeProtocol:
             batch = peer.outgoing.next_batch()
             if batch is None:
                 break
-            if batch.fragment is None:
-                self._put(link, FrameType.DATA, frame_contents(batch.events), batch)
-            else:
+            if batch.fragment is not None:
                 contents = fragment_contents(batch.events[0], batch.fragment)
                 self._put(link, FrameType.FRAGMENT, contents, batch)
+            elif batch.sequence:
+                self._put(link, FrameType.DATA, frame_contents(batch.events), batch)
+            else:
+                self._put(link, FrameType.ASK, _NO_CONTENTS, batch)
         else:
             link.is_stalled = True
             return
-        while (stream := peer.outgoing.take_ask()) is not None:
-            self._put(link, FrameType.ASK, _NO_CONTENTS, EventBatch(stream, 0, ()))
         if link.owed.pop(FrameType.BYE, 0):
             link.said_goodbye = True
             self._put(link, FrameType.BYE, _NO_CONTENTS)

@@ -62,10 +62,10 @@ class EventBatch(msgspec.Struct, frozen=True):
 
     Attributes:
         stream: ``RELIABLE``, ``LATEST``, ``LOSSY`` or ``HANDLED``.
-        sequence: the frame's number in its stream.
+        sequence: the frame's number in its stream; 0: it has no events, and only asks.
         events: the events, in order.
         fragment: the only part of the frame that is sent; None: all of it.
-        asks: whether the peer should answer the frame with its state.
+        asks: whether the peer should answer with its state.
     """
 
     stream: int
@@ -206,7 +206,8 @@ class OutgoingStreams:
     def next_batch(self) -> EventBatch | None:
         """Return what to send now: latest events first, then reliable, then lossy ones.
 
-        Fragments of large events take turns with all others.
+        Fragments of large events take turns with all others. Behind all of them, a batch without a
+        sequence asks for the state of its stream.
         """
         if not self._is_open or self._is_paused:
             return None
@@ -219,14 +220,11 @@ class OutgoingStreams:
         if batch is None and self._transfers:
             batch = self._next_fragment()
         self._sent_fragment = batch is not None and batch.fragment is not None
+        if batch is None:
+            for stream, outbox in self._outboxes.items():
+                if stream not in self._transfers and outbox.take_ask():
+                    return EventBatch(stream, 0, (), asks=True)
         return batch
-
-    def take_ask(self) -> int | None:
-        """Return the reliable stream whose state the peer should send, behind what was sent."""
-        for stream, outbox in self._outboxes.items():
-            if stream not in self._transfers and outbox.take_ask():
-                return stream
-        return None
 
     def on_connect(self, capacity: int) -> None:
         """Start over with the same process, which says how far it has got.
@@ -409,7 +407,7 @@ class IncomingStreams:
 
     @property
     def has_events(self) -> bool:
-        """Whether :meth:`take`, or the inbox of events to be handled, would return something."""
+        """Whether :meth:`take` would return something."""
         return bool(
             self._latest or self._lossy or self.inbox.has_ready or self.inbox_handled.has_ready
         )
@@ -535,20 +533,25 @@ class IncomingStreams:
         *,
         max_bytes: int | None = None,
         holds: Callable[[EncodedEvent], bool] | None = None,
-    ) -> list[EncodedEvent]:
-        """Remove and return up to ``n`` events: latest first, then reliable, then lossy ones.
+    ) -> tuple[list[EncodedEvent], list[EncodedEvent]]:
+        """Remove and return events: those that are acknowledged when handled, and the others.
+
+        The others are first the latest events, then reliable, then lossy ones.
 
         Args:
-            n: the largest number of events.
+            n: the largest number of events of each list.
             max_bytes: the largest number of bytes of reliable events, see :meth:`Inbox.take`.
             holds: which reliable events stay here, see :meth:`Inbox.take`.
         """
+        handled: list[EncodedEvent] = []
+        if self.inbox_handled.n_bytes:
+            handled = self.inbox_handled.take(n, max_bytes=max_bytes, holds=holds)
         taken = list(self._latest.values())
         self._latest = {}
         taken += self.inbox.take(max(0, n - len(taken)), max_bytes=max_bytes, holds=holds)
         while self._lossy and len(taken) < n:
             taken.append(self._lossy.popleft())
-        return taken
+        return handled, taken
 
     def _inbox_of(self, stream: int) -> Inbox[EncodedEvent]:
         inbox = self._inboxes.get(stream)

@@ -14,10 +14,9 @@ from dmiddleware.event_names import base_name
 from dmiddleware.pipeline import Clock
 from dmiddleware.pipeline.event_bus import Accept, Done
 from dmiddleware.router.protocol.counters import TrafficCounters
-from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
 from dmiddleware.router.protocol.session import PeerSession
 from dmiddleware.router.wire.codec import Codec
-from dmiddleware.router.wire.envelope import EncodedEvent
 
 __all__ = ["DecodedEvent", "Receiver"]
 
@@ -33,14 +32,7 @@ class DecodedEvent(NamedTuple):
     done: Done | None = None
 
 
-class _ToDecode(NamedTuple):
-    """An event that has arrived, and the peer to tell when it was handled, if any."""
-
-    event: EncodedEvent
-    peer: PeerSession | None = None
-
-
-_Item: TypeAlias = DecodedEvent | _ToDecode
+_Item: TypeAlias = DecodedEvent | TakenEvent
 
 _BATCH: Final = 256
 
@@ -86,7 +78,7 @@ class Receiver:
         self._changed = threading.Condition(lock)
         self._local: deque[DecodedEvent] = deque()
         self._undelivered: deque[_Item] = deque()
-        self._unhandled: list[_ToDecode] = []
+        self._unhandled: list[TakenEvent] = []
         self._accept: Accept | None = None
         # One thread at a time delivers; the blocking one continues until nothing is left.
         self._busy = False
@@ -175,7 +167,7 @@ class Receiver:
                 n_batches += 1
                 while batch:
                     item = batch[0]
-                    event = self._decode(item) if isinstance(item, _ToDecode) else item
+                    event = self._decode(item) if isinstance(item, TakenEvent) else item
                     batch.popleft()
                     if event is not None and (
                         self._undelivered or not self._deliver(event, may_block)
@@ -206,8 +198,7 @@ class Receiver:
                 self._local.clear()
             # Even with nothing attached, because announcements are among the events.
             n_before = self._node.subscriptions.n_announcements
-            batch += [_ToDecode(event, peer) for peer, event in self._node.take_handled(_BATCH)]
-            batch += [_ToDecode(event) for _, event in self._node.take(_BATCH)]
+            batch += self._node.take(_BATCH)
             announced = self._node.subscriptions.n_announcements != n_before
             if not batch and not announced:
                 self._busy = self._must_block = False
@@ -226,15 +217,15 @@ class Receiver:
             or (bool(self._local) and self._accept is not None)
         )
 
-    def _on_done(self, event: EncodedEvent, peer: PeerSession, handled: bool) -> None:
+    def _on_done(self, item: TakenEvent, handled: bool) -> None:
         if handled:
-            self._on_handled(peer)
+            self._on_handled(item.peer)
         else:
             with self._lock:
-                self._unhandled.append(_ToDecode(event, peer))
+                self._unhandled.append(item)
 
-    def _decode(self, item: _ToDecode) -> DecodedEvent | None:
-        event, peer = item
+    def _decode(self, item: TakenEvent) -> DecodedEvent | None:
+        event = item.event
         traffic = self._traffic[base_name(event.event)]
         try:
             args, kwargs = self._codec.decode(event.skeleton, event.buffers)
@@ -247,12 +238,12 @@ class Receiver:
             else:
                 # Adapters and unpickling run the user's code.
                 _logger.exception("the event %r was dropped, decoding it failed", event.event)
-            if peer is not None:
-                self._on_handled(peer)
+            if item.acknowledges:
+                self._on_handled(item.peer)
             return None
         traffic.received += 1
         traffic.received_bytes += event.size
-        done = None if peer is None else partial(self._on_done, event, peer)
+        done = partial(self._on_done, item) if item.acknowledges else None
         return DecodedEvent(event.event, tuple(args), kwargs, done)
 
     def _deliver(self, event: DecodedEvent, may_block: bool) -> bool:

@@ -45,14 +45,15 @@ _ROOM_BYTES: Final = 2 * FRAGMENT_BYTES
 class FramedConnection:
     """Frames over a stream; both sides send alike.
 
-    Frames are added in order by :meth:`put`, under a lock of the caller's, and sent by
-    :meth:`flush`, without it.
+    Frames are added in order by ``put``, under a lock of the caller's, and sent by :meth:`flush`,
+    without it.
 
     Args:
         stream: the stream, which this object owns from now on.
         max_frame_bytes: a longer frame ends the connection without being received.
 
     Attributes:
+        put: adds a frame, see :meth:`FrameWriter.put`.
         n_received: how many bytes have arrived.
         n_sent: how many times the system has accepted bytes after it was full.
     """
@@ -65,6 +66,7 @@ class FramedConnection:
         self._reader = FrameReader(max_frame_bytes)
         self._lock = threading.Lock()
         self._writer = FrameWriter()
+        self.put = self._writer.put
         self._is_sending = False
         self._may_send = True
         self._is_closed = False
@@ -100,16 +102,6 @@ class FramedConnection:
         The function is called by the thread that sends, in the frames' order.
         """
         self._writer.replace = function
-
-    def put(self, frame: WireBytes, *, urgent: bool = False) -> None:
-        """Add a frame; one thread at a time may do so. Then call :meth:`flush`.
-
-        Args:
-            frame: the frame; its bytes must not change until they have been sent.
-            urgent: whether it overtakes the frames that wait, if it is small.
-        """
-        if self._may_send:
-            self._writer.put(frame, urgent=urgent)
 
     def flush(self) -> bool:
         """Send what the system accepts, without waiting; any thread may do so.

@@ -48,6 +48,9 @@ class FrameReader:
 
     Args:
         max_frame_bytes: a longer frame is an error, and nothing is allocated for it.
+
+    Attributes:
+        targets: where to receive the next bytes.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -66,13 +69,7 @@ class FrameReader:
         buffer = memoryview(bytearray(HEAD_BYTES + min(max_frame_bytes, SMALL_BYTES)))
         buffer[: self._filled] = self._buffer[: self._filled]
         self._buffer = buffer
-
-    @property
-    def targets(self) -> list[memoryview]:
-        """Where to receive the next bytes."""
-        if self._large is None or not self._missing:
-            return [self._buffer[self._filled :]]
-        return [self._large[self._large_filled :][: self._missing], self._buffer]
+        self.targets = [buffer[self._filled :]]
 
     def add(self, n_bytes: int) -> Iterator[memoryview]:
         """Process bytes that have been received into the targets.
@@ -106,6 +103,10 @@ class FrameReader:
         if start and rest:
             self._buffer[:rest] = bytes(self._buffer[start : self._filled])
         self._filled = rest
+        if self._large is None or not self._missing:
+            self.targets = [self._buffer[rest:]]
+        else:
+            self.targets = [self._large[self._large_filled :][: self._missing], self._buffer]
 
     def _next(self, start: int) -> tuple[memoryview | None, int]:
         """Process one fragment in the buffer.

@@ -14,7 +14,7 @@ from dmiddleware.errors import (
     TransportError,
 )
 from dmiddleware.router.protocol.handshake import Identity
-from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.protocol.session import Link, PeerSession
 from dmiddleware.router.wire.byte_pieces import WireBytes
@@ -233,20 +233,21 @@ def emit(
 
 
 def taken(node: NodeProtocol) -> list[tuple[str, str, Any]]:
-    events = [(who, e.event, CODEC.decode(e.skeleton, e.buffers)) for who, e in node.take(100)]
-    serve(node)
-    return events
+    """Take all events, and handle those that are acknowledged when handled."""
+    events = node.take(100)
+    handle(node, events)
+    return [
+        (peer.node_id, event.event, CODEC.decode(event.skeleton, event.buffers))
+        for event, peer, _ in events
+    ]
 
 
-def handled(node: NodeProtocol) -> list[tuple[str, str, Any]]:
-    """Take the events that are acknowledged when handled, and handle them."""
-    events = []
-    for peer, event in node.take_handled(100):
-        value = CODEC.decode(event.skeleton, event.buffers)
-        events.append((peer.node_id, event.event, value))
-        node.on_handled(peer)
+def handle(node: NodeProtocol, events: Iterable[TakenEvent]) -> None:
+    """Note that events were handled."""
+    for _, peer, acknowledges in events:
+        if acknowledges:
+            node.on_handled(peer)
     serve(node)
-    return events
 
 
 def kinds(nodes: Iterable[NodeProtocol]) -> list[list[str]]:

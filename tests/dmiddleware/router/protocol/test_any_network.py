@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dmiddleware.errors import HandshakeRefused
-from dmiddleware.router.protocol.node import NodeProtocol
+from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
 from dmiddleware.router.protocol.options import NodeOptions
 from dmiddleware.router.wire.envelope import EncodedEvent, encode_event
 from tests.dmiddleware.router.node_pairs import CODEC, Connection, make_node, serve
@@ -63,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         self.n_versions = 0
         self.suspended: set[int] = set()
         # The events that were taken and wait for their handlers, by node.
-        self.pending: list[list[tuple[Any, EncodedEvent]]] = [[] for _ in range(N_NODES)]
+        self.pending: list[list[TakenEvent]] = [[] for _ in range(N_NODES)]
         self.dial_all()
         self.deliver(1000)
 
@@ -184,14 +183,16 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, N_NODES - 1), n=st.sampled_from((1, 3, 1000)))
     def take(self, number: int, n: int) -> None:
         node = self.nodes[number]
-        self.pending[number] += node.take_handled(n)
-        for _, event in node.take(n):
-            self.note(number, event)
+        for taken in node.take(n):
+            if taken.acknowledges:
+                self.pending[number].append(taken)
+            else:
+                self.note(number, taken.event)
         serve(node)
 
     @rule(number=st.integers(0, N_NODES - 1), n=st.integers(1, 20))
     def handle(self, number: int, n: int) -> None:
-        for peer, event in self.pending[number][:n]:
+        for event, peer, _ in self.pending[number][:n]:
             self.note(number, event)
             self.nodes[number].on_handled(peer)
         del self.pending[number][:n]

@@ -25,7 +25,7 @@ from tests.dmiddleware.router.node_pairs import (
     beat,
     emit,
     exchange,
-    handled,
+    handle,
     join,
     kinds,
     make_node,
@@ -386,14 +386,15 @@ def test_a_node_that_leaves_need_not_wait_for_a_heartbeat() -> None:
     for is_handled in (False, True):
         emit(dialer, "0", "e", 1, handled=is_handled)
     exchange(connection)
-    taken(listener)
+    events = listener.take(100)
+    serve(listener)
     outgoing = dialer.peers["0"].outgoing
     assert outgoing.n_messages == 2
     dialer.drain()
     serve(dialer)
     exchange(connection)
     assert outgoing.n_messages == 1
-    handled(listener)
+    handle(listener, events)
     exchange(connection)
     assert outgoing.is_empty
     # The same for what is emitted meanwhile.
@@ -452,8 +453,9 @@ def test_the_acknowledgment_of_handled_events_is_sent_at_once_and_with_each_hear
     beat(connection)
     outgoing = sender.peers[name].outgoing
     assert outgoing.outbox.is_empty and outgoing.n_messages == 3
-    assert [event[1] for event in taken(receiver)] == ["f"]
-    assert [event for _, event, _ in handled(receiver)] == ["e"] * 3
+    events = receiver.take(100)
+    assert [one.event.event for one in events] == ["e"] * 3 + ["f"]
+    handle(receiver, events)
     if lost:
         connection = reconnect(connection)
         assert outgoing.n_messages == 3
@@ -497,7 +499,7 @@ def test_events_sent_before_a_peer_left_are_delivered(returns: bool, is_handled:
         dialer.say_goodbye()
         serve(dialer)
         exchange(connection)
-    got = handled(listener) + handled(listener) + taken(listener)
+    got = taken(listener) + taken(listener)
     assert got == [("1", "e", number) for number in range(100)]
     assert not listener.with_events
 
