@@ -406,8 +406,14 @@ def decode_frame(
         raise FrameError(f"the frame claims a head of {head} bytes, but {len(view)} arrived")
     flags = _FLAGS[flag_bits % len(_FLAGS)]
     _check_mac(view, mac, flags, head, body_digest)
-    lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
-    offsets, end = _layout(head, lengths) if lengths else ([], head)
+    buffers: tuple[memoryview, ...] = ()
+    end = head
+    if n_buffers:
+        lengths = struct.unpack_from(f"<{n_buffers}Q", view, table)
+        offsets, end = _layout(head, lengths)
+        buffers = tuple(
+            [view[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+        )
     if end != len(view):
         raise FrameError(
             f"the lengths of the arrays add up to a frame of {end} bytes, but {len(view)} arrived"
@@ -420,9 +426,7 @@ def decode_frame(
         sequence=sequence,
         data_sequence=data_sequence,
         metadata=view[HEADER_SIZE:table],
-        buffers=tuple(
-            view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)
-        ),
+        buffers=buffers,
         flags=flags,
         asks=bool(flag_bits & _ASKS),
     )
