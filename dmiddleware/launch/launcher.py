@@ -18,11 +18,12 @@ import msgspec
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.descriptor_limit import descriptors_needed, raise_descriptor_limit
 from dmiddleware.launch.display import BothDisplays, Display, choose_display
+from dmiddleware.launch.early_imports import early_imports
 from dmiddleware.launch.guard import guard
 from dmiddleware.launch.hosts.interface import Host
 from dmiddleware.launch.hosts.local import LocalHost
 from dmiddleware.launch.leftovers import new_mark
-from dmiddleware.launch.main_function import check_main, early_imports
+from dmiddleware.launch.main_function import check_main
 from dmiddleware.launch.options import LaunchOptions, RoleCounts, parse_roles
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.owned_folder import OwnedFolder, owned_folder

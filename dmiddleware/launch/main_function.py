@@ -19,9 +19,9 @@ from dmiddleware.registry import nearest
 __all__ = [
     "call_main",
     "check_main",
-    "early_imports",
-    "early_modules",
+    "find_source",
     "import_main",
+    "parse",
     "reads_arguments",
     "with_arguments",
 ]
@@ -35,8 +35,6 @@ _PARAMETERS = (
     "types, such as seed: int = 0, and arguments that follow -- replace the defaults, or read "
     "these arguments from sys.argv"
 )
-_OURS = ("dmiddleware", "middleware")
-_EARLY = (*_OURS, "torch")
 _UNKNOWN = "--main {main} has no option {option}{where}{hint}"
 _GENERATOR = (
     "--main {main} is a generator function, because it contains yield{where}, and calling it runs "
@@ -63,8 +61,8 @@ def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
     module_name, _, name = main.rpartition(".")
     path = [str(package.resolve()), *sys.path]
     _check_module(main, path, package)
-    file = _find_source(module_name, path)
-    tree = _parse(file)
+    file = find_source(module_name, path)
+    tree = parse(file)
     if file is None or tree is None:
         return
     if not _may_have(tree, name):
@@ -85,35 +83,6 @@ def check_main(main: str, package: Path, arguments: Sequence[str] = ()) -> None:
                 raise LaunchError(_GENERATOR.format(main=main, where=where))
 
 
-def early_imports(main: str, package: Path) -> list[str]:
-    """Return what a process may import for all nodes, as the file of the function imports it too.
-
-    That is torch, and the modules and names of this project. The modules of the program are not
-    among them: what they do when they are imported, they may do in each node.
-
-    Args:
-        main: ``package.module.function``.
-        package: the folder to put first on the import path.
-    """
-    tree = _parse(_find_source(main.rpartition(".")[0], [str(package.resolve()), *sys.path]))
-    found: list[str] = []
-    for node in () if tree is None else ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                found += [one.name for one in names]
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                found += [module if one.name == "*" else f"{module}.{one.name}" for one in names]
-    return [name for name in dict.fromkeys(found) if name.partition(".")[0] in _EARLY]
-
-
-def early_modules(loaded: Iterable[str]) -> list[str]:
-    """Return those of the loaded modules that :func:`early_imports` could return.
-
-    Of torch it is only the package, and of this project only what the packages contain directly.
-    """
-    return [name for name in loaded if name in _EARLY or name.rpartition(".")[0] in _OURS]
-
-
 def import_main(main: str, package: str) -> Callable[..., object]:
     """Import the function; ``sys.argv`` then begins with the file of its module.
 
@@ -126,7 +95,7 @@ def import_main(main: str, package: str) -> Callable[..., object]:
     """
     module_name, _, name = main.rpartition(".")
     sys.path.insert(0, str(Path(package).resolve()))
-    sys.argv[0] = str(_find_source(module_name, sys.path) or module_name)
+    sys.argv[0] = str(find_source(module_name, sys.path) or module_name)
     _check_module(main, sys.path, Path(package))
     module = importlib.import_module(module_name)
     function: Any = getattr(module, name, None)
@@ -291,7 +260,7 @@ def _specs(module_name: str, path: Sequence[str]) -> Iterator[_Part]:
         searched = list(spec.submodule_search_locations or ())
 
 
-def _find_source(module_name: str, path: Sequence[str]) -> Path | None:
+def find_source(module_name: str, path: Sequence[str]) -> Path | None:
     """Return the file of a module, without importing the packages that contain it."""
     *_, last = _specs(module_name, path)
     if last.spec is None or last.spec.origin is None or not last.spec.origin.endswith(".py"):
@@ -299,7 +268,7 @@ def _find_source(module_name: str, path: Sequence[str]) -> Path | None:
     return Path(last.spec.origin)
 
 
-def _parse(file: Path | None) -> ast.Module | None:
+def parse(file: Path | None) -> ast.Module | None:
     """Return the syntax tree of a file; None: it has none, which the nodes report."""
     try:
         with tokenize.open(file or "") as source:

@@ -18,7 +18,7 @@ import cloudpickle
 import msgspec
 
 from dmiddleware.errors import LaunchError, WaitTimeout
-from dmiddleware.launch.main_function import early_modules
+from dmiddleware.launch.early_imports import early_modules
 from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.run_process import Order, RunReport, write_order
 from dmiddleware.launch.status import NodeStatus

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.launch import node_process
@@ -53,9 +53,10 @@ class ForkServer:
     def __init__(self, imports: Sequence[str], environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_ANSWERS_WITHIN_S)
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(self._socket.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), *imports],
+                [sys.executable, "-c", _START, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # an import that fails does so in the nodes too
@@ -63,7 +64,9 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 env=environment,
             )
+            stack.pop_all()
         self.pid = self._process.pid
+        _send(self._socket, tuple(imports))
 
     def fork(
         self, arguments: Sequence[str], variables: Mapping[str, str], streams: Sequence[int]
@@ -82,9 +85,7 @@ class ForkServer:
             OSError: if the system allows no further process; a ``ConnectionError`` or
                 ``TimeoutError`` if this server has ended or does not answer.
         """
-        request = pickle.dumps((tuple(arguments), dict(variables)))
-        socket.send_fds(self._socket, [_SIZE.pack(len(request))], streams)
-        self._socket.sendall(request)
+        _send(self._socket, (tuple(arguments), dict(variables)), streams)
         pid, status, error = _ANSWER.unpack(_receive(self._socket, _ANSWER.size))
         if error:
             raise OSError(error, os.strerror(error))
@@ -143,14 +144,15 @@ def adopted_orphans() -> Iterator[None]:
 def main() -> None:
     """Serve the launcher until it closes its end; the fork for a node runs the node instead."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
+    imports, _ = _next_message(launcher) or ((), [])
     with kept_for_good():
-        for name in sys.argv[2:]:
+        for name in imports:
             with contextlib.suppress(Exception):
                 pkgutil.resolve_name(name)
     if "pynng" in sys.modules:
         return  # nng cannot be used after a fork; the nodes are started one by one
-    while (request := _next_request(launcher)) is not None:
-        arguments, variables, streams = request
+    while (request := _next_message(launcher)) is not None:
+        (arguments, variables), streams = request
         try:
             pid, error = fork_orphan(), 0
         except OSError as failure:
@@ -164,15 +166,20 @@ def main() -> None:
             os.close(stream)
 
 
-def _next_request(launcher: socket.socket) -> tuple[list[str], dict[str, str], list[int]] | None:
-    """Return the arguments, variables and streams of the next node; None: there is none."""
+def _send(connection: socket.socket, message: object, streams: Sequence[int] = ()) -> None:
+    data = pickle.dumps(message)
+    socket.send_fds(connection, [_SIZE.pack(len(data))], streams)
+    connection.sendall(data)
+
+
+def _next_message(launcher: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return what :func:`_send` has sent, and the streams; None: the launcher sends no more."""
     with contextlib.suppress(ConnectionError):
         size, streams, _, _ = socket.recv_fds(
             launcher, _SIZE.size, _N_STREAMS, socket.MSG_CMSG_CLOEXEC
         )
         if size:
-            arguments, variables = pickle.loads(_receive(launcher, *_SIZE.unpack(size)))
-            return arguments, variables, streams
+            return pickle.loads(_receive(launcher, *_SIZE.unpack(size))), streams
     return None
 
 
@@ -222,7 +229,9 @@ def _become_orphan() -> None:
     os.setsid()
 
 
-def _become_node(arguments: list[str], variables: dict[str, str], streams: list[int]) -> None:
+def _become_node(
+    arguments: Sequence[str], variables: Mapping[str, str], streams: Sequence[int]
+) -> None:
     """Take what a process that is started would have from its start."""
     for number, stream in zip((0, 1, 2), (streams[0], streams[1], streams[1]), strict=True):
         os.dup2(stream, number)

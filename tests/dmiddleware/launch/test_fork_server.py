@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from dmiddleware.launch.early_imports import early_imports, early_modules
 from dmiddleware.launch.hosts import local
 from dmiddleware.launch.hosts.fork_server import fork_orphan
 from dmiddleware.launch.leftovers import NO_MARK
-from dmiddleware.launch.main_function import early_imports, early_modules
 from dmiddleware.launch.plan import NodeConfig, plan_run
 from tests.dmiddleware.launch.ditask_process import start
 from tests.variants import mostly_slow
@@ -24,10 +24,16 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="nodes are forked on Linux only")
 
+OWN = """
+import os, sys
+
+PID = os.getpid()
+IS_EARLY = "torch" in sys.modules
+"""
 PROGRAM = """
+    import own
     import json, os, random, secrets, sys, time
     from pathlib import Path
-    import own
     from dmiddleware import Context, Task
 
     def write_facts():
@@ -37,8 +43,9 @@ PROGRAM = """
             pid=os.getpid(), parent=os.getppid(), session=os.getsid(0), imported_by=own.PID,
             is_forked="fork_server" in Path("/proc/self/cmdline").read_text(),
             name=Path("/proc/self/comm").read_text().strip(), arguments=sys.argv[1:],
-            marks=[shown["DITASK_MARKS"], os.environ["DITASK_MARKS"]],
-            variables=[os.environ.get(name) for name in "AB"], stdin=sys.stdin.read(),
+            marks=[shown["DITASK_MARKS"], os.getenv("DITASK_MARKS")],
+            variables=[os.getenv(name) for name in "AB"], stdin=sys.stdin.read(),
+            is_early=own.IS_EARLY,
             drawn=dict(python=random.random(), secret=secrets.token_hex(4)),
         )
         if "torch" in sys.modules:
@@ -91,11 +98,11 @@ PROGRAM = """
 
 
 def run(
-    folder: Path, function: str, *options: str, first_line: str = ""
+    folder: Path, function: str, *options: str, last_line: str = ""
 ) -> tuple[list[dict[str, Any]], str]:
     """Run a program, and return what its nodes have written, by their starts, and the output."""
-    (folder / "own.py").write_text("import os\nPID = os.getpid()\n")
-    (folder / "program.py").write_text(first_line + textwrap.dedent(PROGRAM))
+    (folder / "own.py").write_text(OWN)
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM) + last_line)
     with start(folder, "--main", f"program.{function}", *options) as launcher:
         output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, output
@@ -106,11 +113,12 @@ def run(
 
 @needs_linux
 def test_a_forked_node_has_what_a_new_process_has(tmp_path: Path) -> None:
+    (tmp_path / "learning.py").write_text("import torch\n")
     options = ("--parallel-workers", "3", "--env", "A=1", "--", "x", "--y=é")
-    nodes, _ = run(tmp_path, "main", *options, first_line="import torch\n")
+    nodes, _ = run(tmp_path, "main", *options, last_line="import learning\n")
     assert len(nodes) == 3
-    assert all(one["is_forked"] for one in nodes)
     for one in nodes:
+        assert one["is_forked"] and one["is_early"]
         # Modules of the program are imported by each node.
         assert one["session"] == one["pid"] == one["imported_by"]
         assert one["arguments"] == ["x", "--y=é"]
@@ -121,6 +129,14 @@ def test_a_forked_node_has_what_a_new_process_has(tmp_path: Path) -> None:
     assert {one["name"] for one in nodes} == {f"ditask node {number}" for number in range(3)}
     for drawn in ("python", "secret", "torch", "numpy"):
         assert len({one["drawn"][drawn] for one in nodes}) == 3, drawn
+
+
+@needs_linux
+def test_torch_is_not_loaded_before_a_program_that_may_set_variables(tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
+    last_line = "import threads, torch\nassert torch.get_num_threads() == 2\n"
+    nodes, _ = run(tmp_path, "main", "--parallel-workers", "2", last_line=last_line)
+    assert [(one["is_forked"], one["is_early"]) for one in nodes] == [(True, False)] * 2
 
 
 @needs_linux
@@ -140,8 +156,8 @@ def test_nodes_with_variables_of_their_own_are_started_one_by_one(tmp_path: Path
 
 @needs_linux
 def test_a_program_that_imports_nng_is_not_forked(tmp_path: Path) -> None:
-    first_line = "import dmiddleware.router.transport.nng_library\n"
-    nodes, _ = run(tmp_path, "main", "--parallel-workers", "2", first_line=first_line)
+    last_line = "import dmiddleware.router.transport.nng_library\n"
+    nodes, _ = run(tmp_path, "main", "--parallel-workers", "2", last_line=last_line)
     assert [one["is_forked"] for one in nodes] == [False, False]
 
 
@@ -191,25 +207,50 @@ def test_a_host_that_cannot_fork_nodes_starts_them(monkeypatch: pytest.MonkeyPat
         assert host._servers == {}
 
 
-def test_what_is_imported_early_is_ours_or_torch(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(
-        "import os, torch.nn as nn, numpy\n"
+def test_what_is_imported_early_is_ours_or_torch_in_any_module_of_the_program(
+    tmp_path: Path,
+) -> None:
+    modules = {
+        "program.py": "import os, agents.dqn, numpy, torchvision, middleware_of_mine\n"
         "from dmiddleware import Task, Context as C\n"
-        "from middleware.collect import *\n"
-        "from .sibling import torch\n"
-        "import torchvision, middleware_of_mine\n"
-        "def main():\n    from dmiddleware.policy import dqn\n"
-    )
+        "def main():\n    from dmiddleware.policy import dqn\n",
+        "agents/__init__.py": "from middleware.collect import *\n",
+        "agents/dqn.py": "from . import networks\nfrom ... import beyond\n",
+        "agents/networks.py": "import torch.nn as nn, program\n",
+        "unused.py": "import dmiddleware.env\n",
+    }
+    (tmp_path / "agents").mkdir()
+    for name, text in modules.items():
+        (tmp_path / name).write_text(text)
     assert early_imports("program.main", tmp_path) == [
-        "torch.nn",
-        "dmiddleware.Task",
+        "dmiddleware",
         "dmiddleware.Context",
-        "middleware.collect",
+        "dmiddleware.Task",
+        "dmiddleware.policy",
         "dmiddleware.policy.dqn",
+        "middleware.collect",
+        "torch.nn",
     ]
-    (tmp_path / "program.py").write_text("import torch\nno python")
-    assert early_imports("program.main", tmp_path) == []
+    assert early_imports("dmiddleware.zoo.main", tmp_path) == ["dmiddleware.zoo"]
     assert early_imports("nowhere.main", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\n",
+        "from os import environ\nenviron.update(A='1')\n",
+        "import os\ndef set():\n    os.putenv('A', '1')\n",
+        "no python",
+    ],
+)
+def test_nothing_is_imported_before_variables_may_be_set(tmp_path: Path, text: str) -> None:
+    (tmp_path / "program.py").write_text("import torch, settings\n")
+    (tmp_path / "settings.py").write_text(text)
+    assert early_imports("program.main", tmp_path) == []
+
+
+def test_what_a_program_has_loaded_is_imported_early() -> None:
     loaded = ["os", "torch", "torch.nn", "torchvision", "dmiddleware", "dmiddleware.policy.dqn"]
     assert early_modules([*loaded, "middleware.collect"]) == [
         "torch",
