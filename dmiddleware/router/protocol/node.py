@@ -203,9 +203,11 @@ class NodeProtocol:
             if is_empty and len(others) < n:
                 del self.with_events[peer]
             elif not handled and not others:
-                # Held events may wait until the subscriptions behind them are known.
+                # Held events may wait until the subscriptions behind them are known. Those behind
+                # unhandled ones come back in on_handled.
                 self._take_announcements(peer)
-                self._held[peer] = None
+                if incoming.has_events:
+                    self._held[peer] = None
                 del self.with_events[peer]
             self._note_taken(peer)
         if self._memory.wanted:

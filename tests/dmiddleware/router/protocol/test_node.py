@@ -504,6 +504,27 @@ def test_events_sent_before_a_peer_left_are_delivered(returns: bool, is_handled:
     assert not listener.with_events
 
 
+def test_a_process_that_has_ended_is_forgotten_once_its_events_are_handled() -> None:
+    dialer, listener, connection = subscribed(NodeOptions(), "e")
+    # More than may wait for their handlers.
+    for number in range(100):
+        emit(dialer, "0", "e", number, handled=True)
+    exchange(connection)
+    dialer.say_goodbye()
+    serve(dialer)
+    exchange(connection)
+    (session,) = listener.with_events
+    first, nothing = listener.take(100), listener.take(100)
+    assert len(first) == 64 and nothing == []
+    handle(listener, first)
+    handle(listener, listener.take(100))
+    assert listener.take(100) == [] and listener.peers == {}
+    ended = weakref.ref(session.incoming)
+    del session, first, connection
+    gc.collect()
+    assert ended() is None
+
+
 def test_a_replayed_frame_ends_the_connection(pair: Pair) -> None:
     dialer, listener, connection = pair
     exchange(connection)
