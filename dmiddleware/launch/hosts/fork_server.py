@@ -91,6 +91,11 @@ class ForkServer:
             raise OSError(error, os.strerror(error))
         return ForkedProcess(pid), status
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself, or somebody has killed it."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End the server; its nodes continue."""
         self._socket.close()

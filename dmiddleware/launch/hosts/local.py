@@ -172,7 +172,7 @@ class LocalHost:
         if (server := self._servers.get(variables)) is not None:
             try:
                 return server.fork(config.arguments, own, streams)
-            except (ConnectionError, TimeoutError):  # somebody has killed it, for example
+            except (ConnectionError, TimeoutError):  # somebody has just killed it, for example
                 self._servers.pop(variables).close()
         stdin, output, status = streams
         popen = subprocess.Popen(
@@ -285,6 +285,9 @@ class LocalHost:
                 yield Note(f"ended {n_left} processes that {names} had left behind")
             for process in ended:
                 yield from self._take_end(process)
+        for variables, server in list(self._servers.items()):
+            if server.has_ended:
+                self._servers.pop(variables).close()
         if self._is_reaper:
             own = [one.process for one in running if one.process.returncode is None]
             reap_orphans([one.pid for one in (*own, *self._servers.values())])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dmiddleware.launch.early_imports import early_imports, early_modules
@@ -18,6 +20,7 @@ from dmiddleware.launch.hosts.fork_server import fork_orphan
 from dmiddleware.launch.leftovers import NO_MARK
 from dmiddleware.launch.plan import NodeConfig, plan_run
 from tests.dmiddleware.launch.ditask_process import start
+from tests.faults.process_cluster import wait_until
 from tests.variants import mostly_slow
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -195,15 +198,31 @@ def test_a_fork_that_the_system_refuses_has_its_error(monkeypatch: pytest.Monkey
     assert len(list(Path("/proc/self/fd").iterdir())) == n_open
 
 
+PLAN = plan_run({"learner": 1, "collector": 1}, addresses=["tcp://127.0.0.1:1"])
+CONFIGS = [NodeConfig(run=PLAN, main="program.main", package="")] * 2
+
+
 @needs_linux
 def test_a_host_that_cannot_fork_nodes_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(errno.EPERM, "no")
 
-    plan = plan_run({"learner": 1, "collector": 1}, addresses=["tcp://127.0.0.1:1"])
-    configs = [NodeConfig(run=plan, main="program.main", package="")] * 2
     monkeypatch.setattr(local, "adopted_orphans", refuse)
-    with local.LocalHost(configs=configs) as host:
+    with local.LocalHost(configs=CONFIGS) as host:
+        assert host._servers == {}
+
+
+@needs_linux
+def test_a_fork_server_that_was_killed_is_reaped() -> None:
+    with local.LocalHost(configs=CONFIGS) as host:
+        (server,) = host._servers.values()
+        os.kill(server.pid, signal.SIGKILL)
+
+        def is_reaped() -> bool:
+            assert not list(host.events(0.01))
+            return not psutil.pid_exists(server.pid)
+
+        wait_until(is_reaped, "the server", deadline_s=30)
         assert host._servers == {}
 
 
