@@ -298,6 +298,7 @@ class Inbox(Generic[T]):
         acknowledged: the same for frames that are acknowledged.
         n_bytes: bytes that are accepted and not yet taken.
         is_due: whether the state should be sent now, rather than with the next heartbeat.
+        has_news: whether the state has changed since :meth:`take_state`, or may not have arrived.
     """
 
     def __init__(
@@ -316,8 +317,8 @@ class Inbox(Generic[T]):
         # Since the last state: how many bytes were accepted, and how many were taken.
         self._n_added = self._n_removed = 0
         self.is_due = False
+        self.has_news = True
         self._is_asked = False
-        self._told: InboxState | None = None
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -357,6 +358,7 @@ class Inbox(Generic[T]):
                 f"{self._max_bytes - self.n_bytes} more; the peer does not follow the protocol"
             )
         self.accepted = sequence
+        self.has_news = True
         self._ready.extend(messages)
         self._move(size)
         if self._max_unhandled is None:
@@ -414,8 +416,9 @@ class Inbox(Generic[T]):
         self._unhandled[0][1] -= 1
         before = self.acknowledged
         self._acknowledge_handled()
-        # Its sender may wait for nothing else.
-        self.is_due = self.is_due or self.acknowledged != before
+        if self.acknowledged != before:
+            # Its sender may wait for nothing else.
+            self.is_due = self.has_news = True
 
     def on_ask(self, *, until_empty: bool = True) -> None:
         """Note that the sender wants to know the state now.
@@ -426,28 +429,17 @@ class Inbox(Generic[T]):
         self.is_due = True
         self._is_asked = self._is_asked or until_empty
 
-    @property
-    def has_news(self) -> bool:
-        """Whether the state has changed since :meth:`take_state` or :meth:`on_disconnect`."""
-        return self._told is None or self._told != self._state()
-
     def take_state(self) -> InboxState:
         """Return the state, which is sent now."""
         self.is_due, self._n_added, self._n_removed = False, 0, 0
+        self.has_news = False
         self._is_asked = self._is_asked and bool(self.n_bytes)
-        self._told = self._state()
-        return self._told
-
-    def on_disconnect(self) -> None:
-        """Note that the sender may not have received the last state."""
-        self._told = None
-
-    def _state(self) -> InboxState:
         return InboxState(self.acknowledged, self.accepted, max(0, self._max_bytes - self.n_bytes))
 
     def _move(self, n_bytes: int) -> None:
         """Count bytes that were added, or removed if their number is negative."""
         self.n_bytes += n_bytes
+        self.has_news = self.has_news or n_bytes != 0
         if n_bytes > 0:
             self._n_added += n_bytes
         else:

@@ -391,7 +391,7 @@ class IncomingStreams:
         self._lossy: deque[EncodedEvent] = deque()
         self._max_lossy = max_lossy
         self._seen = {LATEST: 0, LOSSY: 0}
-        self._told: dict[int, int] = {}
+        self._has_news = True
         self._is_latest_due = False
         self._assemblies: dict[int, Assembly] = {}
         self._grants: list[Assembly] = []
@@ -425,12 +425,7 @@ class IncomingStreams:
     @property
     def has_news(self) -> bool:
         """Whether the states have changed since they were sent over this connection."""
-        return (
-            self.is_due
-            or self._told != self._seen
-            or self.inbox.has_news
-            or self.inbox_handled.has_news
-        )
+        return self._has_news or self.inbox.has_news or self.inbox_handled.has_news or self.is_due
 
     def take_states(self, *, since: int = 0, accepts: bool = True, resend: bool = False) -> States:
         """Return the states, which are sent now; the arguments are a part of them."""
@@ -444,8 +439,7 @@ class IncomingStreams:
             grants=tuple((one.stream, one.sequence, one.offset) for one in self._grants),
         )
         self._grants.clear()
-        self._told = self._seen.copy()
-        self._is_latest_due = False
+        self._has_news = self._is_latest_due = False
         return states
 
     def on_restart(self) -> None:
@@ -453,9 +447,7 @@ class IncomingStreams:
         self._grants.clear()
         # Lossy events do not continue.
         self.drop_unfinished(LOSSY)
-        self._told = {}
-        for inbox in self._inboxes.values():
-            inbox.on_disconnect()
+        self._has_news = True
 
     def check_next(self, stream: int, sequence: int) -> None:
         """Check that a frame may be the next one of its stream.
@@ -494,7 +486,7 @@ class IncomingStreams:
             inbox.on_frame(sequence, events)
             return
         self.check_next(stream, sequence)
-        self._seen[stream] = sequence
+        self._seen[stream], self._has_news = sequence, True
         if stream == LATEST:
             self._is_latest_due = True
             for event in events:

@@ -114,6 +114,24 @@ def test_what_was_not_acknowledged_reaches_a_process_that_has_forgotten_its_send
     assert kinds([dialer])[0] == ["joined", "left", "rejoined"]
 
 
+def test_frames_whose_events_were_dropped_are_acknowledged_once_the_process_comes_back() -> None:
+    dialer, listener = make_node("1"), make_node("0")
+    connection = join(dialer, listener)
+    exchange(connection)
+    for number in range(5):
+        emit(dialer, "0", "e", number)
+    connection.fill(0)
+    connection.cut(1.0)
+    assert dialer.tick(2.0) == [] and dialer.tick(300.0) == [("0", 5)]
+    connection = join(dialer, listener, 301.0)
+    exchange(connection, 301.0)
+    beat(connection, 301.0)
+    assert taken(listener) == [] and dialer.peers["0"].outgoing.is_empty
+    emit(dialer, "0", "e", "later")
+    exchange(connection, 301.0)
+    assert taken(listener) == [("1", "e", "later")]
+
+
 def test_in_every_order_of_frames_and_breaks_both_start_over_once() -> None:
     for seed in range(150):
         chance = random.Random(seed)
