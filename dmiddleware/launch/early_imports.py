@@ -30,7 +30,7 @@ def early_imports(main: str, package: Path) -> list[str]:
         package: the folder with the modules of the program.
     """
     folder = package.resolve()
-    found: dict[str, None] = {}
+    found: set[str] = set()
     seen: set[str] = set()
     left = [main.rpartition(".")[0]]
     while left:
@@ -39,7 +39,7 @@ def early_imports(main: str, package: Path) -> list[str]:
             continue
         seen.add(name)
         if name.partition(".")[0] in _EARLY:
-            found[name] = None
+            found.add(name)
             continue
         left.append(name.rpartition(".")[0])
         file = find_source(name, [str(folder)])
