@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dmiddleware.errors import EventError
 
@@ -26,7 +26,9 @@ Delivery = Literal["reliable", "latest", "lossy"]
 Acknowledged = Literal["accepted", "handled"]
 """When a reliable event counts as delivered to another process; see :class:`Event`."""
 
-_GLOB_CHARACTERS = frozenset("*?[")
+_GLOB_CHARACTERS: Final = frozenset("*?[")
+_DELIVERIES: Final[tuple[str, ...]] = get_args(Delivery)
+_ACKNOWLEDGED: Final[tuple[str, ...]] = get_args(Acknowledged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,9 @@ class Event:
                 f"an event's name must not be empty or contain any of *?[, got {self.name!r}; "
                 "only off() takes patterns"
             )
-        if self.delivery not in get_args(Delivery):
+        if self.delivery not in _DELIVERIES:
             raise EventError(
-                f"event {self.name!r}: delivery must be one of {', '.join(get_args(Delivery))}, "
+                f"event {self.name!r}: delivery must be one of {', '.join(_DELIVERIES)}, "
                 f"got {self.delivery!r}"
             )
         if self.capacity < 1 or self.timeout_s < 0:
@@ -78,10 +80,10 @@ class Event:
                 f"event {self.name!r}: capacity must be at least 1 and timeout_s at least 0, got "
                 f"{self.capacity} and {self.timeout_s}"
             )
-        if self.acknowledged not in get_args(Acknowledged):
+        if self.acknowledged not in _ACKNOWLEDGED:
             raise EventError(
-                f"event {self.name!r}: acknowledged must be one of "
-                f"{', '.join(get_args(Acknowledged))}, got {self.acknowledged!r}"
+                f"event {self.name!r}: acknowledged must be one of {', '.join(_ACKNOWLEDGED)}, "
+                f"got {self.acknowledged!r}"
             )
         if self.delivery != "reliable" and (self.acknowledged == "handled" or self.required):
             option = "required=True" if self.required else 'acknowledged="handled"'

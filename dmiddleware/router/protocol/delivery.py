@@ -135,6 +135,15 @@ class Outbox(Generic[T]):
         return not self._waiting and not self._frames
 
     @property
+    def is_holding(self) -> bool:
+        """Whether small messages are held back until the peer's state arrives."""
+        return (
+            self._has_asked
+            and self._waiting_bytes < self._hold_bytes
+            and self._sent == self._made
+        )
+
+    @property
     def is_blocked(self) -> bool:
         """Whether something waits for the peer to take more, or to say how much it takes."""
         return self._fits_next() is False
@@ -146,23 +155,24 @@ class Outbox(Generic[T]):
             message: the message.
             always: accept it even if the outbox is full; for control messages that cannot wait.
         """
-        is_full = bool(self.n_bytes) and self.n_bytes + message.size > self._max_bytes
+        size = message.size
         if not always:
-            self._is_refusing = is_full
-        if is_full and not always:
-            return False
+            self._is_refusing = bool(self.n_bytes) and self.n_bytes + size > self._max_bytes
+            if self._is_refusing:
+                return False
         self._waiting.append(message)
-        self._waiting_bytes += message.size
-        self.n_bytes += message.size
+        self._waiting_bytes += size
+        self.n_bytes += size
         return True
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""
+        is_new = self._sent == self._made
+        if is_new and (not self._waiting or self.is_holding):
+            return None
         if self._credit is None or not self._fits_next():
             return None
-        if self._sent == self._made:
-            if self._has_asked and self._waiting_bytes < self._hold_bytes:
-                return None
+        if is_new:
             messages = [self._waiting.popleft()]
             size = messages[0].size
             limit = min(self._batch_bytes, self._credit)
@@ -194,15 +204,15 @@ class Outbox(Generic[T]):
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
-        fits = self._fits_next()
-        is_last = self.is_draining and bool(self._frames) and fits is None
-        is_full = self._is_refusing and self._on_the_way < _due_bytes(
-            self._capacity, self._max_bytes
-        )
-        if not is_full and fits is not False and not is_last:
-            return False
-        self._asked_after = self._sent
-        return True
+        if self._waiting or self._sent < self._made:
+            is_due = not self._fits_next()
+        else:
+            is_due = self.is_draining and bool(self._frames)
+        if not is_due and self._is_refusing:
+            is_due = self._on_the_way < _due_bytes(self._capacity, self._max_bytes)
+        if is_due:
+            self._asked_after = self._sent
+        return is_due
 
     def on_state(self, state: InboxState) -> None:
         """Process the peer's state.
@@ -438,15 +448,20 @@ class Inbox(Generic[T]):
 
     def _move(self, n_bytes: int) -> None:
         """Count bytes that were added, or removed if their number is negative."""
+        if not n_bytes:
+            return
         self.n_bytes += n_bytes
-        self.has_news = self.has_news or n_bytes != 0
+        self.has_news = True
         if n_bytes > 0:
             self._n_added += n_bytes
         else:
             self._n_removed -= n_bytes
-        is_empty = self._is_asked and not self.n_bytes
-        n_moved = max(self._n_added, self._n_removed)
-        self.is_due = self.is_due or is_empty or n_moved >= self._due_bytes
+        if (
+            self._n_added >= self._due_bytes
+            or self._n_removed >= self._due_bytes
+            or (self._is_asked and not self.n_bytes)
+        ):
+            self.is_due = True
 
     def _acknowledge_handled(self) -> None:
         while self._unhandled and not self._unhandled[0][1]:

@@ -168,8 +168,19 @@ class NodeProtocol:
         peer = self.peers.get(node_id)
         if peer is None or peer.forgotten:
             return None
-        outgoing = peer.outgoing
-        return (outgoing.outbox_handled if handled else outgoing.outbox).offer(event)
+        outbox = peer.outgoing.outbox_handled if handled else peer.outgoing.outbox
+        is_accepted = outbox.offer(event)
+        if peer.link is not None and not (is_accepted and outbox.is_holding):
+            self.unsent[peer.link] = None
+        return is_accepted
+
+    def put_lossy(self, node_id: str, event: EncodedEvent) -> None:
+        """Queue an event that may be dropped for a peer, unless it has left."""
+        peer = self.peers.get(node_id)
+        if peer is not None:
+            peer.outgoing.put_lossy(event)
+            if peer.link is not None:
+                self.unsent[peer.link] = None
 
     def hold(self, holds: Callable[[EncodedEvent], bool] | None) -> None:
         """Choose the reliable events that :meth:`take` leaves for later.
@@ -209,7 +220,7 @@ class NodeProtocol:
                 if incoming.has_events:
                     self._held[peer] = None
                 del self.with_events[peer]
-            self._note_taken(peer)
+            self._note_due(peer)
         if self._memory.wanted:
             self._grant_memory()
         return taken
@@ -217,7 +228,7 @@ class NodeProtocol:
     def on_handled(self, peer: PeerSession) -> None:
         """Note that a peer's oldest event with ``acknowledges`` has been handled."""
         peer.incoming.inbox_handled.on_handled()
-        self._note_taken(peer)
+        self._note_due(peer)
         if peer.incoming.has_events:
             self.with_events[peer] = None
 
@@ -365,8 +376,7 @@ class NodeProtocol:
             self._on_control(link, peer, frame, now)
         elif self._accepts and not link.owes_resend and not link.n_resends:
             self._on_data(peer, frame)
-        if peer.incoming.is_due:
-            self.unsent[link] = None
+        self._note_due(peer)
         return frame.type
 
     def fill(self, link: Link) -> None:
@@ -375,7 +385,7 @@ class NodeProtocol:
         link.is_stalled = False
         if link.is_over or peer is None:
             return
-        if link.owed or peer.incoming.is_due:
+        if link.owed:
             self._put_owed(link, peer)
         while route.has_room:
             batch = peer.outgoing.next_batch()
@@ -399,7 +409,7 @@ class NodeProtocol:
         """Put what is sent before events, and however full the connection is."""
         owed = link.owed
         is_heartbeat_due = owed.pop(FrameType.HEARTBEAT, 0)
-        if owed.pop(FrameType.STATE, 0) or peer.incoming.is_due:
+        if owed.pop(FrameType.STATE, 0):
             states = peer.incoming.take_states(
                 since=peer.since, accepts=self._accepts, resend=link.owes_resend
             )
@@ -557,10 +567,10 @@ class NodeProtocol:
             peer.link.owed[FrameType.STATE] = 1
             self.unsent[peer.link] = None
 
-    def _note_taken(self, peer: PeerSession) -> None:
+    def _note_due(self, peer: PeerSession) -> None:
         """Send the peer the states of its inboxes, if they have changed enough."""
-        if peer.link is not None and peer.incoming.is_due:
-            self.unsent[peer.link] = None
+        if peer.incoming.is_due:
+            self._owe_states(peer)
 
     def _on_data(self, peer: PeerSession, frame: Frame) -> None:
         stream, sequence, incoming = frame.stream, frame.data_sequence, peer.incoming
@@ -600,7 +610,7 @@ class NodeProtocol:
 
     def _grant_memory(self) -> None:
         for peer in self._memory.grant():
-            self._note_taken(peer)
+            self._note_due(peer)
 
     def _put(
         self,

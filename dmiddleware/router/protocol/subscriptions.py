@@ -115,7 +115,7 @@ class Subscriptions:
             )
         return found
 
-    def check(self, event: EncodedEvent, targets: Iterable[str]) -> None:
+    def check(self, event: EncodedEvent, targets: Collection[str]) -> None:
         """Check that this node may send an event to the targets: its name and its size.
 
         Raises:
@@ -125,9 +125,11 @@ class Subscriptions:
         name = base_name(event.event)
         if name in OWN_EVENTS:
             raise RouterError(f"{name!r} is emitted by the router itself; use another name")
-        peers = [peer for one in targets if (peer := self._peers.get(one)) is not None]
-        new_to = [peer for peer in peers if name not in peer.sent_names]
-        for peer in new_to:
+        peers, new_to = self._peers, []
+        for one in targets:
+            peer = peers.get(one)
+            if peer is None or name in peer.sent_names:
+                continue
             most = peer.session.limits.max_event_names
             if len(peer.sent_names) >= most:
                 raise RouterError(
@@ -135,18 +137,20 @@ class Subscriptions:
                     f"to node {peer.node_id}, which accepts no more; use fewer names, or raise "
                     "max_event_names in the NodeOptions of all nodes"
                 )
+            new_to.append(peer)
         if self._smallest_limit is None:
-            limits = [peer.session.limits.max_event_bytes for peer in self._peers.values()]
+            limits = [peer.session.limits.max_event_bytes for peer in peers.values()]
             self._smallest_limit = min([self._options.max_event_bytes, *limits]) - FRAME_OVERHEAD
         if event.size > self._smallest_limit:
-            self._check_size(event, peers)
+            self._check_size(event, targets)
         for peer in new_to:
             peer.sent_names.add(name)
 
-    def _check_size(self, event: EncodedEvent, peers: Iterable[PeerSession]) -> None:
+    def _check_size(self, event: EncodedEvent, targets: Collection[str]) -> None:
         limit, who = self._options.max_event_bytes, f"this node ({self._node_id})"
-        for peer in peers:
-            if peer.session.limits.max_event_bytes < limit:
+        for one in targets:
+            peer = self._peers.get(one)
+            if peer is not None and peer.session.limits.max_event_bytes < limit:
                 limit, who = peer.session.limits.max_event_bytes, f"node {peer.node_id}"
         if event.size > limit - FRAME_OVERHEAD:
             raise FrameTooLarge(
@@ -191,6 +195,7 @@ class Subscriptions:
         for node_id in to:
             if (peer := self._peers.get(node_id)) is not None:
                 peer.outgoing.put_latest(event)
+                self._note_queued(peer)
 
     def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         """Process the subscriptions that a peer announces.

@@ -122,7 +122,7 @@ class Engine:
                 waiting = self._offer(event, encoded, targets)
             else:
                 self._put(event, encoded, targets, named=to is not None)
-            links = self._fill_peers(targets)
+            links = self._fill_unsent()
         self.send(links)
         if waiting:
             self._wait_for_room(event, encoded, waiting, targets)
@@ -192,8 +192,7 @@ class Engine:
             self.node.subscriptions.put_latest(encoded, targets if named else None)
         else:
             for node_id in targets:
-                if (peer := self.node.peers.get(node_id)) is not None:
-                    peer.outgoing.put_lossy(encoded)
+                self.node.put_lossy(node_id, encoded)
         if targets:
             traffic = self.traffic[base_name(event.name)]
             traffic.sent += len(targets)
@@ -205,11 +204,9 @@ class Engine:
         started = self.clock.now()
 
         def accepted() -> bool:
-            refused = self._offer(event, encoded, waiting)
-            taken = [node_id for node_id in waiting if node_id not in refused]
-            waiting[:] = refused
+            waiting[:] = self._offer(event, encoded, waiting)
             # Sent with the lock held: this wait may last long, on account of other peers.
-            self.send(self._fill_peers(taken))
+            self.send(self._fill_unsent())
             return self.closing or self.fatal is not None or not waiting
 
         with self.lock:
@@ -253,10 +250,7 @@ class Engine:
                 self.receiver.add(_membership_event(change))
             self.members.notify_all()
             self.tick_by(now + TICK_S)
-        links = list(node.unsent)
-        node.unsent.clear()
-        for link in links:
-            node.fill(link)
+        links = self._fill_unsent()
         if node.ended:
             ended, node.ended = node.ended, []
             for link, reason in ended:
@@ -280,14 +274,16 @@ class Engine:
             self.node.fill(link)
         self.send((link,))
 
-    def _fill_peers(self, node_ids: Iterable[str]) -> list[Link]:
-        """Make the frames that can be sent to peers now; called with the lock held."""
-        links = []
-        for node_id in node_ids:
-            peer = self.node.peers.get(node_id)
-            if peer is not None and peer.link is not None:
-                self.node.fill(peer.link)
-                links.append(peer.link)
+    def _fill_unsent(self) -> list[Link]:
+        """Make the frames that can be sent now; called with the lock held.
+
+        Returns:
+            Their connections.
+        """
+        links = list(self.node.unsent)
+        self.node.unsent.clear()
+        for link in links:
+            self.node.fill(link)
         return links
 
     def _send_unsent(self) -> None:

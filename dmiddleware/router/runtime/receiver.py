@@ -132,8 +132,6 @@ class Receiver:
         if not self._has_events():
             return
         with self._lock:
-            if not self._has_events():
-                return
             if self._must_block:
                 self._changed.notify()
                 return

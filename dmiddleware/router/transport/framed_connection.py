@@ -116,7 +116,8 @@ class FramedConnection:
             try:
                 if not self._may_send:
                     self._writer.clear()
-                while not self._is_sending and (pieces := self._writer.next()):
+                elif not self._is_sending:
+                    pieces = self._writer.next()
                     self._is_sending = not self._stream.send(pieces, self._on_sent)
             finally:
                 self._lock.release()

@@ -93,6 +93,8 @@ class FrameReader:
             if self._large is not None and self._large_filled == len(self._large):
                 large, self._large = self._large, None
                 yield large
+            if start == self._filled:
+                break
             small, end = self._next(start)
             if small is not None:
                 yield small
