@@ -138,9 +138,7 @@ class Outbox(Generic[T]):
     def is_holding(self) -> bool:
         """Whether small messages are held back until the peer's state arrives."""
         return (
-            self._has_asked
-            and self._waiting_bytes < self._hold_bytes
-            and self._sent == self._made
+            self._has_asked and self._waiting_bytes < self._hold_bytes and self._sent == self._made
         )
 
     @property
