@@ -170,7 +170,7 @@ class NodeProtocol:
             return None
         outbox = peer.outgoing.outbox_handled if handled else peer.outgoing.outbox
         is_accepted = outbox.offer(event)
-        if peer.link is not None and not (is_accepted and outbox.is_holding):
+        if peer.link is not None and not outbox.is_holding:
             self.unsent[peer.link] = None
         return is_accepted
 

@@ -123,6 +123,12 @@ class Connection:
         """Make the frames of a side that can be sent."""
         self.nodes[side].fill(self.links[side])
 
+    def make_due(self, side: int) -> None:
+        """Make the frames that a router would make now."""
+        serve(self.nodes[side])
+        if self.links[side].is_stalled and self.routes[side].has_room:
+            self.fill(side)
+
     def can_deliver(self, side: int) -> bool:
         """Whether a frame of a side, or its end, can arrive."""
         return bool(self.routes[side].frames) or (
@@ -200,7 +206,7 @@ def exchange(connection: Connection, now: float = 0.0, *, rounds: int = 1_000_00
     """Exchange everything that waits, both ways; each round is one frame of each side."""
     for _ in range(rounds):
         for side in (0, 1):
-            connection.fill(side)
+            connection.make_due(side)
         if not any(route.frames for route in connection.routes):
             break
         for side in (0, 1):

@@ -137,6 +137,31 @@ def test_a_version_that_a_lost_connection_drops_is_sent_again_unless_there_is_a_
     assert taken(listener) == [("1", "weights", 4)]
 
 
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_connection_is_filled_again_only_when_it_has_more_than_is_held_back(
+    handled: bool,
+) -> None:
+    sender, receiver, connection = subscribed(NodeOptions(batch_bytes=500))
+    n_sent = 0
+    while emit(sender, "0", "e", n_sent, handled=handled) and sender.unsent:
+        serve(sender)
+        n_sent += 1
+    # The last one has asked for the state of the peer, so the next ones wait for it.
+    n_frames = len(connection.routes[0].frames)
+    assert n_frames == n_sent
+    n_offered = n_sent + 1
+    while not sender.unsent:
+        emit(sender, "0", "e", n_offered, handled=handled)
+        n_offered += 1
+    assert n_offered - n_sent > 3, "these fill a frame"
+    serve(sender)
+    assert len(connection.routes[0].frames) == n_frames + 1
+    emit(sender, "0", "e", n_offered, handled=handled)
+    assert not sender.unsent
+    exchange(connection)
+    assert [value for _, _, value in taken(receiver)] == [*range(n_offered + 1)]
+
+
 def test_lossy_events_over_the_bound_are_dropped_and_counted(pair: Pair) -> None:
     outgoing = pair[0].peers["0"].outgoing
     for number in range(1030):

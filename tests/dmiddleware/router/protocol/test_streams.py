@@ -58,9 +58,9 @@ class Exchange:
         number = len(self.offered[kind])
         encoded = event(kind, (number, bytes(n_bytes)))
         if kind == "weights":
-            self.sender.peers["0"].outgoing.put_latest(encoded)
+            self.sender.subscriptions.put_latest(encoded, ["0"])
         elif kind == "metric":
-            self.sender.peers["0"].outgoing.put_lossy(encoded)
+            self.sender.put_lossy("0", encoded)
         else:
             assert self.sender.offer("0", encoded, handled=kind == "handled")
         self.offered[kind].append(number)
@@ -77,8 +77,8 @@ class Exchange:
     def run(self, rounds: int = 1_000_000) -> int:
         """Exchange and take up to some number of frames; return how many there were."""
         for n_frames in range(rounds):
-            self.connection.fill(0)
-            self.connection.fill(1)
+            for side in (0, 1):
+                self.connection.make_due(side)
             sides = [side for side in (0, 1) if self.connection.routes[side].frames]
             if not sides:
                 return n_frames
@@ -203,6 +203,15 @@ def test_while_a_peer_accepts_nothing_the_sender_keeps_a_bounded_number_of_lossy
     serve(world.receiver)
     world.finish()
     assert world.taken["metric"] == [95, 96, 97, 98, 99]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_sent_without_waiting_for_a_heartbeat(kind: str) -> None:
+    world = Exchange()
+    world.run()
+    world.offer(kind)
+    assert world.run() > 0
+    assert world.taken[kind] == [0]
 
 
 def test_events_are_dropped_until_the_sender_has_gone_back() -> None:
