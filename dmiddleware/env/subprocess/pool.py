@@ -19,11 +19,11 @@ import gymnasium as gym
 from gymnasium import spaces
 
 from dmiddleware.env.contract import check_same_spaces
-from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe, deadline_in, read_available
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 from dmiddleware.import_guard import refuse_at_import
+from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in, read_available
 
 __all__ = ["EnvPool", "EnvProcess", "ProcessFailure"]
 
@@ -97,7 +97,7 @@ class EnvProcess:
         finally:
             theirs.close()
             os.close(traceback_in)
-        self._pipe = WorkerPipe(ours, is_peer_alive=lambda: self._process.poll() is None)
+        self._pipe = MessagePipe(ours, is_peer_alive=lambda: self._process.poll() is None)
         self._is_open = True
 
     @property

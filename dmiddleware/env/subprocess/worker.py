@@ -57,12 +57,12 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
-from dmiddleware.env.subprocess.pipe import PipeClosed, WorkerPipe
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvCallError, EnvProtocolError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
+from dmiddleware.pipes import MessagePipe, PipeClosed
 from dmiddleware.terminal import needs_terminal
 
 __all__ = ["main", "Given", "Setup", "Failure", "StepInfos"]
@@ -117,7 +117,7 @@ class StepInfos:
 
 
 class _Worker:
-    def __init__(self, pipe: WorkerPipe) -> None:
+    def __init__(self, pipe: MessagePipe) -> None:
         self._pipe = pipe
         self._envs: dict[int, gym.Env[Any, Any]] = {}
         self._claims = EnvClaims()
@@ -319,7 +319,7 @@ def main(socket_fd: int, traceback_fd: int) -> None:
     faulthandler.enable(traceback_fd)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=traceback_fd)
-    pipe = WorkerPipe(socket.socket(fileno=socket_fd))
+    pipe = MessagePipe(socket.socket(fileno=socket_fd))
     threading.Thread(target=_die_with_manager, args=(pipe,), daemon=True).start()
     worker = _Worker(pipe)
     try:
@@ -331,7 +331,7 @@ def main(socket_fd: int, traceback_fd: int) -> None:
         worker.close()
 
 
-def _die_with_manager(pipe: WorkerPipe) -> None:
+def _die_with_manager(pipe: MessagePipe) -> None:
     """Kill the process and those that its envs started once the manager has died.
 
     This runs in a thread, because the main thread may hang in an env.

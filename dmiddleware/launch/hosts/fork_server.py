@@ -20,22 +20,23 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.launch import node_process
 from dmiddleware.launch.leftovers import MARKS, wait_until
+from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in
 from dmiddleware.seeding import seed_libraries
 
 __all__ = ["ForkServer", "ForkedProcess", "adopted_orphans", "fork_orphan", "main"]
 
 _ANSWERS_WITHIN_S: Final = 60.0  # it may read torch from a slow disk
 _START: Final = "from dmiddleware.launch.hosts.fork_server import main; main()"
-_SIZE: Final = struct.Struct(">Q")
-_ANSWER: Final = struct.Struct(">iii")
 _PID: Final = struct.Struct(">i")
 _N_STREAMS: Final = 3
 _SET_CHILD_SUBREAPER: Final = 36
+
+_Request: TypeAlias = tuple[Sequence[str], Mapping[str, str], Sequence[int]]
 
 
 class ForkServer:
@@ -51,10 +52,10 @@ class ForkServer:
     """
 
     def __init__(self, imports: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_ANSWERS_WITHIN_S)
+        ours, theirs = socket.socketpair()
+        self._pipe = MessagePipe(ours)
         with theirs, contextlib.ExitStack() as stack:
-            stack.callback(self._socket.close)
+            stack.callback(self._pipe.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -66,7 +67,7 @@ class ForkServer:
             )
             stack.pop_all()
         self.pid = self._process.pid
-        _send(self._socket, tuple(imports))
+        self._pipe.send(pickle.dumps(tuple(imports)), deadline=deadline_in(_ANSWERS_WITHIN_S))
 
     def fork(
         self, arguments: Sequence[str], variables: Mapping[str, str], streams: Sequence[int]
@@ -85,8 +86,11 @@ class ForkServer:
             OSError: if the system allows no further process; a ``ConnectionError`` or
                 ``TimeoutError`` if this server has ended or does not answer.
         """
-        _send(self._socket, (tuple(arguments), dict(variables)), streams)
-        pid, status, error = _ANSWER.unpack(_receive(self._socket, _ANSWER.size))
+        pipe, deadline = self._pipe, deadline_in(_ANSWERS_WITHIN_S)
+        pipe.send(pickle.dumps((tuple(arguments), dict(variables))), deadline=deadline)
+        for stream in streams:
+            pipe.send_fd(stream, deadline=deadline)
+        pid, status, error = pickle.loads(pipe.receive(deadline=deadline))
         if error:
             raise OSError(error, os.strerror(error))
         return ForkedProcess(pid), status
@@ -98,7 +102,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server; its nodes continue."""
-        self._socket.close()
+        self._pipe.close()
         self._process.kill()
         self._process.wait()
 
@@ -148,54 +152,38 @@ def adopted_orphans() -> Iterator[None]:
 
 def main() -> None:
     """Serve the launcher until it closes its end; the fork for a node runs the node instead."""
-    launcher = socket.socket(fileno=int(sys.argv[1]))
-    imports, _ = _next_message(launcher) or ((), [])
+    request = None
+    with (
+        contextlib.closing(MessagePipe(socket.socket(fileno=int(sys.argv[1])))) as launcher,
+        contextlib.suppress(PipeClosed),
+    ):
+        request = _serve(launcher)
+    if request is not None:
+        _become_node(*request)
+        node_process.main()
+
+
+def _serve(launcher: MessagePipe) -> _Request | None:
+    """Fork for each request; return it in the process that was forked for it."""
+    imports = pickle.loads(launcher.receive())
     with kept_for_good():
         for name in imports:
             with contextlib.suppress(Exception):
                 pkgutil.resolve_name(name)
     if "pynng" in sys.modules:
-        return  # nng cannot be used after a fork; the nodes are started one by one
-    while (request := _next_message(launcher)) is not None:
-        (arguments, variables), streams = request
+        return None  # nng cannot be used after a fork; the nodes are started one by one
+    while True:
+        arguments, variables = pickle.loads(launcher.receive())
+        streams = [launcher.receive_fd() for _ in range(_N_STREAMS)]
         try:
             pid, error = fork_orphan(), 0
         except OSError as failure:
             pid, error = -1, failure.errno or errno.EAGAIN
         if pid == 0:
-            launcher.close()
-            _become_node(arguments, variables, streams)
-            node_process.main()
-        launcher.sendall(_ANSWER.pack(pid, streams[-1], error))
+            return arguments, variables, streams
+        launcher.send(pickle.dumps((pid, streams[-1], error)))
         for stream in streams:
             os.close(stream)
-
-
-def _send(connection: socket.socket, message: object, streams: Sequence[int] = ()) -> None:
-    data = pickle.dumps(message)
-    socket.send_fds(connection, [_SIZE.pack(len(data))], streams)
-    connection.sendall(data)
-
-
-def _next_message(launcher: socket.socket) -> tuple[Any, list[int]] | None:
-    """Return what :func:`_send` has sent, and the streams; None: the launcher sends no more."""
-    with contextlib.suppress(ConnectionError):
-        size, streams, _, _ = socket.recv_fds(
-            launcher, _SIZE.size, _N_STREAMS, socket.MSG_CMSG_CLOEXEC
-        )
-        if size:
-            return pickle.loads(_receive(launcher, *_SIZE.unpack(size))), streams
-    return None
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        received = connection.recv(size - len(data))
-        if not received:
-            raise ConnectionResetError("the other side has closed the connection")
-        data += received
-    return bytes(data)
 
 
 def fork_orphan() -> int:

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from dmiddleware.env.subprocess.pipe import (
+from dmiddleware.pipes import (
+    MessagePipe,
     PipeClosed,
-    WorkerPipe,
     deadline_in,
     read_available,
 )
@@ -15,7 +15,7 @@ from dmiddleware.env.subprocess.pipe import (
 
 @pytest.fixture
 def ends():
-    one, other = (WorkerPipe(sock) for sock in socket.socketpair())
+    one, other = (MessagePipe(sock) for sock in socket.socketpair())
     yield one, other
     one.close()
     other.close()
@@ -44,7 +44,7 @@ def test_an_incomplete_message_times_out():
     with ours, theirs:
         theirs.sendall((100).to_bytes(8, "little") + b"half")
         with pytest.raises(TimeoutError):
-            WorkerPipe(ours).receive(deadline=deadline_in(0.05))
+            MessagePipe(ours).receive(deadline=deadline_in(0.05))
 
 
 def test_sending_to_a_peer_that_does_not_read_times_out(ends):
@@ -72,13 +72,13 @@ def test_an_end_closed_in_the_middle_of_a_message_raises():
         theirs.sendall((100).to_bytes(8, "little") + b"half")
         theirs.close()
         with pytest.raises(PipeClosed):
-            WorkerPipe(ours).receive(deadline=deadline_in(30))
+            MessagePipe(ours).receive(deadline=deadline_in(30))
 
 
 def test_a_dead_peer_is_noticed_while_another_process_holds_its_socket():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(PipeClosed):
-        WorkerPipe(ours, is_peer_alive=lambda: False).receive(deadline=deadline_in(60))
+        MessagePipe(ours, is_peer_alive=lambda: False).receive(deadline=deadline_in(60))
 
 
 def test_an_open_file_can_be_sent(ends, tmp_path):

@@ -1,4 +1,4 @@
-"""The pipe between a manager and a process of its envs: messages with deadlines."""
+"""Messages and open files between two processes of one program, with deadlines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import struct
 import time
 from collections.abc import Callable
 
-__all__ = ["WorkerPipe", "PipeClosed", "deadline_in", "read_available"]
+__all__ = ["MessagePipe", "PipeClosed", "deadline_in", "read_available"]
 
 _HEADER = struct.Struct("=Q")
 _CHUNK = 1 << 20
 
 
-class PipeClosed(Exception):
+class PipeClosed(ConnectionError):
     """The other end is closed."""
 
 
@@ -25,7 +25,7 @@ def deadline_in(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-class WorkerPipe:
+class MessagePipe:
     """Sends and receives whole messages over a stream socket.
 
     Args:
@@ -87,11 +87,12 @@ class WorkerPipe:
             raise PipeClosed from error
 
     def receive_fd(self) -> int:
-        """Wait for an open file; the caller owns the descriptor."""
+        """Wait for an open file; the caller owns the descriptor, which no child inherits."""
         self._sock.settimeout(None)
         data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
         if not data or not fds:
             raise PipeClosed
+        os.set_inheritable(fds[0], False)
         return fds[0]
 
     def wait_until_closed(self, *, deadline: float | None = None) -> bool:
