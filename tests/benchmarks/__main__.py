@@ -8,9 +8,11 @@ when a bar is missed.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import inspect
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.benchmarks.report import (
     Grid,
     Page,
     Section,
+    machine,
     print_sections,
     render_markdown,
     replace_sections,
@@ -79,6 +82,8 @@ def main() -> int:
             packages=PACKAGES,
         )
     elif arguments.write:
+        where = f"{machine()}, Python {platform.python_version()}"
+        sections = [dataclasses.replace(section, machine=where) for section in sections]
         text = replace_sections(REPORT.read_text(encoding="utf-8"), sections)
     if not arguments.names or arguments.write:
         written = {REPORT: text}

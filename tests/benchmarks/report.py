@@ -302,6 +302,7 @@ class Section:
         rows: the comparisons.
         grid: a table above them; None: there is none.
         page: the figures of another page; None: there is none.
+        machine: where it was measured; empty: where the whole page was.
     """
 
     title: str
@@ -309,6 +310,7 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     grid: Grid | None = None
     page: Page | None = None
+    machine: str = ""
 
 
 _HEAD = ("what", "against", "unit", "ours", "reference", "ratio", "bar", "verdict")
@@ -419,6 +421,8 @@ def _render_section(section: Section) -> str:
     notes = [f"- {row.name}: {row.note}" for row in section.rows if row.note]
     if notes:
         parts.append("\n".join(notes) + "\n")
+    if section.machine:
+        parts.append(f"These figures were measured on {section.machine}.\n")
     return "\n".join(parts)
 
 

@@ -117,7 +117,8 @@ def test_sections_measured_anew_replace_the_old_ones_and_the_others_stay():
         pages.append(render_markdown(sections, command="make", duration_s=60, packages=()))
     old, new = pages
     rows = [Row("push", "arrays", ours=2.0, reference=1.0, ratio=2.0, unit="µs")]
-    both = [Section("One", "Text.", rows), Section("Two", "", rows)]
+    both = [Section("One", "Text.", rows, machine="a PC"), Section("Two", "", rows)]
+    new = new.replace("|\n\n## Two", "|\n\nThese figures were measured on a PC.\n\n## Two")
     assert replace_sections(old, []) == old
     assert replace_sections(old, both) == new
     mixed = replace_sections(old, both[1:])

@@ -135,6 +135,13 @@ class Outbox(Generic[T]):
         return not self._waiting and not self._frames
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to send, and nothing to ask."""
+        return not (
+            self._waiting or self._sent < self._made or self._is_refusing or self.is_draining
+        )
+
+    @property
     def is_holding(self) -> bool:
         """Whether small messages are held back until the peer's state arrives."""
         return (

@@ -211,6 +211,12 @@ class OutgoingStreams:
         """
         if not self._is_open or self._is_paused:
             return None
+        if (
+            self.outbox.is_quiet
+            and self.outbox_handled.is_quiet
+            and not (self._latest or self._lossy or self._transfers)
+        ):
+            return None
         batch = self._next_fragment() if self._transfers and not self._sent_fragment else None
         if batch is None and self._latest and self._unconfirmed is None:
             batch = self._next_latest()
