@@ -390,8 +390,10 @@ def _staged_in(content: WireBytes) -> tuple[bytes, _Staged] | None:
     """Return a frame's head and arrays, if these are all the arrays staged in one slab."""
     if not isinstance(content, BytePieces):
         return None
-    owners = [_staged_at(piece) for piece in content.pieces]
-    staged = next((owner for owner in owners if owner is not None), None)
+    from dmiddleware.router.wire.arrays import owner_of
+
+    owners = [owner_of(piece) for piece in content.pieces]
+    staged = next((owner for owner in owners if isinstance(owner, _Staged)), None)
     if staged is None:
         return None
     is_staged = [owner is staged for owner in owners]
@@ -403,13 +405,6 @@ def _staged_in(content: WireBytes) -> tuple[bytes, _Staged] | None:
     if len(content) - len(head) != staged.n_bytes:  # parts of the arrays
         return None
     return head, staged
-
-
-def _staged_at(piece: bytes | memoryview) -> _Staged | None:
-    from dmiddleware.router.wire.arrays import owner_of
-
-    owner = owner_of(piece) if isinstance(piece, memoryview) else None
-    return owner if isinstance(owner, _Staged) else None
 
 
 def _ticket(slab: _Slab, start: int, length: int) -> bytes:

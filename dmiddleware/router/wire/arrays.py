@@ -102,9 +102,10 @@ def view_with_owner(memory: Any, owner: object) -> memoryview:
     return view.data
 
 
-def owner_of(view: memoryview) -> object:
-    """Return the owner that :func:`view_with_owner` was given; None for other views."""
-    return view.obj.owner if isinstance(view.obj, _OwnedView) else None
+def owner_of(piece: bytes | memoryview) -> object:
+    """Return the owner that :func:`view_with_owner` was given for a view; None for other bytes."""
+    whole = piece.obj if isinstance(piece, memoryview) else None
+    return whole.owner if isinstance(whole, _OwnedView) else None
 
 
 class _OwnedView(np.ndarray):
@@ -132,7 +133,9 @@ def _dtype_of(code: Any) -> np.dtype[Any]:
 
 
 def _dtype_code(dtype: np.dtype[Any], path: str) -> int:
-    code = _DTYPE_CODE.get(dtype.newbyteorder("<"))
+    code = _DTYPE_CODE.get(dtype)
+    if code is None:
+        code = _DTYPE_CODE.get(dtype.newbyteorder("<"))
     if code is None:
         raise EncodeError(
             f"{path} is an array of {dtype}, which cannot be encoded; convert it to one of "
