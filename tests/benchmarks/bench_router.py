@@ -8,10 +8,10 @@ nothing, with four calls in flight (ours: four unacknowledged events, each in a 
 The other bars are absolute. For the weights, one process publishes them and three others load
 them into a torch module.
 
-The round trip misses its bar. It wakes three threads in turn, which takes most of the time, and
-takes longer on a machine with nothing else to do: runs beside other work took 226 to 306 µs. At
-8 MB, where the socket's copies leave the processor's cache, shared memory is several times as fast
-as ipc.
+The round trip misses its bar. Most of it is Python that runs on both sides, one after the other,
+and it wakes three threads in turn. An interpreter that is built without optimizations makes the
+absolute figures worse by a quarter to a third. At 8 MB, where the socket's copies leave the
+processor's cache, shared memory is several times as fast as ipc.
 """
 
 from __future__ import annotations

@@ -209,15 +209,14 @@ class Outbox(Generic[T]):
         """
         if self._credit is None or self._asked_after == self._sent:
             return False
-        if self._waiting or self._sent < self._made:
-            is_due = not self._fits_next()
-        else:
-            is_due = self.is_draining and bool(self._frames)
-        if not is_due and self._is_refusing:
-            is_due = self._on_the_way < _due_bytes(self._capacity, self._max_bytes)
-        if is_due:
-            self._asked_after = self._sent
-        return is_due
+        is_last = self.is_draining and bool(self._frames) and self._fits_next() is None
+        is_full = self._is_refusing and self._on_the_way < _due_bytes(
+            self._capacity, self._max_bytes
+        )
+        if not (self.is_blocked or is_last or is_full):
+            return False
+        self._asked_after = self._sent
+        return True
 
     def on_state(self, state: InboxState) -> None:
         """Process the peer's state.
