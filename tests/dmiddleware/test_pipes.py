@@ -86,6 +86,7 @@ def test_an_open_file_can_be_sent(ends, tmp_path):
     with (tmp_path / "file").open() as file:
         ends[0].send_fd(file.fileno(), deadline=deadline_in(5))
     fd = ends[1].receive_fd()
+    assert not os.get_inheritable(fd)
     assert os.read(fd, 10) == b"content"
     os.close(fd)
     ends[0].close()

@@ -172,12 +172,9 @@ class Outbox(Generic[T]):
 
     def next_frame(self) -> OutgoingFrame[T] | None:
         """Return the frame to send now, or None."""
-        is_new = self._sent == self._made
-        if is_new and (not self._waiting or self.is_holding):
+        if self._credit is None or self.is_holding or not self._fits_next():
             return None
-        if self._credit is None or not self._fits_next():
-            return None
-        if is_new:
+        if self._sent == self._made:
             messages = [self._waiting.popleft()]
             size = messages[0].size
             limit = min(self._batch_bytes, self._credit)

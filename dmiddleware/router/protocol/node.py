@@ -174,14 +174,6 @@ class NodeProtocol:
             self.unsent[peer.link] = None
         return is_accepted
 
-    def put_lossy(self, node_id: str, event: EncodedEvent) -> None:
-        """Queue an event that may be dropped for a peer, unless it has left."""
-        peer = self.peers.get(node_id)
-        if peer is not None:
-            peer.outgoing.put_lossy(event)
-            if peer.link is not None:
-                self.unsent[peer.link] = None
-
     def hold(self, holds: Callable[[EncodedEvent], bool] | None) -> None:
         """Choose the reliable events that :meth:`take` leaves for later.
 

@@ -211,6 +211,7 @@ class OutgoingStreams:
         """
         if not self._is_open or self._is_paused:
             return None
+        # The usual case, at the end of each round of frames and for each heartbeat.
         if (
             self.outbox.is_quiet
             and self.outbox_handled.is_quiet

@@ -197,6 +197,13 @@ class Subscriptions:
                 peer.outgoing.put_latest(event)
                 self._note_queued(peer)
 
+    def put_lossy(self, event: EncodedEvent, to: Iterable[str]) -> None:
+        """Send an event that may be dropped to peers, except those that have left."""
+        for node_id in to:
+            if (peer := self._peers.get(node_id)) is not None:
+                peer.outgoing.put_lossy(event)
+                self._note_queued(peer)
+
     def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
         """Process the subscriptions that a peer announces.
 

@@ -191,8 +191,7 @@ class Engine:
         if event.delivery == "latest":
             self.node.subscriptions.put_latest(encoded, targets if named else None)
         else:
-            for node_id in targets:
-                self.node.put_lossy(node_id, encoded)
+            self.node.subscriptions.put_lossy(encoded, targets)
         if targets:
             traffic = self.traffic[base_name(event.name)]
             traffic.sent += len(targets)

@@ -42,7 +42,9 @@ DTYPES: Final[tuple[str, ...]] = (
 )
 """The array types of the wire. Their index is their code, so the order must never change."""
 
-_DTYPE_CODE: Final = {np.dtype(name): code for code, name in enumerate(DTYPES)}
+_DTYPE_CODE: Final = {
+    np.dtype(name.replace("<", order)): code for code, name in enumerate(DTYPES) for order in "<>"
+}
 _DTYPE_OF: Final = tuple(np.dtype(name) for name in DTYPES)
 
 
@@ -134,8 +136,6 @@ def _dtype_of(code: Any) -> np.dtype[Any]:
 
 def _dtype_code(dtype: np.dtype[Any], path: str) -> int:
     code = _DTYPE_CODE.get(dtype)
-    if code is None:
-        code = _DTYPE_CODE.get(dtype.newbyteorder("<"))
     if code is None:
         raise EncodeError(
             f"{path} is an array of {dtype}, which cannot be encoded; convert it to one of "

@@ -64,7 +64,7 @@ def send(node: NodeProtocol, to: str, delivery: str, value: Any, event: str = "e
     if delivery == "latest":
         node.subscriptions.put_latest(encoded)
     elif delivery == "lossy":
-        node.put_lossy(to, encoded)
+        node.subscriptions.put_lossy(encoded, [to])
     else:
         assert node.offer(to, encoded, handled=delivery == "handled")
     return encoded

@@ -60,7 +60,7 @@ class Exchange:
         if kind == "weights":
             self.sender.subscriptions.put_latest(encoded, ["0"])
         elif kind == "metric":
-            self.sender.put_lossy("0", encoded)
+            self.sender.subscriptions.put_lossy(encoded, ["0"])
         else:
             assert self.sender.offer("0", encoded, handled=kind == "handled")
         self.offered[kind].append(number)
