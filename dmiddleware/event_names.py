@@ -1,13 +1,19 @@
-"""Names under which the tasks of a program exchange events with their peers."""
+"""Names of events: patterns, and the names under which tasks exchange events with their peers."""
 
 from __future__ import annotations
 
 import functools
 from typing import Final
 
-__all__ = ["base_name", "scoped_name", "task_number"]
+__all__ = ["base_name", "is_glob", "scoped_name", "task_number"]
 
 _SCOPE: Final = " (task "
+_GLOB_CHARACTERS: Final = frozenset("*?[")
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a pattern may match several names; no event has such a name."""
+    return not _GLOB_CHARACTERS.isdisjoint(pattern)
 
 
 def scoped_name(name: str, number: int) -> str:

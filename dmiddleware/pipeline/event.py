@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dmiddleware.errors import EventError
+from dmiddleware.event_names import is_glob
 
 __all__ = [
     "Acknowledged",
@@ -26,7 +27,6 @@ Delivery = Literal["reliable", "latest", "lossy"]
 Acknowledged = Literal["accepted", "handled"]
 """When a reliable event counts as delivered to another process; see :class:`Event`."""
 
-_GLOB_CHARACTERS: Final = frozenset("*?[")
 _DELIVERIES: Final[tuple[str, ...]] = get_args(Delivery)
 _ACKNOWLEDGED: Final[tuple[str, ...]] = get_args(Acknowledged)
 
@@ -65,7 +65,7 @@ class Event:
     required: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or _GLOB_CHARACTERS.intersection(self.name):
+        if not self.name or is_glob(self.name):
             raise EventError(
                 f"an event's name must not be empty or contain any of *?[, got {self.name!r}; "
                 "only off() takes patterns"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dmiddleware.errors import RouterError
-from dmiddleware.event_names import base_name, task_number
+from dmiddleware.event_names import base_name, is_glob, task_number
 from dmiddleware.router.protocol.handshake import (
     DialerHandshake,
     Identity,
@@ -22,12 +22,10 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
 from dmiddleware.router.wire.frame import FrameType
 
-__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing", "is_glob"]
+__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing"]
 
 READY_EVENT: Final = "task.ready"
 """Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
-
-_GLOB_CHARACTERS: Final = frozenset("*?[")
 
 
 @dataclass(slots=True)
@@ -261,8 +259,3 @@ class Patterns:
     def match(self, name: str) -> bool:
         """Return whether a name is among them."""
         return name in self._names or any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
-
-
-def is_glob(pattern: str) -> bool:
-    """Return whether a subscription may match several names."""
-    return not _GLOB_CHARACTERS.isdisjoint(pattern)

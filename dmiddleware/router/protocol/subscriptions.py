@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
-from dmiddleware.event_names import base_name
+from dmiddleware.event_names import base_name, is_glob
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession, is_glob
+from dmiddleware.router.protocol.session import Link, PeerSession
 from dmiddleware.router.wire.envelope import (
     FRAME_OVERHEAD,
     MAX_EVENT_NAME,

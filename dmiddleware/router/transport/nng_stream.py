@@ -22,17 +22,15 @@ These facts about nng 1.11 shape the code:
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.errors import RouterError, TransportError
+from dmiddleware.router.transport.base_stream import IPC, BaseListener, BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
-from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.nng_library import ffi, lib
 from dmiddleware.router.transport.nng_operation import (
     MAX_PIECES,
@@ -45,9 +43,6 @@ from dmiddleware.router.transport.tls import TlsFiles
 
 __all__ = ["NngStream", "NngStreamListener", "NngStreamTransport"]
 
-_logger = logging.getLogger(__name__)
-
-_IPC: Final = "ipc://"
 _TCP: Final = "tcp://"
 _TLS: Final = "tls+tcp://"
 
@@ -66,8 +61,6 @@ _JOINED: Final = 16 * 1024
 """Neighboring pieces that are shorter are sent as one."""
 
 _ENDED: Final = frozenset({lib.NNG_ECLOSED, lib.NNG_ECONNSHUT, lib.NNG_ECONNRESET})
-
-_PAUSE_S: Final = 0.1
 
 
 class NngStreamTransport:
@@ -88,7 +81,7 @@ class NngStreamTransport:
         _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, address.encode()))
         dialer = made[0]
         try:
-            if not address.startswith(_IPC):
+            if not address.startswith(IPC):
                 code = lib.nng_stream_dialer_set_bool(dialer, _NO_DELAY, True)
                 _check_code(f"dial {address}", code)
             if address.startswith(_TLS):
@@ -115,7 +108,7 @@ class NngStreamTransport:
     def _check(self, address: str, doing: str) -> None:
         if self._thread.is_forked:
             raise fork_error()
-        is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
+        is_valid = address.startswith((f"{IPC}/", _TCP, _TLS)) and "\0" not in address
         if not is_valid:
             raise TransportError(
                 f"could not {doing} {address!r}: write ipc:///path, tcp://host:port or "
@@ -130,20 +123,16 @@ class NngStreamTransport:
         return self._tls.config(listens=listens)
 
 
-class NngStream:
-    """One connection; see :class:`~dmiddleware.router.transport.stream.Stream`.
+class NngStream(BaseStream):
+    """A connection of nng.
 
-    Its operations live until all their completions have been processed. ``_lock`` is held to start
-    one and to close the connection; completions are processed on one thread, most of them with it.
+    Its operations live until all their completions have been processed. Completions are processed
+    on one thread, most of them with ``_lock`` held.
     """
 
     def __init__(self, address: str, thread: IoThread, connection: Any = None) -> None:
-        self._address = address
-        self._thread = thread
-        self._lock = threading.Lock()
+        super().__init__(address, thread, is_connected=connection is not None)
         self._connection = connection
-        self._error: RouterError | None = None
-        self._is_closed = False
         self._dialer: Any = None
         self._dialing: Operation | None = None
         # The certificates of a dialer, until the peer has sent something.
@@ -153,54 +142,11 @@ class NngStream:
         self._n_receives = 0
         # How many operations have not called back yet.
         self._n_pending = 0
-        self._targets: Sequence[memoryview] = ()
-        self._on_bytes: OnBytes | None = None
-        self._unsent: list[Piece] = []
-        self._on_sent: OnSent | None = None
         thread.add_user(self)
 
     def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
         """Send bytes; return whether the system has accepted all of them."""
-        if os.getpid() != self._thread.pid:
-            raise fork_error()
-        with self._lock:
-            if self._on_sent is not None:
-                raise RouterStateError("a stream sends one list of pieces at a time")
-            if self._error is not None:
-                self._report(partial(on_sent, self._error))
-                return False
-            self._unsent, self._on_sent = _joined(pieces), on_sent
-            if not self._unsent:
-                self._on_sent = None
-                return True
-            if self._connection is not None:
-                self._send()
-            return False
-
-    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
-        """Receive the next bytes."""
-        if os.getpid() != self._thread.pid:
-            raise fork_error()
-        with self._lock:
-            if self._on_bytes is not None:
-                raise RouterStateError("a stream receives one list of targets at a time")
-            if self._error is not None:
-                self._report(partial(on_bytes, self._error))
-                return
-            self._targets, self._on_bytes = targets, on_bytes
-            if self._connection is not None:
-                self._receive()
-
-    def close(self) -> None:
-        """Close the connection, without waiting."""
-        if self._thread.is_forked:
-            return
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._end(TransportError(f"the connection with {self._address} is closed"))
-            self._release_if_done()
+        return super().send(_joined(pieces), on_sent)
 
     def connect(self, dialer: Any, timeout_s: float, tls: TlsFiles | None) -> None:
         """Start to connect; called once, by the transport."""
@@ -213,12 +159,7 @@ class NngStream:
     def _on_late(self, timeout_s: float) -> None:
         with self._lock:
             if self._connection is None:
-                self._end(
-                    TransportError(
-                        f"could not dial {self._address}: no connection within {timeout_s:g} s; "
-                        "check the address, and that the peer is running"
-                    )
-                )
+                self._end(self._dial_error(f"no connection within {timeout_s:g} s"))
 
     def _on_dialed(self) -> None:
         assert self._dialing is not None
@@ -229,15 +170,11 @@ class NngStream:
             self._dialer = None
             self._n_pending -= 1
             if code:
-                self._end(
-                    TransportError(
-                        f"could not dial {self._address}: {text_of(code)}; check the address, and "
-                        "that the peer is running"
-                    )
-                )
+                self._end(self._dial_error(text_of(code)))
             else:
                 self._connection = self._dialing.output()
                 if self._error is None:
+                    self._is_connected = True
                     self._start_waiting()
                 else:
                     # It was closed, or late, just before nng had connected.
@@ -247,11 +184,11 @@ class NngStream:
     def _start_waiting(self) -> None:
         """Start what has waited for the connection."""
         if self._on_bytes is not None:
-            self._receive()
+            self._start_receiving()
         if self._on_sent is not None:
             self._send()
 
-    def _receive(self) -> None:
+    def _start_receiving(self) -> None:
         self._n_pending += 1
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
         self._n_receives += 1
@@ -297,10 +234,11 @@ class NngStream:
             error = reason
         self._report(partial(on_bytes, error))
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
         self._n_pending += 1
         pieces = self._unsent[:MAX_PIECES]
         lib.nng_stream_send(self._connection, self._sending.use(pieces))
+        return False
 
     def _on_sent_some(self) -> None:
         sending, outcome = self._sending, None
@@ -354,9 +292,11 @@ class NngStream:
             self._unsent, self._on_sent = [], None
 
     def _error_of(self, code: int) -> TransportError:
-        if code in _ENDED:
-            return TransportError(f"the connection with {self._address} has ended")
-        return TransportError(f"the connection with {self._address} broke: {text_of(code)}")
+        return self._end_error("" if code in _ENDED else text_of(code))
+
+    def _close(self, error: RouterError) -> None:
+        self._end(error)
+        self._release_if_done()
 
     def _release_if_done(self) -> None:
         if self._is_closed and not self._n_pending:
@@ -371,18 +311,8 @@ class NngStream:
             lib.nng_stream_free(self._connection)
         self._thread.remove_user(self)
 
-    def _report(self, call: Callable[[], None]) -> None:
-        self._thread.post(partial(self._guarded, call))
 
-    def _guarded(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:
-            _logger.exception("closed the connection with %s, its callback failed", self._address)
-            self.close()
-
-
-class NngStreamListener:
+class NngStreamListener(BaseListener):
     """An address that nng listens on; it accepts one connection at a time."""
 
     def __init__(
@@ -392,16 +322,12 @@ class NngStreamListener:
         thread: IoThread,
         tls_config: Any,
     ) -> None:
-        self._on_connection = on_connection
-        self._thread = thread
-        self._lock = threading.Lock()
-        self._is_closed = False
+        super().__init__(address, on_connection, thread)
         self._is_pending = False
-        self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
         self._accepting = Operation(partial(thread.call, self._on_accepted))
         try:
             self._listener = _listening(
-                address if self._path is None else _IPC + self._path.hidden, tls_config
+                address if self._path is None else IPC + self._path.hidden, tls_config
             )
         except BaseException:
             self._accepting.free()
@@ -409,9 +335,8 @@ class NngStreamListener:
         try:
             if self._path is not None:
                 self._path.publish()
-            self.address = (
-                address if self._path is not None else _real_address(address, self._listener)
-            )
+            else:
+                self.address = _real_address(address, self._listener)
             thread.add_user(self)
         except BaseException:
             lib.nng_stream_listener_close(self._listener)
@@ -420,19 +345,10 @@ class NngStreamListener:
             raise
         self._accept()
 
-    def close(self) -> None:
-        """Stop listening; accepted connections stay open."""
-        if self._thread.is_forked:
-            return
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if self._path is not None:
-                self._path.remove()
-            # It ends the pending operation.
-            lib.nng_stream_listener_close(self._listener)
-            self._release_if_done()
+    def _close(self) -> None:
+        # It ends the pending operation.
+        lib.nng_stream_listener_close(self._listener)
+        self._release_if_done()
 
     def _accept(self) -> None:
         with self._lock:
@@ -450,30 +366,20 @@ class NngStreamListener:
                 if connection is not None:
                     lib.nng_stream_free(connection)
                 return
-        if code:
-            # For example, the process has no descriptor left. Dialers wait meanwhile.
-            _logger.warning("could not accept a connection to %s: %s", self.address, text_of(code))
-            self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
-            return
-        try:
-            stream = NngStream(self.address, self._thread, connection)
-        except RouterError as error:
-            lib.nng_stream_free(connection)
-            if self._thread.is_exiting:
-                return
-            _logger.warning("closed a connection to %s: %s", self.address, error)
-            self._thread.call_at(time.monotonic() + _PAUSE_S, self._accept)
-            return
-        pause_s: float | None = None
-        try:
-            pause_s = self._on_connection(stream)
-        except Exception:
-            _logger.exception("closed a connection to %s, its callback failed", self.address)
-            stream.close()
+        pause_s = self._pass_on(partial(self._accepted, code, connection))
         if pause_s:
             self._thread.call_at(time.monotonic() + pause_s, self._accept)
         else:
             self._accept()
+
+    def _accepted(self, code: int, connection: Any) -> NngStream:
+        if code:
+            raise TransportError(text_of(code))
+        try:
+            return NngStream(self.address, self._thread, connection)
+        except BaseException:
+            lib.nng_stream_free(connection)
+            raise
 
     def _release_if_done(self) -> None:
         if self._is_closed and not self._is_pending:
@@ -496,7 +402,7 @@ def _listening(address: str, tls_config: Any) -> Any:
     _check_code(doing, lib.nng_stream_listener_alloc(made, address.encode()))
     listener = made[0]
     try:
-        if address.startswith(_IPC):
+        if address.startswith(IPC):
             code = lib.nng_stream_listener_set_int(listener, b"ipc:permissions", 0o600)
             _check_code(doing, code)
         else:

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.errors import RouterError, TransportError
+from dmiddleware.router.transport.base_stream import IPC, BaseListener, BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
-from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
+from dmiddleware.router.transport.stream import OnConnection
 
 __all__ = ["SocketListener", "SocketStream", "SocketTransport"]
 
-_logger = logging.getLogger(__name__)
-
-_IPC: Final = "ipc://"
 _TCP: Final = "tcp://"
 
 _READ: Final = selectors.EVENT_READ
@@ -42,15 +39,14 @@ _BACKLOG: Final = 128
 
 _ENDED: Final = frozenset({errno.ECONNRESET, errno.EPIPE})
 
-_PAUSE_S: Final = 0.1
 _RETRY_S: Final = 0.01
 
 
-class _Target(NamedTuple):
+class _Place(NamedTuple):
     """What the system needs to connect to an address, or to listen on it."""
 
     family: int
-    place: Any
+    address: Any
 
 
 class SocketTransport:
@@ -78,7 +74,7 @@ class SocketTransport:
     def _check(self, address: str, doing: str) -> None:
         if self._thread.is_forked:
             raise fork_error()
-        is_valid = address.startswith(f"{_IPC}/") or (
+        is_valid = address.startswith(f"{IPC}/") or (
             address.startswith(_TCP) and address.rpartition(":")[2].isdecimal()
         )
         if not is_valid or "\0" in address:
@@ -88,91 +84,32 @@ class SocketTransport:
             )
 
 
-class SocketStream:
-    """One connection; see :class:`~dmiddleware.router.transport.stream.Stream`.
-
-    ``_lock`` guards what is being sent and received. The socket is watched and closed by the
-    transport's thread.
-    """
+class SocketStream(BaseStream):
+    """A connection over a socket, which the transport's thread watches and closes."""
 
     def __init__(
         self, address: str, thread: IoThread, connection: socket.socket | None = None
     ) -> None:
-        self._address = address
-        self._thread = thread
-        self._lock = threading.Lock()
+        super().__init__(address, thread, is_connected=connection is not None)
         self._socket = connection
-        self._is_connected = connection is not None
-        self._is_closed = False
-        # Why nothing more is received or, in addition, sent.
-        self._error: RouterError | None = None
+        # Why nothing more is sent; bytes that arrived before the end are still received.
         self._send_error: RouterError | None = None
         # What the socket is watched for.
         self._events = 0
         # Where it can be connected to; those that have refused it are removed.
-        self._targets: Sequence[_Target] = ()
-        self._buffers: Sequence[memoryview] = ()
-        self._on_bytes: OnBytes | None = None
-        self._unsent: list[Piece] = []
-        self._on_sent: OnSent | None = None
+        self._places: Sequence[_Place] = ()
         thread.add_user(self)
-
-    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
-        """Send bytes; return whether the system has accepted all of them."""
-        if os.getpid() != self._thread.pid:
-            raise fork_error()
-        with self._lock:
-            if self._on_sent is not None:
-                raise RouterStateError("a stream sends one list of pieces at a time")
-            error = self._error or self._send_error
-            if error is not None:
-                self._report(partial(on_sent, error))
-                return False
-            self._unsent, self._on_sent = list(pieces), on_sent
-            if self._is_connected and self._send():
-                self._on_sent = None
-                return True
-        self._thread.post(self._update)
-        return False
-
-    def receive(self, targets: Sequence[memoryview], on_bytes: OnBytes) -> None:
-        """Receive the next bytes."""
-        if os.getpid() != self._thread.pid:
-            raise fork_error()
-        with self._lock:
-            if self._on_bytes is not None:
-                raise RouterStateError("a stream receives one list of targets at a time")
-            if self._error is not None:
-                self._report(partial(on_bytes, self._error))
-                return
-            self._buffers, self._on_bytes = targets, on_bytes
-            if self._events & _READ:
-                return
-        self._thread.post(self._update)
-
-    def close(self) -> None:
-        """Close the connection, without waiting."""
-        if self._thread.is_forked:
-            return
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._error = self._error or TransportError(
-                f"the connection with {self._address} is closed"
-            )
-        self._thread.post(self._close)
 
     def connect(self, timeout_s: float) -> None:
         """Start to connect; called once, by the transport."""
         deadline = time.monotonic() + timeout_s
         self._thread.call_at(deadline, partial(self._on_late, timeout_s))
-        if self._address.startswith(_IPC):
-            self._targets = [_Target(socket.AF_UNIX, self._address.removeprefix(_IPC))]
+        if self._address.startswith(IPC):
+            self._places = [_Place(socket.AF_UNIX, self._address.removeprefix(IPC))]
             self._thread.call(self._connect)
             return
         try:
-            self._targets = _targets(self._address, socket.AI_NUMERICHOST)
+            self._places = _places(self._address, socket.AI_NUMERICHOST)
         except (OSError, UnicodeError):
             # To look up a name may take long.
             looking = threading.Thread(target=self._look_up, name="router-names", daemon=True)
@@ -185,19 +122,19 @@ class SocketStream:
 
     def _look_up(self) -> None:
         try:
-            self._targets = _targets(self._address)
+            self._places = _places(self._address)
         except (OSError, UnicodeError) as error:
             self._thread.post(partial(self._fail_to_dial, _text_of(error)))
         else:
             self._thread.post(self._connect)
 
     def _connect(self) -> None:
-        """Connect to the first of the targets that accepts it."""
+        """Connect to the first of the places that accepts it."""
         if self._error is not None:
             return
         try:
-            self._socket = _socket_of(self._targets[0])
-            code = self._socket.connect_ex(self._targets[0].place)
+            self._socket = _socket_of(self._places[0])
+            code = self._socket.connect_ex(self._places[0].address)
         except OSError as error:
             self._try_next(error.errno or errno.EINVAL)
             return
@@ -223,8 +160,8 @@ class SocketStream:
 
     def _try_next(self, code: int) -> None:
         self._close_socket()
-        self._targets = self._targets[1:]
-        if self._targets:
+        self._places = self._places[1:]
+        if self._places:
             self._connect()
         else:
             self._fail_to_dial(os.strerror(code))
@@ -240,12 +177,7 @@ class SocketStream:
             self._fail_to_dial(f"no connection within {timeout_s:g} s")
 
     def _fail_to_dial(self, reason: str) -> None:
-        self._fail(
-            TransportError(
-                f"could not dial {self._address}: {reason}; check the address, and that the peer "
-                "is running"
-            )
-        )
+        self._fail(self._dial_error(reason))
 
     def _on_ready(self, events: int) -> None:
         if not self._events:
@@ -275,12 +207,13 @@ class SocketStream:
         while unsent:
             try:
                 n_bytes = self._socket.sendmsg(unsent[:_MAX_PIECES])
-            except BlockingIOError:
-                return False
             except OSError as error:
-                # Bytes that arrived before the end are still received.
-                self._send_error = self._broken(error)
-                unsent.clear()
+                if not isinstance(error, BlockingIOError):
+                    self._send_error = self._broken(error)
+                    unsent.clear()
+                # The thread sends the rest, or reports the error.
+                if not self._events & _WRITE:
+                    self._thread.post(self._update)
                 return False
             n_sent = 0
             for piece in unsent:
@@ -299,17 +232,17 @@ class SocketStream:
             self._update()
             return
         try:
-            n_bytes = self._socket.recvmsg_into(self._buffers)[0]
+            n_bytes = self._socket.recvmsg_into(self._targets)[0]
         except BlockingIOError:
             return
         except OSError as error:
             self._fail(self._broken(error))
             return
         if not n_bytes:
-            self._fail(TransportError(f"the connection with {self._address} has ended"))
+            self._fail(self._end_error())
             return
         with self._lock:
-            self._buffers, self._on_bytes = (), None
+            self._targets, self._on_bytes = (), None
         self._guarded(partial(on_bytes, n_bytes))
 
     def _update(self) -> None:
@@ -322,22 +255,10 @@ class SocketStream:
     def _watch(self, events: int) -> None:
         if events != self._events:
             self._thread.watch(self._socket, self._events, events, self._on_ready)
-            self._events = events
+            self._events, self._is_receiving = events, bool(events & _READ)
 
     def _broken(self, error: OSError) -> TransportError:
-        if error.errno in _ENDED:
-            return TransportError(f"the connection with {self._address} has ended")
-        return TransportError(f"the connection with {self._address} broke: {error.strerror}")
-
-    def _report(self, call: Callable[[], None]) -> None:
-        self._thread.post(partial(self._guarded, call))
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:
-            _logger.exception("closed the connection with %s, its callback failed", self._address)
-            self.close()
+        return self._end_error("" if error.errno in _ENDED else _text_of(error))
 
     def _fail(self, error: RouterError) -> None:
         """Report why nothing more is sent or received; only the first reason counts."""
@@ -345,31 +266,33 @@ class SocketStream:
             self._error = self._error or error
             error = self._send_error or self._error
             self._watch(0)
-            on_bytes, self._buffers, self._on_bytes = self._on_bytes, (), None
+            on_bytes, self._targets, self._on_bytes = self._on_bytes, (), None
             on_sent, self._unsent, self._on_sent = self._on_sent, [], None
         if on_sent is not None:
             self._report(partial(on_sent, error))
         if on_bytes is not None:
             self._report(partial(on_bytes, self._error))
 
-    def _close(self) -> None:
-        assert self._error is not None
-        self._fail(self._error)
+    def _start_receiving(self) -> None:
+        self._thread.post(self._update)
+
+    def _close(self, error: RouterError) -> None:
+        self._error = self._error or error
+        self._thread.post(partial(self._end, self._error))
+
+    def _end(self, error: RouterError) -> None:
+        self._fail(error)
         self._close_socket()
         # After the callbacks.
         self._thread.call(partial(self._thread.remove_user, self))
 
 
-class SocketListener:
+class SocketListener(BaseListener):
     """An address that a socket listens on; see :class:`SocketTransport`."""
 
     def __init__(self, address: str, on_connection: OnConnection, thread: IoThread) -> None:
-        self._on_connection = on_connection
-        self._thread = thread
-        self._lock = threading.Lock()
-        self._is_closed = False
+        super().__init__(address, on_connection, thread)
         self._is_watched = False
-        self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
         try:
             self._socket = _listening(address, self._path)
         except (OSError, UnicodeError) as error:
@@ -379,28 +302,18 @@ class SocketListener:
                 self._path.publish()
             host, _, port = address.rpartition(":")
             if self._path is None and int(port) == 0:
-                address = f"{host}:{self._socket.getsockname()[1]}"
-            self.address = address
+                self.address = f"{host}:{self._socket.getsockname()[1]}"
             thread.add_user(self)
         except BaseException:
             self._socket.close()
             raise
         thread.call(self._resume)
 
-    def close(self) -> None:
-        """Stop listening; accepted connections stay open."""
-        if self._thread.is_forked:
-            return
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if self._path is not None:
-                self._path.remove()
-            # The address is free at once; some systems only free it when the socket is closed.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.post(self._close)
+    def _close(self) -> None:
+        # The address is free at once; some systems only free it when the socket is closed.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.post(self._end)
 
     def _resume(self) -> None:
         if not self._is_closed:
@@ -415,31 +328,24 @@ class SocketListener:
     def _on_ready(self, _: int) -> None:
         if self._is_closed or not self._is_watched:
             return
-        stream: SocketStream | None = None
-        pause_s: float | None = None
-        try:
-            connection, _ = self._socket.accept()
-            with contextlib.ExitStack() as stack:
-                stack.callback(connection.close)
-                _set_options(connection)
-                stream = SocketStream(self.address, self._thread, connection)
-                stack.pop_all()
-            pause_s = self._on_connection(stream)
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except (OSError, RouterError) as error:
-            # For example, the process has no descriptor left. Dialers wait meanwhile.
-            _logger.warning("could not accept a connection to %s: %s", self.address, error)
-            pause_s = _PAUSE_S
-        except Exception:
-            _logger.exception("closed a connection to %s, its callback failed", self.address)
-            if stream is not None:
-                stream.close()
+        pause_s = self._pass_on(self._accept)
         if pause_s:
             self._pause()
             self._thread.call_at(time.monotonic() + pause_s, self._resume)
 
-    def _close(self) -> None:
+    def _accept(self) -> SocketStream | None:
+        try:
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            _set_options(connection)
+            stream = SocketStream(self.address, self._thread, connection)
+            stack.pop_all()
+        return stream
+
+    def _end(self) -> None:
         self._pause()
         self._socket.close()
         self._thread.remove_user(self)
@@ -449,7 +355,7 @@ def _text_of(error: OSError | UnicodeError) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _targets(address: str, flags: int = 0) -> list[_Target]:
+def _places(address: str, flags: int = 0) -> list[_Place]:
     """Return where an address of a host and a port leads.
 
     Raises:
@@ -460,11 +366,11 @@ def _targets(address: str, flags: int = 0) -> list[_Target]:
     found = socket.getaddrinfo(
         host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=flags
     )
-    return [_Target(family, place) for family, _, _, _, place in found]
+    return [_Place(family, place) for family, _, _, _, place in found]
 
 
-def _socket_of(target: _Target) -> socket.socket:
-    opened = socket.socket(target.family, socket.SOCK_STREAM)
+def _socket_of(place: _Place) -> socket.socket:
+    opened = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         _set_options(opened)
     except BaseException:
@@ -482,14 +388,14 @@ def _set_options(opened: socket.socket) -> None:
 
 def _listening(address: str, path: PublishedPath | None) -> socket.socket:
     if path is not None:
-        target = _Target(socket.AF_UNIX, path.hidden)
+        place = _Place(socket.AF_UNIX, path.hidden)
     else:
-        target = _targets(address, socket.AI_PASSIVE)[0]
-    opened = _socket_of(target)
+        place = _places(address, socket.AI_PASSIVE)[0]
+    opened = _socket_of(place)
     try:
         if path is None:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(target.place)
+        opened.bind(place.address)
         if path is not None:
             # Nobody can connect before the next line.
             Path(path.hidden).chmod(0o600)
