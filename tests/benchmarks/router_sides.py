@@ -25,6 +25,10 @@ WEIGHTS_SIZE = 1_600
 
 _DEADLINE_S = 120.0
 
+# As in a program, each event is declared once.
+PING, BEGIN, DATA = map(Event, ("ping", "begin", "data"))
+WEIGHTS = Event("weights", delivery="latest")
+
 
 def new_address(folder: Path, name: str, *, tcp: bool) -> str:
     """Return an unused address."""
@@ -77,7 +81,6 @@ class Stream:
             **({} if batched else {"batch_bytes": 1}),
         )
         self._answers = threading.Semaphore(0)
-        self._data = Event("data")
         with contextlib.ExitStack() as stack:
             mode = "sink" if shared is None else "shared-sink"
             stack.enter_context(peer(mode, address, *([] if shared is None else [str(shared)])))
@@ -90,21 +93,21 @@ class Stream:
             self._router.subscribe("pong", active=True)
             self._router.wait_for_peers(1, timeout_s=30.0, events=["ping"])
             # Once the peer answers, it knows this node's subscriptions.
-            self._router.emit(Event("ping"), (), {})
+            self._router.emit(PING, (), {})
             self._await()
             self._stack = stack.pop_all()
 
     def send(self, n: int, payload: Any) -> None:
         """Emit an event ``n`` times, and wait until the other process has handled them all."""
         router = self._router
-        router.emit(Event("begin"), (n,), {})
+        router.emit(BEGIN, (n,), {})
         for _ in range(n):
-            router.emit(self._data, (payload,), {})
+            router.emit(DATA, (payload,), {})
         self._await()
 
     def ping(self) -> None:
         """Emit an event and wait for the reply."""
-        self._router.emit(Event("ping"), (), {})
+        self._router.emit(PING, (), {})
         self._await()
 
     def _take(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -216,7 +219,7 @@ class Weights:
     def publish(self) -> None:
         """Publish a version and wait until all readers have confirmed that they loaded it."""
         self._version += 1
-        self._router.emit(Event("weights", delivery="latest"), (self._version, self._state), {})
+        self._router.emit(WEIGHTS, (self._version, self._state), {})
         for _ in range(self.N_READERS):
             if not self._applied.acquire(timeout=_DEADLINE_S):
                 raise TimeoutError("a reader did not confirm the weights in time")

@@ -364,6 +364,8 @@ class NodeProtocol:
         if frame.incarnation != peer.session.incarnation:
             check_incarnation(frame.incarnation, peer.session.incarnation)
         self._members.on_heard(peer.node_id, frame.incarnation, now)
+        if frame.type is FrameType.HEARTBEAT:
+            return frame.type
         if frame.type is not FrameType.DATA and frame.type is not FrameType.FRAGMENT:
             self._on_control(link, peer, frame, now)
         elif self._accepts and not link.owes_resend and not link.n_resends:
@@ -428,7 +430,7 @@ class NodeProtocol:
                 link.sharing.agree(bytes(frame.metadata))
         elif frame.type is FrameType.BYE:
             self._on_goodbye(link, peer, now)
-        elif frame.type is not FrameType.HEARTBEAT:
+        else:
             raise FrameError(
                 f"got a {frame.type.name} frame in a session; install the same version of "
                 "dmiddleware on all hosts"

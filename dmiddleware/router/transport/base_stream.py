@@ -103,6 +103,16 @@ class BaseStream(ABC):
     def _close(self, error: RouterError) -> None:
         """Fail what is pending, unless the connection has ended before, and release everything."""
 
+    def _drop_sent(self, n_bytes: int) -> None:
+        """Note that the system has accepted so many bytes."""
+        unsent = self._unsent
+        for index, piece in enumerate(unsent):
+            if n_bytes < len(piece):
+                unsent[: index + 1] = [memoryview(piece)[n_bytes:]]
+                return
+            n_bytes -= len(piece)
+        unsent.clear()
+
     def _dial_error(self, reason: str) -> TransportError:
         return TransportError(
             f"could not dial {self._address}: {reason}; check the address, and that the peer is "

@@ -261,15 +261,6 @@ class NngStream(BaseStream):
         assert on_sent is not None
         self._guarded(partial(on_sent, outcome))
 
-    def _drop_sent(self, n_bytes: int) -> None:
-        unsent = self._unsent
-        for index, piece in enumerate(unsent):
-            if n_bytes < len(piece):
-                unsent[: index + 1] = [memoryview(piece)[n_bytes:]]
-                return
-            n_bytes -= len(piece)
-        unsent.clear()
-
     def _end(self, error: RouterError) -> None:
         """End the connection, and with it what is pending; only the first call counts."""
         if self._error is not None:

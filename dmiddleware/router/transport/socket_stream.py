@@ -202,28 +202,23 @@ class SocketStream(BaseStream):
 
     def _send(self) -> bool:
         """Send what the system accepts now; return whether that is everything."""
-        unsent = self._unsent
         assert self._socket is not None
-        while unsent:
+        while self._unsent:
+            pieces = self._unsent[:_MAX_PIECES]
             try:
-                n_bytes = self._socket.sendmsg(unsent[:_MAX_PIECES])
+                n_bytes = self._socket.sendmsg(pieces)
             except OSError as error:
                 if not isinstance(error, BlockingIOError):
                     self._send_error = self._broken(error)
-                    unsent.clear()
+                    self._unsent.clear()
                 # The thread sends the rest, or reports the error.
                 if not self._events & _WRITE:
                     self._thread.post(self._update)
                 return False
-            n_sent = 0
-            for piece in unsent:
-                if n_bytes < len(piece):
-                    break
-                n_bytes -= len(piece)
-                n_sent += 1
-            del unsent[:n_sent]
-            if n_bytes:
-                unsent[0] = memoryview(unsent[0])[n_bytes:]
+            if n_bytes == sum(map(len, pieces)):
+                del self._unsent[:_MAX_PIECES]
+            else:
+                self._drop_sent(n_bytes)
         return True
 
     def _receive(self) -> None:
