@@ -326,11 +326,12 @@ def test_a_listener_may_listen_on_the_port_again(tcp: StreamEndpoints) -> None:
             assert listener.address == address
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError(), TransportError("full"), OSError()])
 def test_an_on_connection_that_raises_closes_only_its_connection(
-    ipc: StreamEndpoints, caplog: pytest.LogCaptureFixture
+    ipc: StreamEndpoints, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(stream: Stream) -> None:
-        raise ZeroDivisionError
+        raise error
 
     with ipc.listening(fail), caplog.at_level(logging.CRITICAL):
         for _ in range(3):
