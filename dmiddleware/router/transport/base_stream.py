@@ -28,8 +28,8 @@ _PAUSE_S: Final = 0.1
 class BaseStream(ABC):
     """One connection; see :class:`~dmiddleware.router.transport.stream.Stream`.
 
-    ``_lock`` guards what is being sent and received; it is held while the methods of a transport
-    are called.
+    ``_lock`` guards what is being sent and received. It is held while ``_send``,
+    ``_start_receiving`` and ``_close`` are called.
 
     Args:
         address: the address that was dialed, or that was listened on.
@@ -104,7 +104,7 @@ class BaseStream(ABC):
         """Fail what is pending, unless the connection has ended before, and release everything."""
 
     def _drop_sent(self, n_bytes: int) -> None:
-        """Note that the system has accepted so many bytes."""
+        """Remove the first ``n_bytes`` of what is unsent."""
         unsent = self._unsent
         for index, piece in enumerate(unsent):
             if n_bytes < len(piece):
@@ -112,6 +112,20 @@ class BaseStream(ABC):
                 return
             n_bytes -= len(piece)
         unsent.clear()
+
+    def _fail_pending(self, error: RouterError, send_error: RouterError | None = None) -> None:
+        """Report why what is pending has failed; called with the lock held.
+
+        Args:
+            error: the reason.
+            send_error: a better one why the pieces were not sent.
+        """
+        if self._on_sent is not None:
+            self._report(partial(self._on_sent, send_error or error))
+        if self._on_bytes is not None:
+            self._report(partial(self._on_bytes, error))
+        self._unsent, self._on_sent = [], None
+        self._targets, self._on_bytes = (), None
 
     def _dial_error(self, reason: str) -> TransportError:
         return TransportError(

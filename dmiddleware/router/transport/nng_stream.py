@@ -272,15 +272,7 @@ class NngStream(BaseStream):
             return
         if self._dialer is not None:
             lib.nng_stream_dialer_close(self._dialer)
-        if self._on_bytes is not None:
-            self._report(partial(self._on_bytes, self._error))
-            self._targets, self._on_bytes = (), None
-        self._fail_sending()
-
-    def _fail_sending(self) -> None:
-        if self._on_sent is not None:
-            self._report(partial(self._on_sent, self._error))
-            self._unsent, self._on_sent = [], None
+        self._fail_pending(error)
 
     def _error_of(self, code: int) -> TransportError:
         return self._end_error("" if code in _ENDED else text_of(code))

@@ -259,14 +259,8 @@ class SocketStream(BaseStream):
         """Report why nothing more is sent or received; only the first reason counts."""
         with self._lock:
             self._error = self._error or error
-            error = self._send_error or self._error
             self._watch(0)
-            on_bytes, self._targets, self._on_bytes = self._on_bytes, (), None
-            on_sent, self._unsent, self._on_sent = self._on_sent, [], None
-        if on_sent is not None:
-            self._report(partial(on_sent, error))
-        if on_bytes is not None:
-            self._report(partial(on_bytes, self._error))
+            self._fail_pending(self._error, self._send_error)
 
     def _start_receiving(self) -> None:
         self._thread.post(self._update)
