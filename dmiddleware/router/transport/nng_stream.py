@@ -249,13 +249,14 @@ class NngStream(BaseStream):
             sending.forget()
             if code:
                 self._end(self._error_of(code))
-            if self._error is not None:
-                outcome = self._error
             else:
                 self._drop_sent(n_bytes)
-                if self._unsent:
+            # What was sent in full is reported as sent, though the connection may have ended since.
+            if self._unsent:
+                if self._error is None:
                     self._send()
                     return
+                outcome = self._error
             self._unsent, self._on_sent = [], None
             self._release_if_done()
         assert on_sent is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import random
 import threading
 
@@ -90,6 +91,29 @@ def test_a_peer_receives_what_was_sent_before_the_end(endpoints: StreamEndpoints
         accepted.ended()
 
 
+def test_what_was_sent_before_the_end_is_reported_as_sent(endpoints: StreamEndpoints) -> None:
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    def keep_busy(_: int | RouterError) -> None:
+        is_busy.set()
+        may_go_on.wait(DEADLINE_S)
+
+    accepted: queue.SimpleQueue[End] = queue.SimpleQueue()
+    with endpoints.listening(lambda stream: accepted.put(End(stream))) as listener:
+        dialer = End(endpoints.dial(listener.address), buffer_bytes=0)
+        dialer.stream.receive([memoryview(bytearray(1))], keep_busy)
+        peer = accepted.get(timeout=DEADLINE_S)
+        peer.send(b"!")
+        assert is_busy.wait(DEADLINE_S)
+        try:
+            is_sent = dialer.stream.send([b"the last words"], dialer.on_sent)
+            assert peer.received(14) == b"the last words"
+            dialer.stream.close()
+        finally:
+            may_go_on.set()
+        assert is_sent or dialer.sends(1) == [None]
+
+
 def test_a_closed_stream_fails_by_its_callbacks(endpoints: StreamEndpoints) -> None:
     with endpoints.connected() as (dialer, _):
         dialer.stream.close()
@@ -137,7 +161,8 @@ def test_a_callback_that_raises_closes_only_its_own_connection(
         dialers = [End(endpoints.dial(listener.address)) for _ in range(2)]
         assert comes_true(lambda: len(accepted) == 2)
         for dialer in dialers:
-            dialer.send(b"hello")
+            # The one whose peer fails may learn of that before it knows that it has sent.
+            dialer.stream.send([b"hello"], dialer.on_sent)
         # Either may have been accepted first.
         assert accepted[0].received(5) == b"hello"
         accepted[0].send(b"!")
