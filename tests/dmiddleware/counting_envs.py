@@ -1,4 +1,4 @@
-"""Envs whose observations count episodes and steps, and policies that act in them."""
+"""Managers of envs whose observations count episodes and steps, and policies that act in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import math
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,37 +14,7 @@ from torch import nn
 from dmiddleware import classic
 from dmiddleware.env import SyncEnvManager, VectorEnvManager
 from dmiddleware.policy import DQNPolicy, Policy
-
-
-class CountingEnv(gym.Env):
-    """Its observation is (index of the env, number of the episode, step in the episode).
-
-    The reward of step t is t. Episodes have the given ``lengths``, over and over again; those with
-    an even number terminate, the others are truncated. The env raises at each ``(episode, step)``
-    in ``crashes``.
-    """
-
-    def __init__(self, index=0, lengths=(5,), crashes=()):
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-        self.index, self.lengths, self.crashes = index, lengths, set(crashes)
-        self.episode, self.t = -1, 0
-
-    def _obs(self):
-        return np.array([self.index, self.episode, self.t], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.t = self.episode + 1, 0
-        return self._obs(), {}
-
-    def step(self, action):
-        if (self.episode, self.t) in self.crashes:
-            raise RuntimeError("a crash for the test")
-        self.t += 1
-        over = self.t >= self.lengths[self.episode % len(self.lengths)]
-        ends = over and self.episode % 2 == 0
-        return self._obs(), float(self.t), ends, over and not ends, {"action": int(action)}
+from tests.dmiddleware.counting_env import CountingEnv
 
 
 class PerEnvPolicy(classic.Policy):

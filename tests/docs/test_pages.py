@@ -38,14 +38,16 @@ OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
 
 
-def compiled(block: Block, path: Path):
+def compiled(block: Block, path: Path, max_env_step: str):
     """Compile a block so that a traceback shows the page and its line."""
-    text = "\n" * (block.line - 1) + block.text
-    return compile(text, str(path), "exec", dont_inherit=True)
+    text = block.text.replace("max_env_step=60_000", f"max_env_step={max_env_step}")
+    return compile("\n" * (block.line - 1) + text, str(path), "exec", dont_inherit=True)
 
 
-def run(block: Block, path: Path, module: types.ModuleType) -> str:
+def run(block: Block, path: Path, module: types.ModuleType, max_env_step: str = "2_000") -> str:
     """Run a block in its page's namespace and return what it printed.
+
+    A program that trains until CartPole is solved stops after ``max_env_step`` steps.
 
     A block opened with ``python raises=SomeError`` must end with that error; the error's message
     counts as printed. One opened with ``python needs=module`` is skipped where that package of an
@@ -53,12 +55,13 @@ def run(block: Block, path: Path, module: types.ModuleType) -> str:
     """
     printed = io.StringIO()
     expected = block.options.get("raises")
+    code = compiled(block, path, max_env_step)
     with contextlib.redirect_stdout(printed):
         if expected is None:
-            exec(compiled(block, path), module.__dict__)
+            exec(code, module.__dict__)
         else:
             with pytest.raises(Exception) as caught:
-                exec(compiled(block, path), module.__dict__)
+                exec(code, module.__dict__)
             assert caught.type.__name__ == expected, caught.value
             print(f"{caught.type.__name__}: {caught.value}")
     return printed.getvalue()
@@ -69,7 +72,6 @@ def is_installed(block: Block) -> bool:
     return needed is None or "CI" in os.environ or importlib.util.find_spec(needed) is not None
 
 
-@pytest.mark.timeout(400)  # the README trains until CartPole is solved
 @pytest.mark.parametrize("path", mostly_slow(WITH_CODE, keep=QUICK), ids=name)
 def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -92,6 +94,17 @@ def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
             same = OUTPUT.check_output(block.text, printed, OUTPUT_FLAGS)
             assert same, f"{where}: the block above prints\n{printed}"
             printed = None
+
+
+@pytest.mark.slow
+@pytest.mark.learning
+def test_the_program_of_the_readme_solves_cartpole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page, module = ROOT / "README.md", types.ModuleType("__main__")
+    (program,) = (block for block in blocks(page) if block.language == "python")
+    printed = run(program, page, module, max_env_step="60_000")
+    result = re.search(r"mean return ([\d.]+) over 100 fresh episodes", printed)
+    assert result is not None and float(result[1]) >= 400, printed
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

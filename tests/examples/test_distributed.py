@@ -15,9 +15,12 @@ from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.examples.algorithms import POSITIONS, SPREAD, TWO_STEPS, of_zoo
 
 ROOT = Path(__file__).parents[2]
-# Enough for each to collect, learn and evaluate.
+# Enough for each to collect, learn and evaluate. With torch imported here, ditask loads it once and
+# not in each node.
 PROGRAM = """
 import json
+
+import torch
 
 from tests.examples.algorithms import train_shortly
 

@@ -251,7 +251,7 @@ class NngStream(BaseStream):
                 self._end(self._error_of(code))
             else:
                 self._drop_sent(n_bytes)
-            # What was sent in full is reported as sent, though the connection may have ended since.
+            # If everything was sent, it has not failed, though the connection may have ended since.
             if self._unsent:
                 if self._error is None:
                     self._send()

@@ -12,7 +12,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyError
 from dmiddleware.policy import DDPGPolicy, SACPolicy, TD3Policy, TQCPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from tests.dmiddleware.counting_envs import CountingEnv
+from tests.dmiddleware.counting_env import CountingEnv
 
 from .one_step_task import SMALL, distance_after, random_rows
 

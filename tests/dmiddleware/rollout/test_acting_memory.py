@@ -30,7 +30,7 @@ from dmiddleware.worker import (
     InteractionSerialEvaluator,
     SampleSerialCollector,
 )
-from tests.dmiddleware.counting_envs import CountingEnv
+from tests.dmiddleware.counting_env import CountingEnv
 from tests.dmiddleware.recurrent_policy import GRUPolicy, masked_cartpole
 
 N_ACTIONS = 5

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dmiddleware.env import AsyncEnvManager
 from dmiddleware.rollout.stepper import Stepper
-from tests.dmiddleware.counting_envs import CountingEnv
-
-
-class ExitsOnce(CountingEnv):
-    """Its process exits in the third step, unless the file is there already."""
-
-    def __init__(self, index, once):
-        super().__init__(index, (9,))
-        self.once = Path(once)
-
-    def step(self, action):
-        if self.t == 2 and not self.once.exists():
-            self.once.touch()
-            os._exit(1)
-        return super().step(action)
+from tests.dmiddleware.counting_env import CountingEnv, ExitsOnce
 
 
 @pytest.mark.process

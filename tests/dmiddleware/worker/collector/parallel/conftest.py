@@ -10,7 +10,7 @@ from torch import nn
 from dmiddleware.classic import Policy
 from dmiddleware.policy import POLICY_REGISTRY
 from dmiddleware.worker import create_parallel_collector
-from tests.dmiddleware.counting_envs import CountingEnv
+from tests.dmiddleware.counting_env import CountingEnv
 
 __all__ = ["run", "surrounded"]
 

@@ -15,7 +15,7 @@ from dmiddleware.worker import (
     create_parallel_collector,
     get_parallel_collector_cls,
 )
-from tests.dmiddleware.counting_envs import CountingEnv
+from tests.dmiddleware.counting_env import CountingEnv
 from tests.variants import mostly_slow
 
 
