@@ -28,7 +28,11 @@ SHORT = {
     "evaluator": {"n_episode": 2},
     "experiment": {"n_fresh_episode": 10},
 }
-OFF = {**SHORT, "collector": {"n_sample": 64, "random_steps": 300}}
+OFF = {
+    **SHORT,
+    "collector": {"n_sample": 64, "random_steps": 300},
+    "learner": {"update_per_collect": 4},
+}
 ON = {**SHORT, "collector": {"n_sample": 128}}
 SPREAD = "mpe2.simple_spread_v3:parallel_env"
 CASES = {
@@ -36,7 +40,7 @@ CASES = {
     "c51": ("CartPole-v1", OFF),
     "rainbow": ("CartPole-v1", OFF),
     "r2d2": ("CartPole-v1", {**OFF, "learner": {"update_per_collect": 2, "learn_start": 400}}),
-    "discrete_sac": ("CartPole-v1", {**OFF, "learner": {"update_per_collect": 4}}),
+    "discrete_sac": ("CartPole-v1", OFF),
     "sac": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ddpg": ("Pendulum-v1", {**OFF, "max_env_step": 400}),
     "ppo": ("CartPole-v1", ON),
