@@ -32,7 +32,7 @@ train: setup ## Train DQN on CartPole-v1 until it is solved (less than a minute)
 train-distributed: setup ## Train the same in four processes: a learner, two collectors, an evaluator
 	$(BIN)/ditask --package . --main examples.cartpole_dqn.main --parallel-workers 4
 
-test: setup ## Run the test suite (about ten minutes)
+test: setup ## Run the test suite (about 15 minutes on two cores)
 	$(TEST)
 
 coverage: setup ## Run it and list the lines that no test runs; fails below 95%
