@@ -33,7 +33,7 @@ def test_the_ledgers_show_messages_that_an_unacknowledged_bus_loses() -> None:
 
 @pytest.mark.parametrize("transport", mostly_slow([SHARED_MEMORY, "ipc", "tls+tcp"], keep=1))
 def test_a_slow_consumer_makes_the_producer_wait_and_memory_stays_bounded(transport: str) -> None:
-    result = slow_consumer(transport, count=240, size=256 * KB, slow_s=0.01, bound=12 * MB)
+    result = slow_consumer(transport, count=240, size=256 * KB, slow_s=0.02, bound=12 * MB)
     assert result.holds, result
 
 
