@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import importlib.util
@@ -35,19 +36,23 @@ QUICK = [
 OUTPUT = doctest.OutputChecker()
 # Long messages are wrapped on the page, and "..." replaces parts that differ from run to run.
 OUTPUT_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+UNTIL_SOLVED = "max_env_step=60_000"
 KNOWN_LANGUAGES = {"python", "output", "console", "text", "toml", "yaml", ""}
 
 
-def compiled(block: Block, path: Path, max_env_step: str):
+def compiled(block: Block, path: Path):
     """Compile a block so that a traceback shows the page and its line."""
-    text = block.text.replace("max_env_step=60_000", f"max_env_step={max_env_step}")
-    return compile("\n" * (block.line - 1) + text, str(path), "exec", dont_inherit=True)
+    text = "\n" * (block.line - 1) + block.text
+    return compile(text, str(path), "exec", dont_inherit=True)
 
 
-def run(block: Block, path: Path, module: types.ModuleType, max_env_step: str = "2_000") -> str:
+def shortened(block: Block) -> Block:
+    """Let a program that trains until CartPole is solved stop long before that."""
+    return dataclasses.replace(block, text=block.text.replace(UNTIL_SOLVED, "max_env_step=2_000"))
+
+
+def run(block: Block, path: Path, module: types.ModuleType) -> str:
     """Run a block in its page's namespace and return what it printed.
-
-    A program that trains until CartPole is solved stops after ``max_env_step`` steps.
 
     A block opened with ``python raises=SomeError`` must end with that error; the error's message
     counts as printed. One opened with ``python needs=module`` is skipped where that package of an
@@ -55,13 +60,12 @@ def run(block: Block, path: Path, module: types.ModuleType, max_env_step: str = 
     """
     printed = io.StringIO()
     expected = block.options.get("raises")
-    code = compiled(block, path, max_env_step)
     with contextlib.redirect_stdout(printed):
         if expected is None:
-            exec(code, module.__dict__)
+            exec(compiled(block, path), module.__dict__)
         else:
             with pytest.raises(Exception) as caught:
-                exec(code, module.__dict__)
+                exec(compiled(block, path), module.__dict__)
             assert caught.type.__name__ == expected, caught.value
             print(f"{caught.type.__name__}: {caught.value}")
     return printed.getvalue()
@@ -87,7 +91,7 @@ def test_code_blocks_of_a_page_run_in_order(path, tmp_path, monkeypatch):
     for block in blocks(path):
         if block.language == "python":
             skips = not is_installed(block)
-            printed = None if skips else run(block, path, module)
+            printed = None if skips else run(shortened(block), path, module)
         elif block.language == "output" and not skips:
             where = f"{block.page}:{block.line}"
             assert printed is not None, f"{where}: output without a code block before it"
@@ -102,7 +106,8 @@ def test_the_program_of_the_readme_solves_cartpole(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page, module = ROOT / "README.md", types.ModuleType("__main__")
     (program,) = (block for block in blocks(page) if block.language == "python")
-    printed = run(program, page, module, max_env_step="60_000")
+    assert UNTIL_SOLVED in program.text
+    printed = run(program, page, module)
     result = re.search(r"mean return ([\d.]+) over 100 fresh episodes", printed)
     assert result is not None and float(result[1]) >= 400, printed
 

@@ -1,6 +1,6 @@
 """The fixtures of tests that act in envs."""
 
-from tests.dmiddleware.counting_envs import (
+from tests.dmiddleware.counting_fixtures import (
     batched_policy,
     counting_envs,
     dqn_policy,

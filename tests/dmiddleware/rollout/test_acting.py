@@ -11,7 +11,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
-from tests.dmiddleware.counting_envs import CountingPolicy
+from tests.dmiddleware.counting_fixtures import CountingPolicy
 
 
 @pytest.fixture

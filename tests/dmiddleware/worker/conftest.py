@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.dmiddleware.counting_envs import (
+from tests.dmiddleware.counting_fixtures import (
     batched_policy,
     counting_envs,
     dqn_policy,

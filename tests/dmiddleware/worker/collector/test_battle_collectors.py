@@ -21,7 +21,7 @@ from dmiddleware.worker import (
     get_serial_collector_cls,
 )
 from tests.dmiddleware.battle_envs import InTurns, Together, battle_envs
-from tests.dmiddleware.counting_envs import CountingPolicy
+from tests.dmiddleware.counting_fixtures import CountingPolicy
 
 
 def policies(n=2, cfg=None):

@@ -9,7 +9,7 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.worker import BattleInteractionSerialEvaluator, create_serial_evaluator
 from tests.dmiddleware.battle_envs import InTurns, Together, battle_envs
-from tests.dmiddleware.counting_envs import CountingPolicy
+from tests.dmiddleware.counting_fixtures import CountingPolicy
 
 
 class Varied(Together):

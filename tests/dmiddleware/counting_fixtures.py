@@ -1,4 +1,4 @@
-"""Managers of envs whose observations count episodes and steps, and policies that act in them."""
+"""Fixtures of managers of counting envs, and policies that act in them."""
 
 from __future__ import annotations
 
