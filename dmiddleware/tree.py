@@ -16,6 +16,8 @@ For them, ``dmiddleware.env.batching`` maps nested numpy arrays.
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
@@ -49,6 +51,7 @@ __all__ = [
     "to_numpy",
     "to_array",
     "to_float",
+    "as_number",
     "to_device",
     "leaves",
     "nest",
@@ -191,6 +194,22 @@ def to_array(leaf: Any) -> npt.NDArray[Any]:
 def to_float(value: Any) -> float:
     """Return a number as a float, also if it is an array or a tensor with one element."""
     return float(value.item() if hasattr(value, "item") else value)
+
+
+def as_number(value: object) -> float | None:
+    """Return a value with one element as a float; None if it is not one number.
+
+    The element may be a number or a boolean of Python or of any array library, or the only one of
+    an array, a tensor, a list or a tuple.
+    """
+    if isinstance(value, list | tuple):
+        return as_number(value[0]) if len(value) == 1 else None
+    try:
+        if math.prod(getattr(value, "shape", ())) == 1 and hasattr(value, "item"):
+            value = value.item()
+        return float(value) if isinstance(value, numbers.Real) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
 
 
 def to_dict(tree: Nested) -> Any:

@@ -13,7 +13,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
-from dmiddleware.rollout.stepper import SUCCESS_KEYS
+from dmiddleware.rollout.episode_info import success_of
 from dmiddleware.settings import Count, Number, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -175,9 +175,9 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             "episode_info": info,
             "policy_state": self._mode.state_dict(),
         }
-        for key in SUCCESS_KEYS:
-            if key in info:
-                ctx.eval_output.setdefault("success_rate", info[key])
+        success_rate = success_of(info)
+        if success_rate is not None:
+            ctx.eval_output["success_rate"] = success_rate
         if records:
             ctx.eval_output["video"] = monitor.get_video()
         self._recent.append(mean)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.statistics import short
 from dmiddleware.settings import Count, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
-from dmiddleware.tree import to_float
+from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.run_folder import RunFolder, check_run_folder
@@ -177,7 +176,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     def _add_output(self, output: Mapping[str, Any]) -> None:
         for key, value in output.items():
-            number = _as_number(value)
+            number = as_number(value)
             if number is not None:
                 self._add(f"learn/{key}", number)
             elif key.startswith("["):
@@ -242,16 +241,6 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         _log.info("%s %d: %s", self._axis, at, text)
         self._sums.clear()
         self._others.clear()
-
-
-def _as_number(value: object) -> float | None:
-    """Return a scalar of any library as a float; None for anything else."""
-    if isinstance(value, float | int):
-        return float(value)
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and math.prod(value.shape) == 1:
-        number = value.item()
-        return float(number) if isinstance(number, float | int) else None
-    return None
 
 
 def _finite(values: Any) -> Any:

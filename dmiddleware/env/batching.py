@@ -363,6 +363,17 @@ def own_copy(value: Any) -> Any:
     return value.detach().clone() if is_tensor(value) else value
 
 
+def kind_of(value: Any) -> str:
+    """Return the type of a value for a message, with its shape if it has one."""
+    name = type(value).__name__
+    try:
+        is_list = isinstance(value, list | tuple)
+        shape = np.shape(value) if is_list else getattr(value, "shape", None)
+        return name if shape is None else f"{name} of shape {tuple(shape)}"
+    except (TypeError, ValueError):  # lists of different lengths, for example
+        return name
+
+
 def replace_rows(nested: NestedArrays, index: Any, rows: NestedArrays) -> NestedArrays:
     """Return a copy of ``nested`` in which the rows at ``index`` are ``rows``."""
 

@@ -132,6 +132,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._failures = FailureBudget(self.env_num, max_retry=max_retry)
         self._n_start_overs = 0
         self._overrides = EnvOverrides(self.env_num)
+        self._warned: set[str] = set()
         self.dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
@@ -381,6 +382,18 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         Raises:
             EnvStateError: if the envs were not made with ``render_mode="rgb_array"``.
         """
+
+    def warn_once(self, about: str, message: str, *args: object) -> None:
+        """Log a warning about what the envs return, unless there was one about the same.
+
+        Args:
+            about: what the warning is about, such as the key of an info.
+            message: the warning, with a placeholder for each argument, as in :mod:`logging`.
+            *args: the arguments.
+        """
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(message, *args)
 
     @property
     def restarts(self) -> int:

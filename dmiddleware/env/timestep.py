@@ -111,7 +111,7 @@ class StepInfo(Mapping[str, Any]):
                 columns = self._as_columns()
                 given = columns.get(f"_{key}")
                 if given is None or given[row]:
-                    found[key] = columns[key][row]
+                    found[key] = _value_at(columns, key, row)
         return found
 
     def __getitem__(self, key: str) -> Any:
@@ -298,13 +298,20 @@ def _filled(given: npt.NDArray[Any], mask: BoolArray) -> npt.NDArray[Any]:
 
 def _row_of(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for key, column in columns.items():
+    for key in columns:
         mask = columns.get(f"_{key}")
         if mask is None:
             # A mask of another key, or a value without a mask.
             if not (key.startswith("_") and key[1:] in columns):
-                has_rows = getattr(column, "ndim", 0) > 0
-                row[key] = column[index] if has_rows else column
+                row[key] = _value_at(columns, key, index)
         elif mask[index]:
-            row[key] = _row_of(column, index) if isinstance(column, Mapping) else column[index]
+            row[key] = _value_at(columns, key, index)
     return row
+
+
+def _value_at(columns: Mapping[str, Any], key: str, index: int) -> Any:
+    """Return what a column has for one row; without a mask it may be a value of all rows."""
+    column = columns[key]
+    if f"_{key}" in columns:
+        return _row_of(column, index) if isinstance(column, Mapping) else column[index]
+    return column[index] if getattr(column, "ndim", 0) > 0 else column

@@ -14,8 +14,10 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.batching import own_copy
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
+from dmiddleware.rollout.episode_info import SUCCESS_KEYS, number_of
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.stepper import Stepper
+from dmiddleware.tree import as_number
 
 __all__ = ["VectorEvalMonitor", "evaluate_episodes"]
 
@@ -125,12 +127,17 @@ class VectorEvalMonitor:
         return {**self._info_lists(), **means}
 
     def mean_info(self) -> dict[str, float]:
-        """Return the mean of each number in the last infos, over the episodes that have it."""
-        return {
-            key: float(np.mean(values))
-            for key, values in self._info_lists().items()
-            if all(isinstance(value, float) for value in values)
-        }
+        """Return the mean of each number in the last infos, over the episodes that have it.
+
+        A key whose values are not all numbers is left out; of a success only those values are.
+        """
+        means = {}
+        for key, values in self._info_lists().items():
+            if key in SUCCESS_KEYS:
+                values = [value for value in values if number_of(value) is not None]
+            if values and all(isinstance(value, float) for value in values):
+                means[key] = float(np.mean(values))
+        return means
 
     def _info_lists(self) -> dict[str, list[Any]]:
         lists: dict[str, list[Any]] = {}
@@ -238,14 +245,7 @@ def evaluate_episodes(
     return monitor
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool | int | float | np.number | np.bool_):
-        return True
-    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
-
-
 def _kept(value: Any) -> Any:
     """Return a number as a float, and a copy of everything that an env may fill again."""
-    if _is_number(value):
-        return float(value.item() if isinstance(value, np.ndarray) else value)
-    return own_copy(value)
+    number = as_number(value)
+    return own_copy(value) if number is None else number

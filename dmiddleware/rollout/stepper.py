@@ -17,13 +17,10 @@ from dmiddleware.env.timestep import IdArray, StepInfo
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
 from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
+from dmiddleware.rollout.episode_info import SUCCESS_KEYS, success_of, warn_of_success
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
-__all__ = ["SUCCESS_KEYS", "Stepper", "VectorStep", "first_episode_id"]
-
-SUCCESS_KEYS: Final = ("is_success", "success")
-"""The keys under which the last info of an episode says whether it reached its goal: that of
-gymnasium-robotics and stable-baselines3, and that of Meta-World."""
+__all__ = ["Stepper", "VectorStep", "first_episode_id"]
 
 _FLOATS: Final = frozenset((float, np.float32, np.float64))
 
@@ -79,7 +76,7 @@ class Stepper:
         episode_lengths: the steps of these episodes.
         episode_successes: 1.0 for each of these episodes that reached its goal, 0.0 for the others;
             only of envs that say so in the last info of an episode, by a key in
-            :data:`SUCCESS_KEYS`.
+            :data:`~dmiddleware.rollout.episode_info.SUCCESS_KEYS`.
         episode_id: the id of each env's current episode, ``[E] int64``; empty before the first one.
 
     Args:
@@ -258,10 +255,10 @@ class Stepper:
         for row in rows:
             # Usually one dictionary for each row; columns, where the env or a reader wants them.
             info = infos.values_of(SUCCESS_KEYS, row) if isinstance(infos, StepInfo) else infos[row]
-            for key in SUCCESS_KEYS:
-                if key in info:
-                    self.episode_successes.append(float(info[key]))
-                    break
+            warn_of_success(info, self.env_manager)
+            success = success_of(info)
+            if success is not None:
+                self.episode_successes.append(success)
         self.env_episode += len(rows)
         self._begin_episodes(step.ended)
 
