@@ -178,7 +178,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         success_rate = success_of(info)
         if success_rate is not None:
             ctx.eval_output["success_rate"] = success_rate
-        if records:
+        if records and monitor.has_video:
             ctx.eval_output["video"] = monitor.get_video()
         self._recent.append(mean)
         self._stop_if_reached(ctx.task)

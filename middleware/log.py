@@ -95,7 +95,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._before: dict[str, int] = {}  # those of the last write, and when it was
         self._written_at = 0.0
         self._started: float | None = None
-        self._videos = BestEffort(f"write videos to {run.path}")
+        self._videos = BestEffort(f"write videos to {run.path}", Exception)
         self._earlier_s = 0.0
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
@@ -190,10 +190,10 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             if name in output:
                 found[f"eval/{name}"] = to_float(output[name])
         if "video" in output:
-            gif = encode_video(output["video"], fps=_FPS)
-            add_gif(writer, "eval/video", gif, at)
-            path = self._run.video_path(at)
             with self._videos:
+                gif = encode_video(output["video"], fps=_FPS)
+                add_gif(writer, "eval/video", gif, at)
+                path = self._run.video_path(at)
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(gif)
         for name, value in found.items():

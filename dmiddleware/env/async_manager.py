@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, copy_arrays, index_rows, make_write, replace_rows
-from dmiddleware.env.contract import as_frame
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
+from dmiddleware.env.pictures import Frame, Picture
 from dmiddleware.env.subprocess.pool import EnvPool, ProcessFailure
 from dmiddleware.env.subprocess.worker import Given, StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
@@ -136,12 +134,22 @@ class AsyncEnvManager(BaseEnvManager):
                     ids += sorted(lost.difference(ids))
             return self._assemble(ids, infos, lost)
 
-    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
-        self._require_open("render")
-        ids = self._checked_ids(env_ids)
-        pictures = self._ask(b"p", dict.fromkeys(ids), "render")
-        return [as_frame(*pictures[env_id]) for env_id in ids]
+    def keep_last_frames(self, env_ids: Iterable[int]) -> None:
+        """Choose the envs of which :meth:`last_frame` has the ends of episodes from now on."""
+        before = self._filmed
+        super().keep_last_frames(env_ids)
+        changed = {env_id: env_id in self._filmed for env_id in before ^ self._filmed}
+        if changed:
+            self._ask_until_answered(b"f", changed, "keep_last_frames")
+
+    def last_frame(self, env_id: int) -> Frame:
+        """Return the image of the last state of an episode, see the base class."""
+        self._last_pictures |= self._ask_until_answered(b"p", {env_id: True}, "last_frame")
+        return super().last_frame(env_id)
+
+    def _pictures(self, env_ids: list[int]) -> list[Picture]:
+        pictures = self._ask_until_answered(b"p", dict.fromkeys(env_ids, False), "render")
+        return [pictures[env_id] for env_id in env_ids]
 
     # Results
 
@@ -219,6 +227,7 @@ class AsyncEnvManager(BaseEnvManager):
                 )
                 n_restarts = map(self._failures.restarts_of, failure.env_ids)
                 self._reseed(failure.env_ids, sum(n_restarts))
+            self._filmed -= _envs_of(failures)  # the new processes have not heard of it
             begun, failures = self._running.restart(failures, self._take_seeds(), self._given())
             infos |= begun
             if self._fixes_seeds:
@@ -296,7 +305,7 @@ class AsyncEnvManager(BaseEnvManager):
             self._ask_until_answered(b"o", pickled, "set_reset_options")
 
     def _ask_until_answered(
-        self, kind: bytes, requests: Mapping[int, bytes], doing: str
+        self, kind: bytes, requests: Mapping[int, Any], doing: str
     ) -> dict[int, Any]:
         """Send a request to envs; restart processes that fail, and ask their new envs again."""
         if self._running.is_busy:

@@ -11,10 +11,9 @@ from typing import Any, Final, Protocol
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
-from dmiddleware.errors import DMiddlewareError, EnvProtocolError, EnvStateError
+from dmiddleware.errors import DMiddlewareError, EnvProtocolError
 
 __all__ = [
     "check_env",
@@ -27,7 +26,6 @@ __all__ = [
     "bad_obs",
     "MISFITS",
     "what_instead",
-    "as_frame",
     "close_quietly",
 ]
 
@@ -264,20 +262,6 @@ def close_quietly(env: Closable) -> None:
         env.close()
     except Exception:
         logger.warning("an env raised while it was closed", exc_info=True)
-
-
-def as_frame(frame: Any, render_mode: str | None) -> npt.NDArray[np.uint8]:
-    """Check and return the result of ``env.render()``.
-
-    Raises:
-        EnvStateError: if it is not an image because the env was made with another render mode.
-    """
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3:
-        raise EnvStateError(
-            f"render() returned no image: the env was made with render_mode={render_mode!r}; pass "
-            'env_kwargs={"render_mode": "rgb_array"}'
-        )
-    return frame.astype(np.uint8, copy=False)
 
 
 def _short(value: Any) -> str:

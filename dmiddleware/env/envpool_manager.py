@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from dmiddleware.env.batching import NestedArrays, replace_rows
-from dmiddleware.env.contract import as_frame, close_quietly
+from dmiddleware.env.contract import close_quietly
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.pictures import Picture, as_picture
 from dmiddleware.env.timestep import BatchedTimestep, IdArray, StepInfo
 from dmiddleware.errors import (
     ConfigError,
@@ -174,6 +174,7 @@ class EnvPoolManager(BaseEnvManager):
             rows, totals = done.nonzero()[0], None
             if len(rows):
                 ended = env_id[rows]
+                self._keep_last_pictures(ended.tolist())
                 totals = rows, self._totals.end_some(ended)
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)
@@ -185,13 +186,13 @@ class EnvPoolManager(BaseEnvManager):
                 ids, obs, next_obs, reward, done, terminated, truncated, info, None, returns
             )
 
-    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
-        self._require_open("render")
-        ids = self._checked_ids(env_ids)
+    def _pictures(self, env_ids: list[int]) -> list[Picture]:
         mode = self._pool.render_mode
-        frames = self._pool.render(np.array(ids, np.int32)) if mode == "rgb_array" else [None]
-        return [as_frame(frame, mode) for frame in frames]
+        is_shown = mode == "rgb_array"
+        frames = (
+            self._pool.render(np.array(env_ids, np.int32)) if is_shown else [None] * len(env_ids)
+        )
+        return [as_picture(frame, mode) for frame in frames]
 
     def _check_range(self, batch: NestedArrays) -> None:
         """Reject actions outside a Discrete space, which EnvPool does not check."""

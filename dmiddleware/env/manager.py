@@ -32,6 +32,7 @@ from dmiddleware.env.batching import (
     make_value_check,
     make_write,
     map_arrays,
+    own_copy,
     replace_rows,
     with_axes_in_memory,
 )
@@ -44,6 +45,7 @@ from dmiddleware.env.env_state import (
     set_space_state,
 )
 from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.pictures import Frame, Picture
 from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.env.timestep import (
@@ -133,6 +135,8 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._n_start_overs = 0
         self._overrides = EnvOverrides(self.env_num)
         self._warned: set[str] = set()
+        self._filmed: frozenset[int] = frozenset()
+        self._last_pictures: dict[int, Picture] = {}
         self.dropped_steps = 0
         self._reward_shape: tuple[int, ...] = ()
         self._clear_episodes()
@@ -372,16 +376,51 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             KeyboardInterrupt: the manager is closed, because some envs may have stepped.
         """
 
-    @abstractmethod
-    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
+    def render(self, env_ids: Iterable[int] | None = None) -> list[Frame]:
         """Return an image of each env, ``[H, W, 3] uint8``.
 
         Args:
             env_ids: the envs; None means all.
 
         Raises:
-            EnvStateError: if the envs were not made with ``render_mode="rgb_array"``.
+            EnvStateError: if an env returns no image, for example because it was not made with
+                ``render_mode="rgb_array"``.
         """
+        self._require_open("render")
+        return [_shown(picture) for picture in self._pictures(self._checked_ids(env_ids))]
+
+    def keep_last_frames(self, env_ids: Iterable[int]) -> None:
+        """Choose the envs of which :meth:`last_frame` has the ends of episodes from now on.
+
+        Args:
+            env_ids: the envs; none: no further images are made.
+        """
+        self._filmed = frozenset(self._checked_ids(env_ids))
+
+    def last_frame(self, env_id: int) -> Frame:
+        """Return the image of the last state of an episode, which :meth:`render` shows no more.
+
+        A vector env that resets its envs itself, in the step in which their episodes end, has none.
+
+        Args:
+            env_id: an env whose episode ended in the last step.
+
+        Raises:
+            EnvStateError: if there is no image.
+        """
+        missing = EnvStateError(f"there is no image of the end of an episode in env {env_id}")
+        return _shown(self._last_pictures.pop(env_id, missing))
+
+    @abstractmethod
+    def _pictures(self, env_ids: list[int]) -> list[Picture]:
+        """Return an image of each of some envs, or why there is none."""
+
+    def _keep_last_pictures(self, ended: Iterable[int]) -> None:
+        """Make images of those chosen envs whose episode has ended, before they are reset."""
+        env_ids = sorted(self._filmed.intersection(ended))
+        if env_ids:
+            pictures = zip(env_ids, self._pictures(env_ids), strict=True)
+            self._last_pictures |= {env_id: own_copy(picture) for env_id, picture in pictures}
 
     def warn_once(self, about: str, message: str, *args: object) -> None:
         """Log a warning about what the envs return, unless there was one about the same.
@@ -975,3 +1014,9 @@ class EpisodeTotals:
         self._begun = np.array(state["begun"], dtype=np.int64)
         self._n_ended = np.array(state["n_ended"], dtype=np.int64)
         self._uncounted.clear()
+
+
+def _shown(picture: Picture) -> Frame:
+    if isinstance(picture, EnvStateError):
+        raise picture
+    return picture

@@ -16,7 +16,6 @@ from gymnasium import spaces
 from dmiddleware.env.batching import NestedArrays, allocate, copy_arrays, own_copy
 from dmiddleware.env.contract import (
     MISFITS,
-    as_frame,
     bad_obs,
     check_env,
     check_first,
@@ -30,6 +29,7 @@ from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager, check_env_fns
+from dmiddleware.env.pictures import Picture, picture_of
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
 
@@ -147,13 +147,8 @@ class SyncEnvManager(BaseEnvManager):
             self.close()
             raise
 
-    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
-        self._require_open("render")
-        return [
-            as_frame(self._envs[index].render(), self._envs[index].render_mode)
-            for index in self._checked_ids(env_ids)
-        ]
+    def _pictures(self, env_ids: list[int]) -> list[Picture]:
+        return [picture_of(self._envs[env_id]) for env_id in env_ids]
 
     def _assemble(
         self, ids: list[int] | None, results: list[Any], failed: list[int] | None
@@ -213,6 +208,7 @@ class SyncEnvManager(BaseEnvManager):
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             returns.append(last_infos[row]["eval_episode_return"])
             self._failures.in_a_row[env_id] = 0
+            self._keep_last_pictures((env_id,))
             first, ready_infos[env_id] = self._reset(env_id)
             self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos

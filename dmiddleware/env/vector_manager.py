@@ -28,7 +28,6 @@ from dmiddleware.env.batching import (
 )
 from dmiddleware.env.contract import (
     MISFITS,
-    as_frame,
     check_same_spaces,
     close_quietly,
     contract_break,
@@ -38,6 +37,7 @@ from dmiddleware.env.env_access import Access, unknown_attribute
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
 from dmiddleware.env.manager import BaseEnvManager
+from dmiddleware.env.pictures import Picture, pictures_of
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray, IdArray, StepInfo
 from dmiddleware.errors import (
@@ -189,14 +189,8 @@ class VectorEnvManager(BaseEnvManager):
             self.close()
             raise
 
-    def render(self, env_ids: Iterable[int] | None = None) -> list[npt.NDArray[np.uint8]]:
-        """Return an image of each env, see :meth:`BaseEnvManager.render`."""
-        self._require_open("render")
-        mode = self._env.render_mode
-        frames: Any = self._env.render()
-        if frames is None or len(frames) != self.env_num:
-            frames = [None] * self.env_num
-        return [as_frame(frames[env_id], mode) for env_id in self._checked_ids(env_ids)]
+    def _pictures(self, env_ids: list[int]) -> list[Picture]:
+        return pictures_of(self._env, env_ids)
 
     # A step
 
@@ -212,6 +206,8 @@ class VectorEnvManager(BaseEnvManager):
             truncated[left_out] = False
         done = terminated | truncated
         rows = done.nonzero()[0]
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._keep_last_pictures(rows.tolist())
         next_obs, columns = obs, infos
         if self._resets_later:
             self._ended = rows if ended is None else ended

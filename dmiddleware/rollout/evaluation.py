@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.batching import own_copy
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, EnvStateError
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS, number_of
 from dmiddleware.rollout.episode_watch import EpisodeWatch
@@ -30,17 +30,24 @@ Frame = npt.NDArray[np.uint8]
 class _Video:
     """The frames of one episode, compressed: most of them are almost flat color."""
 
-    shape: tuple[int, ...]
-    frames: list[bytes] = field(default_factory=list)
+    frames: list[tuple[tuple[int, ...], bytes]] = field(default_factory=list)
     episode_return: float = 0.0
 
     def add(self, frame: Frame) -> None:
-        self.frames.append(zlib.compress(frame.tobytes(), level=1))
+        self.frames.append((frame.shape, zlib.compress(frame.tobytes(), level=1)))
 
-    def decode(self) -> Frame:
-        """Return the frames, ``[T, H, W, C]``."""
-        flat = [np.frombuffer(zlib.decompress(frame), np.uint8) for frame in self.frames]
-        return np.stack(flat).reshape(-1, *self.shape)
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The shape of the largest frame."""
+        return tuple(np.max([shape for shape, _ in self.frames], axis=0).tolist())
+
+    def decode(self, size: tuple[int, ...]) -> Frame:
+        """Return the frames, ``[T, *size]``; smaller ones are padded with black."""
+        decoded = np.zeros((len(self.frames), *size), np.uint8)
+        for target, (shape, data) in zip(decoded, self.frames, strict=True):
+            pixels = np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape)
+            target[: shape[0], : shape[1]] = pixels
+        return decoded
 
 
 class VectorEvalMonitor:
@@ -158,17 +165,23 @@ class VectorEvalMonitor:
         """Add one frame of some envs, ``[H, W, C] uint8``."""
         for env_id, frame in imgs.items():
             if self.is_recorded(env_id):
-                self._recording.setdefault(env_id, _Video(frame.shape)).add(frame)
+                self._recording.setdefault(env_id, _Video()).add(frame)
 
     def drop_video(self, env_id: int) -> None:
         """Drop the frames of an env's current episode, which has no end."""
         self._recording.pop(env_id, None)
 
+    @property
+    def has_video(self) -> bool:
+        """Whether any episode was recorded to its end."""
+        return bool(self._videos)
+
     def get_video(self) -> npt.NDArray[np.uint8]:
         """Return videos of the worst, the median (or both medians), and the best episode.
 
         Returns:
-            ``[N, T, C, H, W] uint8``, worst first; shorter videos repeat their last frame.
+            ``[N, T, C, H, W] uint8``, worst first; shorter videos repeat their last frame, and
+            smaller frames are padded with black.
 
         Raises:
             ValueError: if no episode was recorded to its end.
@@ -177,11 +190,13 @@ class VectorEvalMonitor:
             raise ValueError("no episode was recorded to its end; call update_video at each step")
         videos = sorted(self._videos, key=lambda video: video.episode_return)
         last = len(videos) - 1
-        chosen = [videos[i].decode() for i in sorted({0, last // 2, (last + 1) // 2, last})]
-        length = max(map(len, chosen))
+        chosen = [videos[i] for i in sorted({0, last // 2, (last + 1) // 2, last})]
+        size = tuple(np.max([video.size for video in chosen], axis=0).tolist())
+        decoded = [video.decode(size) for video in chosen]
+        length = max(map(len, decoded))
         padded = [
             np.concatenate([video, np.repeat(video[-1:], length - len(video), axis=0)])
-            for video in chosen
+            for video in decoded
         ]
         return np.stack(padded).transpose(0, 1, 4, 2, 3)
 
@@ -208,8 +223,10 @@ def evaluate_episodes(
         env_manager: the envs; launched if they are closed, and left open.
         n_episode: number of episodes, at least one per env.
         policy_kwargs: passed to the policy's forward.
-        max_frames: record each episode, with at most this many frames; 0: no videos. The envs must
-            be made with ``render_mode="rgb_array"``.
+        max_frames: record each episode, up to its last state, with at most this many frames; 0: no
+            videos. The envs must be made with ``render_mode="rgb_array"``. What ``render()``
+            returns may have any of the forms of an image; if it is none, it is left out of the
+            videos, with a warning.
 
     Returns:
         The monitor, with returns and infos of all episodes.
@@ -227,22 +244,63 @@ def evaluate_episodes(
     kwargs = policy_kwargs or {}
     playing: list[int] = monitor.unfinished
     watch = EpisodeWatch(env_manager, user="the evaluation")
+    camera = _Camera(env_manager, monitor) if max_frames else None
     while playing:
-        if max_frames and (recorded := [env for env in playing if monitor.is_recorded(env)]):
-            monitor.update_video(dict(zip(recorded, env_manager.render(recorded), strict=True)))
+        if camera is not None:
+            camera.record(playing)
         everyone = len(playing) == env_manager.env_num
         step = stepper.step(kwargs, only=None if everyone else np.array(playing))
         if step.ended:
             for row in np.flatnonzero(step.timestep.done).tolist():
                 env_id = int(step.timestep.env_id[row])
                 info = step.timestep.info.row(row)
+                if camera is not None:
+                    camera.record_end(env_id)
                 monitor.update_info(env_id, info)
                 monitor.update_reward(env_id, info["eval_episode_return"])
             playing = monitor.unfinished
-        for env_id in set(step.begun).difference(step.ended):
-            monitor.drop_video(env_id)
+        if not step.timestep.is_full:
+            # What these envs have shown does not belong to the episode that they begin.
+            for env_id in step.timestep.env_id[~step.timestep.valid].tolist():
+                monitor.drop_video(env_id)
         watch.check(playing)
+    if camera is not None:
+        env_manager.keep_last_frames(())
     return monitor
+
+
+class _Camera:
+    """Records what envs show; what they show in no form of an image is left out, with a warning."""
+
+    def __init__(self, env_manager: BaseEnvManager, monitor: VectorEvalMonitor) -> None:
+        self._envs = env_manager
+        self._monitor = monitor
+        self._recorded: list[int] = []
+
+    def record(self, playing: Sequence[int]) -> None:
+        """Record the states of the episodes that count, from which the next step begins."""
+        recorded = [env_id for env_id in playing if self._monitor.is_recorded(env_id)]
+        if recorded:
+            try:
+                frames = self._envs.render(recorded)
+            except EnvStateError as error:
+                self._warn(error)
+            else:
+                self._monitor.update_video(dict(zip(recorded, frames, strict=True)))
+            recorded = [env_id for env_id in recorded if self._monitor.is_recorded(env_id)]
+        self._envs.keep_last_frames(recorded)
+        self._recorded = recorded
+
+    def record_end(self, env_id: int) -> None:
+        """Record the last state of an episode."""
+        if env_id in self._recorded:
+            try:
+                self._monitor.update_video({env_id: self._envs.last_frame(env_id)})
+            except EnvStateError as error:
+                self._warn(error)
+
+    def _warn(self, error: EnvStateError) -> None:
+        self._envs.warn_once("render", "videos of episodes lack images: %s", error)
 
 
 def _kept(value: Any) -> Any:

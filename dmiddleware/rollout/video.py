@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
+from dmiddleware.env.pictures import as_frame
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy.modes import EvalMode, HasModes
 from dmiddleware.rollout.evaluation import evaluate_episodes
+from dmiddleware.tree import as_number
 
 __all__ = ["check_video_path", "record_video", "write_video"]
 
@@ -20,66 +22,89 @@ _SUFFIXES: Final = (".mp4", ".gif")
 _FPS: Final = 30
 
 
-def check_video_path(path: Path) -> None:
-    """Refuse a path that no video can be written to.
+def check_video_path(path: str | Path) -> Path:
+    """Return a path to which a video can be written.
 
     Raises:
         ConfigError: if it does not end in .mp4 or .gif, or its folder does not exist.
     """
+    path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(f"{path} must end in .mp4 or .gif")
     if not path.parent.is_dir():
         raise ConfigError(f"the folder {path.parent} does not exist; create it first")
+    return path
 
 
 def record_video(
     policy: HasModes | EvalMode,
-    env: EnvSettings,
-    path: Path,
+    env: str | Callable[..., Any] | EnvSettings,
+    path: str | Path,
     *,
     seed: int | None = None,
     max_frames: int = 10_000,
 ) -> None:
-    """Play one episode greedily, and write a video of it.
+    """Play one episode greedily, and write a video of it, up to the last state.
 
     Args:
         policy: a policy or its eval mode.
-        env: the env; it must take ``render_mode="rgb_array"``.
+        env: the id of an env or a function that makes one, as
+            :func:`~dmiddleware.env.make_env_manager` takes it, or settings with either; it must
+            take ``render_mode="rgb_array"``.
         path: the file; its suffix, .mp4 or .gif, selects the format.
         seed: the seed of the env.
         max_frames: frames in the video at most.
 
     Raises:
         ConfigError: if the path or the env has a wrong value, or a package is missing.
+        EnvStateError: if the env returns no image.
         OSError: if the file cannot be written.
     """
-    check_video_path(path)
-    filmed = {**env.env_kwargs, "render_mode": "rgb_array"}
-    with make_env_manager(env, env_num=1, mode="sync", env_kwargs=filmed, seed=seed) as envs:
+    path = check_video_path(path)
+    settings = env if isinstance(env, EnvSettings) else EnvSettings(env, env_num=1)
+    filmed = {**settings.env_kwargs, "render_mode": "rgb_array"}
+    with make_env_manager(settings, env_num=1, mode="sync", env_kwargs=filmed, seed=seed) as envs:
+        envs.render()  # refuses an env without images
         video = evaluate_episodes(policy, envs, 1, max_frames=max_frames).get_video()[0]
-    made = make_env(env)
-    fps = int(made.metadata.get("render_fps") or _FPS)
+    made = make_env(settings)
+    fps = _fps_of(made)
     made.close()
     write_video(path, list(video.transpose(0, 2, 3, 1)), fps=fps)
 
 
-def write_video(path: Path, frames: Sequence[npt.NDArray[np.uint8]], *, fps: int) -> None:
+def _fps_of(env: Any) -> int:
+    """Return the frames per second that an env asks for."""
+    metadata = getattr(env, "metadata", None)
+    fps = as_number(metadata.get("render_fps")) if isinstance(metadata, Mapping) else None
+    return round(fps) if fps is not None and 1 <= fps < math.inf else _FPS
+
+
+def write_video(path: str | Path, frames: Sequence[Any], *, fps: int) -> None:
     """Write frames as a video.
 
     Args:
         path: the file; its suffix, .mp4 or .gif, selects the format.
-        frames: ``[H, W, 3] uint8`` each.
+        frames: at least one image, ``[H, W, 3] uint8`` or another form that ``env.render()`` may
+            return; smaller ones are padded with black.
         fps: frames per second.
 
     Raises:
-        ConfigError: if the path has a wrong value, or a package is missing.
+        ConfigError: if the path has a wrong value, there are no frames, or a package is missing.
+        EnvStateError: if a frame is not an image.
         OSError: if the file cannot be written.
     """
-    check_video_path(path)
+    path = check_video_path(path)
+    images = [as_frame(frame) for frame in frames]
+    if not images:
+        raise ConfigError(f"frames is empty; {path} needs at least one image")
+    height, width = np.max([image.shape[:2] for image in images], axis=0).tolist()
+    video = np.zeros((len(images), height, width, 3), np.uint8)
+    for target, image in zip(video, images, strict=True):
+        target[: image.shape[0], : image.shape[1]] = image
     if path.suffix.lower() == ".gif":
         from dmiddleware.tensorboard import encode_video
 
-        path.write_bytes(encode_video(np.stack(frames).transpose(0, 3, 1, 2)[None], fps=fps))
+        path.write_bytes(encode_video(video.transpose(0, 3, 1, 2)[None], fps=fps))
         return
     imageio: Any
     try:
@@ -88,4 +113,4 @@ def write_video(path: Path, frames: Sequence[npt.NDArray[np.uint8]], *, fps: int
         raise ConfigError(
             "only .gif works without imageio; run: pip install 'dmiddleware[video]'"
         ) from error
-    imageio.imwrite(path, frames, fps=fps)
+    imageio.imwrite(path, list(video), fps=fps)

@@ -14,7 +14,8 @@ request   content                                       answers
           :class:`Given` or None)}
 ``s``     the env ids, or nothing for all               ``r`` when resets begin; ``k``
                                                         :class:`StepInfos`, or nothing
-``p``     {env id: None}                                ``k`` the images and render modes
+``p``     {env id: whether of its last episode's end}   ``k`` the images, or why there are none
+``f``     {env id: whether to keep images of ends}      ``k``
 ``g``     {env id: None}                                ``k`` the states
 ``l``     {env id: state}                               ``k`` the mismatches, or None
 ``d``     {env id: (seed or None, seed of all resets)}  ``k``
@@ -57,6 +58,7 @@ from dmiddleware.env.contract import (
 from dmiddleware.env.env_access import Access
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import get_state, set_state
+from dmiddleware.env.pictures import Picture, picture_of
 from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.errors import CheckpointMismatch, EnvCallError, EnvProtocolError
@@ -124,6 +126,8 @@ class _Worker:
         self._seeds: dict[int, int] = {}
         self._fixed_seeds: dict[int, int | None] = {}
         self._options: dict[int, Mapping[str, Any] | None] = {}
+        self._filmed: set[int] = set()
+        self._last_pictures: dict[int, Picture] = {}
         self._env_num = 0
         self._env_id = 0
         self._doing = "start"
@@ -133,6 +137,7 @@ class _Worker:
             b"r": self._reset_envs,
             b"s": self._step_envs,
             b"p": self._render,
+            b"f": self._film,
             b"g": self._get_states,
             b"l": self._set_states,
             b"d": self._seed,
@@ -240,6 +245,8 @@ class _Worker:
             is_end = terminated or truncated
             if is_end:
                 ended.append(env_id)
+                if env_id in self._filmed:
+                    self._last_pictures[env_id] = own_copy(picture_of(self._envs[env_id]))
             if info:
                 # The reset may fill it again.
                 infos.last[env_id] = own_copy(info) if is_end else info
@@ -249,9 +256,18 @@ class _Worker:
             infos.first = {env_id: info for env_id in ended if (info := self._reset(env_id))}
         return infos if infos.last or infos.first else None
 
-    def _render(self, env_ids: Mapping[int, None]) -> dict[int, tuple[Any, str | None]]:
+    def _render(self, asked: Mapping[int, bool]) -> dict[int, Picture]:
         self._doing = "render"
-        return {key: (self._envs[key].render(), self._envs[key].render_mode) for key in env_ids}
+        return {
+            env_id: self._last_pictures.pop(env_id) if is_last else picture_of(self._envs[env_id])
+            for env_id, is_last in asked.items()
+            if not is_last or env_id in self._last_pictures
+        }
+
+    def _film(self, chosen: Mapping[int, bool]) -> dict[int, None]:
+        self._filmed -= chosen.keys()
+        self._filmed |= {env_id for env_id, is_filmed in chosen.items() if is_filmed}
+        return {}
 
     def _access(self, accesses: Mapping[int, bytes]) -> dict[int, bytes | EnvCallError]:
         return {env_id: self._accessed(env_id, access) for env_id, access in accesses.items()}

@@ -159,9 +159,9 @@ class InteractionSerialEvaluator(EpisodeEvaluator[EvalMode, BaseEnvManager]):
         steps = int(sum(info.get("eval_episode_length", ())))
         values = {key: value for key, value in info.items() if not isinstance(value, list)}
         self._log_returns(returns, steps, seconds, values, train_iter=train_iter, envstep=envstep)
-        if is_shown:
+        if is_shown and monitor.has_video:
             self._write_video(monitor, train_iter, envstep)
-        if self._cfg.replay_path is not None:
+        if self._cfg.replay_path is not None and monitor.has_video:
             name = "evaluation" if train_iter < 0 else f"iteration_{train_iter}"
             file = Path(self._cfg.replay_path) / f"{name}.gif"
             file.parent.mkdir(parents=True, exist_ok=True)
