@@ -31,6 +31,8 @@ class BaseMiddleware(ABC, Generic[C]):
             buffers, and plain values.
         snapshot_parts: objects whose state :class:`~middleware.SnapshotSaver` saves, by name.
         computes_n_step: whether the rows that it provides have n-step returns.
+        metric_prefix: the word that the names of its metrics begin with, if no other middleware of
+            the chain may use it.
     """
 
     default_context: ClassVar[type[Context]] = OnlineRLContext
@@ -47,6 +49,7 @@ class BaseMiddleware(ABC, Generic[C]):
     components: Mapping[str, Any] = _NOTHING
     snapshot_parts: Mapping[str, Any] = _NOTHING
     computes_n_step: bool = False
+    metric_prefix: str | None = None
 
     @abstractmethod
     def __call__(self, ctx: C) -> Iterator[None] | None:

@@ -33,6 +33,8 @@ class RLContext(Context):
         train_output: the learner's metrics: those of each update, or of the only one.
         eval_value: the mean return of an evaluation in this step.
         eval_output: further results of that evaluation.
+        other_evaluations: the results of evaluations in this step that do not decide on the best
+            policy, by the name of the evaluator.
         trained_env_step: transitions learned from, counted each time they are used.
         learning_held: whether an exchange pauses learning in this step to keep its pace.
     """
@@ -66,6 +68,7 @@ class RLContext(Context):
     train_output: list[dict[str, Any]] | dict[str, Any] | None = produced()
     eval_value: float | None = produced()
     eval_output: dict[str, Any] | None = produced()
+    other_evaluations: dict[str, dict[str, Any]] = renewed(default_factory=dict)
     learning_held: bool = renewed(False)
 
     def begin_run(self, at_close: Callable[[Callable[[], object]], object]) -> None:

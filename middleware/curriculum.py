@@ -100,6 +100,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
         for one in several:
             check_env_manager(one, user="Curriculum")
         self.settings = settings
+        self.metric_prefix = settings.name
         self.components = {"rule": getattr(rule, "__qualname__", type(rule).__qualname__)}
         self._rule = rule
         self._values = CurriculumValues(several, settings)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,12 +16,28 @@ from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.episode_info import success_of
 from dmiddleware.settings import Count, Number, takes_settings
-from middleware.base import BaseMiddleware
+from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
 from middleware.support.interval import Interval, IntervalSettings
+from middleware.support.part_name import require_part_name
 
-__all__ = ["InteractionEvaluator", "InteractionEvaluatorSettings", "interaction_evaluator"]
+__all__ = [
+    "InteractionEvaluator",
+    "InteractionEvaluatorSettings",
+    "evaluation_prefixes",
+    "interaction_evaluator",
+    "primary_evaluator",
+]
+
+_UNNAMED: Final = "eval"
+_LIMITS: Final = ("stop_value", "patience")
+_OF_PRIMARY: Final[tuple[str, ...]] = (
+    "eval_value",
+    "eval_output",
+    "last_eval_iter",
+    "last_eval_value",
+)
 
 
 class InteractionEvaluatorSettings(IntervalSettings):
@@ -28,15 +45,23 @@ class InteractionEvaluatorSettings(IntervalSettings):
 
     n_episode: Count
     """Episodes in an evaluation, at least one per env."""
-    every_train_iter: Count | None = 1000
-    """Updates from one evaluation to the next; None if `every_env_step` is given."""
+    every_train_iter: Count | None = None
+    """Updates from one evaluation to the next; offline, without an interval: 1000."""
     every_env_step: Count | None = None
-    """Env steps from one evaluation to the next; None if `every_train_iter` is given."""
+    """Env steps from one evaluation to the next; without an interval: 5000."""
+    name: str | None = None
+    """What its metrics and videos begin with, for one of several evaluators; None: `eval`."""
+    primary: bool | None = None
+    """Whether its evaluations decide on the best policy and the end of the run, which those of one
+    evaluator of a chain do; None: if it has no name, or is the only one."""
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""
     stop_evaluations: Count = 1
     """Evaluations in a row that must reach ``stop_value``."""
+    patience: Count | None = None
+    """Stop the task after so many evaluations in a row without a new best mean return (early
+    stopping); None: never."""
     video_every: Count | None = None
     """Record every n-th evaluation, including the first, in envs made with
     ``render_mode="rgb_array"``; None: no videos."""
@@ -47,9 +72,17 @@ class InteractionEvaluatorSettings(IntervalSettings):
     does."""
 
     def __post_init__(self) -> None:
-        """Refuse evaluations without an interval."""
+        """Refuse a name that is not for metrics, and limits of one that is not to decide."""
         super().__post_init__()
-        self.require_interval()
+        require_part_name(self, self.name)
+        if self.primary is False:
+            for limit in _LIMITS:
+                self.require(getattr(self, limit) is None, limit, "None beside primary=False")
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its metrics begin with."""
+        return _UNNAMED if self.name is None else self.name
 
 
 class InteractionEvaluator(BaseMiddleware[RLContext]):
@@ -58,6 +91,10 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
 
     Every env plays a fixed share of the episodes, so short ones do not count more.
+
+    A chain may have several evaluators, for example for the same task under other conditions. Each
+    but one needs a ``name``. One of them is primary: its evaluations decide on the best policy and
+    on the end of the run, and the final evaluation is in its envs.
 
     Args:
         policy: a policy or its eval mode.
@@ -78,11 +115,15 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             episode, ``policy_state`` (the state of the eval mode, to save
             the policy that was evaluated even if it has learned since), and, if it was recorded,
             ``video`` uint8 ``[N, T, C, H, W]``.
+        ctx.other_evaluations: one that is not primary writes only this: under its name, the same
+            dictionary without ``policy_state``.
 
     Raises:
         ConfigError: if ``policy`` or ``env_manager`` has the wrong type, an option is not valid,
             there are fewer episodes than envs, or ``deterministic=False`` with a policy that has
             no distribution over actions.
+        ChainError: before the first step, if two evaluators of the chain have one name or none, or
+            not exactly one is primary.
         EnvTimeout: in a step, if an episode has not ended after 1,000,000 steps; warnings are
             logged from 5,000 steps on, see :func:`~dmiddleware.rollout.evaluate_episodes`.
     """
@@ -90,7 +131,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     roles = (Role.EVALUATOR,)
     lead_only = True
     reads = ("train_iter", "last_eval_iter")
-    writes = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
+    writes: tuple[str, ...] = _OF_PRIMARY
 
     settings: InteractionEvaluatorSettings
 
@@ -116,9 +157,15 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"{env_manager.env_num} envs; play more episodes, or in fewer envs"
             )
         self.settings = settings
-        self._interval = Interval(settings)
+        self.metric_prefix = settings.prefix
+        self._is_primary = settings.primary is not False
+        if not self._is_primary:
+            self.writes = ("other_evaluations",)
+        self._interval = Interval(settings, online=5000, offline=1000)
         self._n_evaluations = 0
         self._recent: deque[float] = deque(maxlen=settings.stop_evaluations)
+        self._best = -math.inf
+        self._n_since_best = 0
         self._task: Task[Any] | None = None
         self._launched_here = False
         self.owns = (env_manager,)
@@ -126,8 +173,38 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self.snapshot_parts = {"env_manager": env_manager}
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have."""
+        """Refuse an interval in a counter that the chain lacks, and evaluators that would mix."""
         yield from self._interval.preflight(chain)
+        primaries = _primaries(chain)
+        self._is_primary = any(one is self for one in primaries)
+        evaluators = _evaluators_of(chain)
+        prefixes = [one.metric_prefix for one in stock_middleware(chain) if one is not self]
+        if self.metric_prefix in prefixes and self.settings.name is None:
+            yield (
+                "the chain has another evaluator without a name, and their metrics would mix; give "
+                'one of them a name, such as InteractionEvaluator(..., name="windy")'
+            )
+        elif self.metric_prefix in prefixes:
+            yield (
+                f"the name {self.settings.name!r} is that of another middleware of the chain, and "
+                "their metrics would mix; give it another name"
+            )
+        elif len(primaries) > 1 and self._is_primary:
+            yield (
+                f"{len(primaries)} evaluators are primary ({_names(primaries)}), but one alone "
+                "decides on the best policy; give the others primary=False"
+            )
+        elif not primaries and self is evaluators[0] and not _has_other_judge(chain):
+            yield (
+                f"none of the evaluators {_names(evaluators)} is primary, so nothing decides on "
+                "the best policy; give one of them primary=True"
+            )
+        for limit in _LIMITS if primaries and not self._is_primary else ():
+            if (value := getattr(self.settings, limit)) is not None:
+                yield (
+                    f"it has {limit}={value:g}, but only the evaluations of the primary evaluator "
+                    f"({_names(primaries)}) end the run; give it to that, or primary=True to this"
+                )
 
     def setup(self, task: Task[Any]) -> None:
         """Check that the envs fit the policy, and launch them; stop a run that is already finished.
@@ -142,46 +219,57 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._launched_here = True
         self._interval.start(task.ctx)
         self._task = task
-        if task.ctx.last_eval_iter >= 0 and not self._recent:
+        if self._is_primary and task.ctx.last_eval_iter >= 0 and not self._recent:
             self._recent.append(task.ctx.last_eval_value)
         self._stop_if_reached(task)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
         settings = self.settings
-        if not self._interval.is_due(ctx) and ctx.last_eval_iter >= 0:
+        has_evaluated = ctx.last_eval_iter >= 0 if self._is_primary else self._n_evaluations > 0
+        if not self._interval.is_due(ctx) and has_evaluated:
             return
         every = settings.video_every
         records = every is not None and self._n_evaluations % every == 0
         self._n_evaluations += 1
+        output = self._evaluate(max_frames=settings.max_frames if records else 0)
+        if not self._is_primary:
+            ctx.other_evaluations[settings.prefix] = output
+            return
+        mean = output["return_mean"]
+        ctx.eval_value = ctx.last_eval_value = mean
+        ctx.last_eval_iter = ctx.train_iter
+        ctx.eval_output = {**output, "policy_state": self._mode.state_dict()}
+        self._recent.append(mean)
+        self._n_since_best += 1
+        if math.isfinite(mean) and mean > self._best:
+            self._best, self._n_since_best = mean, 0
+        self._stop_if_reached(ctx.task)
+
+    def _evaluate(self, *, max_frames: int) -> dict[str, Any]:
         monitor = evaluate_episodes(
             self._mode,
             self._envs,
-            settings.n_episode,
+            self.settings.n_episode,
             policy_kwargs=self._kwargs,
-            max_frames=settings.max_frames if records else 0,
+            max_frames=max_frames,
         )
         returns, info = monitor.get_episode_return(), monitor.mean_info()
-        mean = float(np.mean(returns))
-        ctx.eval_value = ctx.last_eval_value = mean
-        ctx.last_eval_iter = ctx.train_iter
-        ctx.eval_output = {
-            "return_mean": mean,
+        output = {
+            "return_mean": float(np.mean(returns)),
             "return_std": float(np.std(returns)),
             "return_min": min(returns),
             "return_max": max(returns),
             "length_mean": info["eval_episode_length"],
             "episode_return": returns,
             "episode_info": info,
-            "policy_state": self._mode.state_dict(),
         }
         success_rate = success_of(info)
         if success_rate is not None:
-            ctx.eval_output["success_rate"] = success_rate
-        if records and monitor.has_video:
-            ctx.eval_output["video"] = monitor.get_video()
-        self._recent.append(mean)
-        self._stop_if_reached(ctx.task)
+            output["success_rate"] = success_rate
+        if max_frames and monitor.has_video:
+            output["video"] = monitor.get_video()
+        return output
 
     def evaluate_fresh(
         self, policy_state: Mapping[str, Any], *, n_episode: int, seed: int
@@ -219,10 +307,12 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
             self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations, the last mean returns, and the interval's state."""
+        """Return the number of evaluations, the last and best mean returns, and the interval."""
         return {
             "n_evaluations": self._n_evaluations,
             "recent": list(self._recent),
+            "best": self._best,
+            "n_since_best": self._n_since_best,
             "interval": self._interval.state_dict(),
         }
 
@@ -231,10 +321,19 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._n_evaluations = state["n_evaluations"]
         self._interval.load_state_dict(state["interval"])
         self._recent = deque(state["recent"], maxlen=self._recent.maxlen)
+        self._best = state.get("best", -math.inf)
+        self._n_since_best = state.get("n_since_best", 0)
         if self._task is not None:
             self._stop_if_reached(self._task)
 
     def _stop_if_reached(self, task: Task[Any]) -> None:
+        patience = self.settings.patience
+        if patience is not None and self._n_since_best >= patience:
+            task.stop(
+                f"{self._n_since_best} evaluations in a row had no better mean return than "
+                f"{self._best:g} (patience is {patience})",
+                final=False,
+            )
         stop_value, n = self.settings.stop_value, self.settings.stop_evaluations
         if stop_value is None or len(self._recent) < n or task.ctx.train_iter == 0:
             return
@@ -249,3 +348,48 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
 
 interaction_evaluator = InteractionEvaluator
 """DI-engine's name of :class:`InteractionEvaluator`."""
+
+
+def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:
+    """Return what the metrics of a chain's evaluators begin with, those of the primary one first.
+
+    They are those of an evaluator without a name, if the chain has another one or none.
+    """
+    primaries = _primaries(chain)
+    others = [one for one in _evaluators_of(chain) if not any(one is two for two in primaries)]
+    first = primaries[0].settings.prefix if primaries else _UNNAMED
+    return tuple(dict.fromkeys((first, *(one.settings.prefix for one in others))))
+
+
+def primary_evaluator(chain: ChainView) -> InteractionEvaluator | None:
+    """Return the evaluator of a chain whose evaluations decide; None: another middleware's do."""
+    return next(iter(_primaries(chain)), None)
+
+
+def _evaluators_of(chain: ChainView) -> list[InteractionEvaluator]:
+    found = (one for one in chain.middleware if isinstance(one, InteractionEvaluator))
+    return list({id(one): one for one in found}.values())
+
+
+def _primaries(chain: ChainView) -> list[InteractionEvaluator]:
+    evaluators = _evaluators_of(chain)
+    is_alone = len(evaluators) == 1 and not _has_other_judge(chain)
+    return [
+        one
+        for one in evaluators
+        if (is_alone or one.settings.name is None or one.settings.primary)
+        and one.settings.primary is not False
+    ]
+
+
+def _has_other_judge(chain: ChainView) -> bool:
+    """Return whether another middleware than the stock one evaluates."""
+    pairs = zip(chain.middleware, chain.declarations, strict=True)
+    return any(
+        "eval_value" in declares.writes and not isinstance(one, InteractionEvaluator)
+        for one, declares in pairs
+    )
+
+
+def _names(evaluators: Iterable[InteractionEvaluator]) -> str:
+    return ", ".join(one.settings.name or "the one without a name" for one in evaluators)

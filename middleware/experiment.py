@@ -32,7 +32,7 @@ from dmiddleware.settings import Count, Settings, plain_values, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
-from middleware.evaluate import InteractionEvaluator
+from middleware.evaluate import InteractionEvaluator, evaluation_prefixes, primary_evaluator
 from middleware.learning_curve import LearningCurve
 from middleware.log import MetricsLogger
 from middleware.progress_bar import ProgressBar, RunConsole
@@ -68,6 +68,7 @@ class ExperimentResult:
         train_s: duration of the run in seconds, including its evaluations. If it was resumed, it
             includes the time up to the snapshot.
         evaluations: for each evaluation the env step (offline: the update) and the mean return.
+        other_evaluations: the same of the evaluators that are not primary, by their names.
     """
 
     path: Path
@@ -78,6 +79,9 @@ class ExperimentResult:
     train_iter: int
     train_s: float
     evaluations: tuple[tuple[int, float], ...]
+    other_evaluations: Mapping[str, tuple[tuple[int, float], ...]] = dataclasses.field(
+        default_factory=dict, kw_only=True
+    )
 
     @property
     def ckpt(self) -> Path:
@@ -147,7 +151,7 @@ class Experiment(BaseMiddleware[RLContext]):
     computes, the git commit, and what the program was called with, see
     :func:`~dmiddleware.program.run_program`. The settings go to TensorBoard's HParams too. When the
     run ends, it evaluates the best and the last
-    policy in episodes with new seeds, in the envs of the chain's
+    policy in episodes with new seeds, in the envs of the chain's primary
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
@@ -167,8 +171,8 @@ class Experiment(BaseMiddleware[RLContext]):
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
-        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            set.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output, ctx.other_evaluations: on the
+            way back, if they are set.
 
     Raises:
         ConfigError: if ``policy`` is not a policy, or an option is not valid.
@@ -197,11 +201,13 @@ class Experiment(BaseMiddleware[RLContext]):
         self._result: ExperimentResult | None = None
         self._earlier_s = 0.0
         self._bar = ProgressBar()
+        self._curve = LearningCurve(self.run)
         self._parts: dict[str, BaseMiddleware[RLContext]] = {}
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
         self._env: dict[str, Any] = {}
         self._evaluator: InteractionEvaluator | None = None
+        self._metric = EVALUATION
         self._task: Task[Any] | None = None
         self._cleanup = ExitStack()
 
@@ -220,9 +226,9 @@ class Experiment(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Find the evaluator, the limits and the settings of the chain."""
-        for one in chain.middleware:
-            if isinstance(one, InteractionEvaluator):
-                self._evaluator = one
+        self._evaluator = primary_evaluator(chain)
+        self._metric = f"{evaluation_prefixes(chain)[0]}/return_mean"
+        self._curve.find_evaluators(chain)
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         self._env = _env_of(chain)
@@ -240,7 +246,7 @@ class Experiment(BaseMiddleware[RLContext]):
         parts: dict[str, BaseMiddleware[RLContext]] = {
             "checkpoints": CkptSaver(self._policy, self.run),
             "logger": self._logger,
-            "curve": LearningCurve(self.run),
+            "curve": self._curve,
             "final_ctx": FinalCtxSaver(self.run),
             "bar": self._bar,
         }
@@ -275,9 +281,13 @@ class Experiment(BaseMiddleware[RLContext]):
         self._check_changes(config)
         self.run.save_config(config)
         compared = {"seed": task.seed, "algorithm": config["algorithm"], "env": self._env}
-        chain = {name: options for one in self._chain for name, options in one.items()}
+        chain = {
+            ".".join(filter(None, (name, options.get("name")))): options
+            for one in self._chain
+            for name, options in one.items()
+        }
         flat = flat_settings(plain_values({**compared, "policy": self._config, **chain}))
-        self.run.tb_logger.add_settings(dict(flat), (EVALUATION, "collect/return_mean"))
+        self.run.tb_logger.add_settings(dict(flat), (self._metric, "collect/return_mean"))
 
     def _check_changes(self, config: Mapping[str, Any]) -> None:
         """Show the settings that differ from those of the run that is continued.
@@ -367,7 +377,7 @@ class Experiment(BaseMiddleware[RLContext]):
             if not _is_same_policy(*states):
                 last = self._fresh_returns(self._evaluator, states[1], seed)
             n_episode = len(best)
-        curve = self._parts.get("curve")
+        curve = self._curve if "curve" in self._parts else None
         return ExperimentResult(
             path=self.run.path,
             mean_return=sum(best) / len(best),
@@ -376,7 +386,11 @@ class Experiment(BaseMiddleware[RLContext]):
             env_step=task.ctx.env_step if isinstance(task.ctx, OnlineRLContext) else 0,
             train_iter=task.ctx.train_iter,
             train_s=train_s,
-            evaluations=tuple(curve.evaluations) if isinstance(curve, LearningCurve) else (),
+            evaluations=tuple(curve.evaluations) if curve is not None else (),
+            other_evaluations={
+                name: tuple(found)
+                for name, found in (curve.other_evaluations if curve is not None else {}).items()
+            },
         )
 
     def _fresh_returns(

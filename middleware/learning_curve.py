@@ -12,10 +12,10 @@ import numpy.typing as npt
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
-from dmiddleware.runs.record import EVALUATION
 from dmiddleware.settings import Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
+from middleware.evaluate import evaluation_prefixes
 from middleware.log import MetricsLogger
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
@@ -36,9 +36,9 @@ class LearningCurveSettings(Settings):
 class LearningCurve(BaseMiddleware[RLContext]):
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
-    It shows the mean returns of evaluations, and the returns of the collected episodes as mean,
-    lowest and highest in each of up to 200 equal parts of the run. Returns that are not finite are
-    left out. If the picture cannot be written, a warning says so.
+    It shows the mean returns of evaluations, a line for each evaluator, and the returns of the
+    collected episodes as mean, lowest and highest in each of up to 200 equal parts of the run.
+    Returns that are not finite are left out. If the picture cannot be written, a warning says so.
 
     The evaluations are those in ``metrics.jsonl``, which a :class:`~middleware.MetricsLogger` of
     the same folder writes.
@@ -70,6 +70,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
         self._title = run.name if settings.title is None else settings.title
         self.settings = settings
         self._axis = "env_step"
+        self._prefixes: tuple[str, ...] = ("eval",)
         self._metrics: MetricsFile | None = None
         self._training = _BinnedReturns()
         self._best_effort = BestEffort(f"write the learning curve {run.curve_path}", Exception)
@@ -78,12 +79,26 @@ class LearningCurve(BaseMiddleware[RLContext]):
     @property
     def evaluations(self) -> list[tuple[int, float]]:
         """For each evaluation so far the env step (offline: the update) and the mean return."""
+        return self._evaluations_of(self._prefixes[0])
+
+    @property
+    def other_evaluations(self) -> dict[str, list[tuple[int, float]]]:
+        """The same of the evaluators that are not primary, by their names."""
+        return {prefix: self._evaluations_of(prefix) for prefix in self._prefixes[1:]}
+
+    def _evaluations_of(self, prefix: str) -> list[tuple[int, float]]:
         rows = [] if self._metrics is None else self._metrics.rows()
-        found = ((row[self._axis], row[EVALUATION]) for row in rows if EVALUATION in row)
+        name = f"{prefix}/return_mean"
+        found = ((row[self._axis], row[name]) for row in rows if name in row)
         return [(at, math.nan if value is None else value) for at, value in found]
 
+    def find_evaluators(self, chain: ChainView) -> None:
+        """Remember the evaluators of a chain, whose returns it draws."""
+        self._prefixes = evaluation_prefixes(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Reject a chain whose evaluations no logger writes."""
+        """Find the evaluators; reject a chain whose evaluations no logger writes."""
+        self.find_evaluators(chain)
         has_logger = any(isinstance(one, MetricsLogger) for one in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
             yield "it draws the evaluations that a logger writes; add MetricsLogger(run)"
@@ -108,9 +123,10 @@ class LearningCurve(BaseMiddleware[RLContext]):
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
         evaluations = self.evaluations
-        if self._training or evaluations:
+        others = {name: found for name, found in self.other_evaluations.items() if found}
+        if self._training or evaluations or others:
             with self._best_effort:
-                self._draw(evaluations)
+                self._draw({self._prefixes[0]: evaluations, **others})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training returns in parts; the logger has the position in its file."""
@@ -120,7 +136,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
         """Restore what :meth:`state_dict` returned."""
         self._training.load_state_dict(state["training"])
 
-    def _draw(self, evaluations: list[tuple[int, float]]) -> None:
+    def _draw(self, evaluations: Mapping[str, list[tuple[int, float]]]) -> None:
         # Not a pyplot figure, which would change global state and might open a window.
         from matplotlib.figure import Figure  # only the process that draws imports it
 
@@ -130,9 +146,12 @@ class LearningCurve(BaseMiddleware[RLContext]):
             at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
             axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
-        if evaluations:
-            at, value = np.array(evaluations).T
-            axes.plot(at, value, "o-", color="tab:orange", markersize=4, label="evaluation, mean")
+        for number, (prefix, found) in enumerate(evaluations.items(), 1):
+            if found:
+                at, value = np.array(found).T
+                name = "" if len(evaluations) == 1 else f" {prefix}"
+                label, color = f"evaluation{name}, mean", f"C{number}"
+                axes.plot(at, value, "o-", color=color, markersize=4, label=label)
         axes.set_title(self._title)
         axes.set_xlabel("environment steps" if self._axis == "env_step" else "updates")
         axes.set_ylabel("return")

@@ -12,13 +12,13 @@ import torch
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
-from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.statistics import short
 from dmiddleware.settings import Count, takes_settings
 from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
+from middleware.evaluate import evaluation_prefixes
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.interval import Interval, IntervalSettings, axis_of
 
@@ -29,7 +29,9 @@ __all__ = [
     "online_logger",
 ]
 
-_OF_EVALUATIONS: Final = ("return_std", "return_min", "return_max", "length_mean", "success_rate")
+_OF_EVALUATIONS: Final = (
+    "return_mean", "return_std", "return_min", "return_max", "length_mean", "success_rate",
+)  # fmt: skip
 _FPS = 20  # frames per second of videos of evaluations
 
 _log = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     These are everything that a middleware logged with ``ctx.log``, the scalars that learning
     reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
-    such), evaluations (``eval/return_mean`` and so on, and videos), and throughput (``speed/…``).
+    such), evaluations (``eval/return_mean`` and so on, or the name of the evaluator in place of
+    ``eval``, and videos), and throughput (``speed/…``).
     Each value is a mean since the last write; evaluations are written at once. TensorBoard draws
     them over env steps, or over updates if the context has no env steps.
 
@@ -67,8 +70,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
-        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output: on the way back, if they are
-            set.
+        ctx.logged, ctx.train_output, ctx.eval_value, ctx.eval_output, ctx.other_evaluations: on the
+            way back, if they are set.
 
     Raises:
         ConfigError: if ``run`` is not a RunFolder, or an option is not valid.
@@ -87,6 +90,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self.settings = settings
         self._interval = Interval(settings, online=1000, offline=100)
         self._axis = "env_step"
+        self._prefixes: tuple[str, ...] = ("eval",)
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._others: dict[str, Any] = {}
@@ -99,7 +103,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._earlier_s = 0.0
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have."""
+        """Refuse an interval in a counter that the chain does not have; find the evaluators."""
+        self._prefixes = evaluation_prefixes(chain)
         yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
@@ -130,7 +135,11 @@ class MetricsLogger(BaseMiddleware[RLContext]):
                     self._add_output(one)
         self._at = self._counts(ctx)
         if ctx.eval_value is not None:
-            self._write_evaluation(ctx)
+            output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
+            of_primary = {**output, "return_mean": ctx.eval_value}
+            self._write_evaluation(self._prefixes[0], of_primary, ctx.train_iter)
+        for prefix, output in ctx.other_evaluations.items():
+            self._write_evaluation(prefix, output, ctx.train_iter)
         if self._interval.is_due(ctx):
             self._log_rates(ctx)
             self._flush()
@@ -182,29 +191,28 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             elif key.startswith("["):
                 self._others[key] = value
 
-    def _write_evaluation(self, ctx: RLContext) -> None:
+    def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:
         writer, at = self._run.tb_logger, self._at[self._axis]
-        output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}
-        found = {EVALUATION: to_float(ctx.eval_value)}
-        for name in _OF_EVALUATIONS:
-            if name in output:
-                found[f"eval/{name}"] = to_float(output[name])
+        found = {
+            f"{prefix}/{name}": to_float(output[name]) for name in _OF_EVALUATIONS if name in output
+        }
         if "video" in output:
             with self._videos:
                 gif = encode_video(output["video"], fps=_FPS)
-                add_gif(writer, "eval/video", gif, at)
-                path = self._run.video_path(at)
+                add_gif(writer, f"{prefix}/video", gif, at)
+                path = self._run.video_path(at, prefix)
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(gif)
         for name, value in found.items():
             writer.add_scalar(name, value, at)
         self._write_row(found)
         _log.info(
-            "%s %d, update %d: mean return %.2f in the evaluation",
+            "%s %d, update %d: mean return %.2f in the evaluation%s",
             self._axis,
             at,
-            ctx.train_iter,
-            found[EVALUATION],
+            train_iter,
+            found[f"{prefix}/return_mean"],
+            "" if prefix == self._prefixes[0] else f" {prefix}",
         )
 
     def _log_rates(self, ctx: RLContext) -> None:

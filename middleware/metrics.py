@@ -53,6 +53,12 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             "the share of episodes that reached the goal, if the environment reports it",
             _IN_GROWTH,
         ),
+        Metric(
+            "<evaluator>/<value>",
+            "",
+            "the same values of an `InteractionEvaluator` with this name",
+            "as those of `eval`",
+        ),
     ),
     "Learning": (
         Metric(

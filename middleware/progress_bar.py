@@ -16,6 +16,7 @@ from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
+from middleware.evaluate import evaluation_prefixes
 from middleware.roles import Role
 from middleware.stop import limits_of
 
@@ -73,7 +74,8 @@ class ProgressBar(BaseMiddleware[RLContext]):
 
     Reads:
         ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
-        ctx.logged: on the way back, the returns of training episodes, if they are set.
+        ctx.logged, ctx.other_evaluations: on the way back, the returns of training episodes, and of
+            evaluations that are not primary, if they are set.
 
     Raises:
         ConfigError: if an option is not valid.
@@ -95,6 +97,8 @@ class ProgressBar(BaseMiddleware[RLContext]):
         self._axis, self._unit = "env_step", "step"
         self._every_s = _REFRESH_S if self._console.is_terminal else settings.every_s
         self._returns: deque[float] = deque(maxlen=_N_RETURNS)
+        self._prefix = "eval"
+        self._others: dict[str, float] = {}
         self._rate = _Rate()
         self._next = -math.inf
         self._start = (0.0, 0, 0)
@@ -104,8 +108,9 @@ class ProgressBar(BaseMiddleware[RLContext]):
         self._best_effort = BestEffort("show the progress", OSError, ValueError)
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Take the limits from the chain's TerminationChecker."""
+        """Take the limits from the chain's TerminationChecker, and find the evaluators."""
         self._limits = limits_of(chain)
+        self._prefix = evaluation_prefixes(chain)[0]
         return ()
 
     def setup(self, task: Task[Any]) -> None:
@@ -144,6 +149,8 @@ class ProgressBar(BaseMiddleware[RLContext]):
         train_return = ctx.logged.get("collect/return_mean")
         if train_return is not None:
             self._returns.append(train_return)
+        for prefix, output in ctx.other_evaluations.items():
+            self._others[prefix] = output["return_mean"]
         now = self._clock.now()
         if now >= self._next:
             self._next = now + self._every_s
@@ -191,12 +198,13 @@ class ProgressBar(BaseMiddleware[RLContext]):
                 self._bar.refresh()
 
     def _returns_of(self, ctx: RLContext) -> str:
-        """Return the mean return of the last training episodes, and that of the last evaluation."""
+        """Return the mean return of the last training episodes, and those of evaluations."""
         parts = []
         if self._returns:
             parts.append(f"return {sum(self._returns) / len(self._returns):.1f}")
         if math.isfinite(ctx.last_eval_value):
-            parts.append(f"eval {ctx.last_eval_value:.1f}")
+            parts.append(f"{self._prefix} {ctx.last_eval_value:.1f}")
+        parts += [f"{prefix} {value:.1f}" for prefix, value in self._others.items()]
         return " ".join(parts) or "return -"
 
 

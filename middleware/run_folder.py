@@ -180,9 +180,14 @@ class RunFolder(Closing):
         """The path of this process's metrics file."""
         return self.path / (METRICS_FILE if self._is_lead else f"metrics.{self._process}.jsonl")
 
-    def video_path(self, at: int) -> Path:
-        """Return the path of the video of the evaluation at a counter."""
-        return self.path / "videos" / f"{at}.gif"
+    def video_path(self, at: int, prefix: str = "eval") -> Path:
+        """Return the path of the video of the evaluation at a counter.
+
+        Args:
+            at: the counter.
+            prefix: what the metrics of the evaluator begin with.
+        """
+        return self.path / "videos" / (f"{at}.gif" if prefix == "eval" else f"{prefix}-{at}.gif")
 
     @property
     def log_path(self) -> Path:

@@ -7,12 +7,12 @@ import importlib
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Task
-from dmiddleware.runs.record import EVALUATION, settings_of
+from dmiddleware.runs.record import settings_of
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.experiment import Experiment
@@ -22,6 +22,8 @@ from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.interval import axis_of
 
 __all__ = ["Tracker"]
+
+_RETURN: Final = "return_mean"
 
 
 class Tracker(BaseMiddleware[RLContext]):
@@ -127,9 +129,11 @@ class Tracker(BaseMiddleware[RLContext]):
                 self.send_settings(self._run, settings_of(self.folder.path))
             sent: dict[str, Any] = dict(row)
             at = int(row[self._axis] or 0)
-            video = self.folder.video_path(at)
-            if EVALUATION in row and video.exists():
-                sent["eval/video"] = self.client.Video(str(video))
+            for name in row:
+                prefix, _, metric = name.partition("/")
+                video = self.folder.video_path(at, prefix)
+                if metric == _RETURN and video.exists():
+                    sent[f"{prefix}/video"] = self.client.Video(str(video))
             self.send_row(self._run, sent, at)
 
     def _finish(self) -> None:

@@ -59,12 +59,13 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
             collector.
-        ctx.eval_value, ctx.eval_output: on the way back, in an evaluator.
+        ctx.eval_value, ctx.eval_output, ctx.other_evaluations: on the way back, in an evaluator.
 
     Writes:
         ctx.trajectories, ctx.trajectory_end_idx, ctx.episodes: in a learner that does not collect.
-        ctx.eval_value, ctx.eval_output, ctx.last_eval_iter, ctx.last_eval_value: in a learner that
-            does not evaluate, when an evaluation has arrived.
+        ctx.eval_value, ctx.eval_output, ctx.last_eval_iter, ctx.last_eval_value,
+            ctx.other_evaluations: in a learner that does not evaluate, when an evaluation has
+            arrived.
         ctx.env_step, ctx.env_episode: the sums over all nodes.
         ctx.learning_held: in a learner that is ahead of its pace.
 

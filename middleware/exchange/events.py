@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, NotRequired, TypeAlias, TypedDict
 
 from dmiddleware.pipeline import Event
 
@@ -33,7 +33,9 @@ __all__ = [
 BATCH: Final = ("trajectories", "trajectory_end_idx", "episodes")
 """The fields of a collector's context that go to the learner."""
 
-EVALUATION: Final = ("eval_value", "eval_output", "last_eval_iter", "last_eval_value")
+EVALUATION: Final = (
+    "eval_value", "eval_output", "last_eval_iter", "last_eval_value", "other_evaluations",
+)  # fmt: skip
 """The fields of an evaluator's context that go to the learner."""
 
 Counters: TypeAlias = Mapping[str, int]
@@ -65,12 +67,16 @@ class Batch(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """The fields :data:`EVALUATION` of an evaluator's context."""
+    """The fields :data:`EVALUATION` of an evaluator's context.
+
+    ``eval_value`` is None if the primary evaluator has not evaluated in this step.
+    """
 
     eval_value: float | None
     eval_output: Any
     last_eval_iter: int
     last_eval_value: float
+    other_evaluations: NotRequired[dict[str, Any]]
 
 
 EVALUATED: Final = Event("exchange.evaluated", timeout_s=120.0)

@@ -70,7 +70,8 @@ class FollowerData:
         yield
         if collects:
             self._send_collected(ctx, task, ctx.env_step - env_step, ctx.env_episode - env_episode)
-        if ctx.eval_value is not None and task.has_role(Role.EVALUATOR):
+        has_evaluated = ctx.eval_value is not None or bool(ctx.other_evaluations)
+        if has_evaluated and task.has_role(Role.EVALUATOR):
             self._send_evaluated(ctx, task)
 
     def _ask_for_updates(self, task: Task[Any]) -> None:
@@ -139,13 +140,14 @@ class FollowerData:
 
     def _send_evaluated(self, ctx: OnlineRLContext, task: Task[Any]) -> None:
         output = ctx.eval_output
-        if isinstance(output, Mapping | None):
+        if isinstance(output, Mapping | None) and ctx.eval_value is not None:
             output = {**(output or {}), "node_id": self._waiting.router.node_id}
         evaluation = Evaluation(
             eval_value=ctx.eval_value,
             eval_output=output,
             last_eval_iter=ctx.last_eval_iter,
             last_eval_value=ctx.last_eval_value,
+            other_evaluations=ctx.other_evaluations,
         )
         task.emit(EVALUATED, evaluation, only_remote=True)
 

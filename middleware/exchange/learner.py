@@ -75,9 +75,14 @@ class LearnerData:
     def take_evaluated(self, ctx: OnlineRLContext) -> None:
         """Take one of the evaluations that have arrived."""
         evaluation = self._evaluations.take()
-        if evaluation is not None:
-            for name, value in evaluation.items():
-                setattr(ctx, name, value)
+        if evaluation is None:
+            return
+        ctx.other_evaluations = evaluation.get("other_evaluations", {})
+        if evaluation["eval_value"] is not None:
+            ctx.eval_value = evaluation["eval_value"]
+            ctx.eval_output = evaluation["eval_output"]
+            ctx.last_eval_iter = evaluation["last_eval_iter"]
+            ctx.last_eval_value = evaluation["last_eval_value"]
 
     def pending_steps(self) -> int:
         """Return the number of evaluations that arrived and were not passed to observers yet."""

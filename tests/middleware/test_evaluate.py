@@ -12,7 +12,7 @@ from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rollout import evaluate_episodes
-from middleware import OnlineRLContext, Role
+from middleware import OfflineRLContext, OnlineRLContext, Role
 from middleware.checkpoint import CkptSaver
 from middleware.evaluate import interaction_evaluator
 from middleware.run_folder import RunFolder
@@ -65,9 +65,41 @@ def test_the_interval_may_be_in_env_steps(run_steps: Any, dqn: DQNPolicy) -> Non
     assert at == [64, 256, 448, 640, 832]
 
 
-def test_evaluations_need_an_interval(dqn: DQNPolicy) -> None:
-    with pytest.raises(ConfigError, match="every_train_iter must be given, unless every_env_step"):
-        interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=None)
+def test_a_run_of_40_000_env_steps_has_more_than_three_evaluations(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    at = []
+
+    def collect(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 800
+
+    def note(ctx: OnlineRLContext) -> None:
+        if ctx.eval_value is not None:
+            at.append(ctx.env_step)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
+    run_steps(collect, evaluator, note, n_steps=50)
+    assert at == [800, 5600, 10_400, 15_200, 20_000, 25_600, 30_400, 35_200, 40_000]
+
+
+def test_an_evaluator_of_a_dataset_evaluates_each_thousand_updates(
+    run_steps: Any, dqn: DQNPolicy
+) -> None:
+    at = []
+
+    def learn_much(ctx: OfflineRLContext) -> None:
+        ctx.train_iter += 400
+
+    def note(ctx: OfflineRLContext) -> None:
+        if ctx.eval_value is not None:
+            at.append(ctx.train_iter)
+
+    evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
+    run_steps(learn_much, evaluator, note, n_steps=6, ctx=OfflineRLContext())
+    assert at == [400, 1200, 2000]
+
+
+def test_evaluations_have_one_interval(dqn: DQNPolicy) -> None:
     with pytest.raises(ConfigError, match="every_env_step must be None beside every_train_iter=5"):
         interaction_evaluator(
             dqn.eval_mode, cartpole(), n_episode=2, every_train_iter=5, every_env_step=5
