@@ -254,15 +254,17 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             path: the snapshot; None: the newest undamaged one in the run's folder.
 
         Returns:
-            Whether there was one.
+            Whether there was one. Without any, the run starts; one whose snapshots cannot be read
+            does not, because it would replace what the earlier one has left in its folder.
 
         Raises:
             ChainError: if the chain cannot run.
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
                 by another number of ranks.
-            RunFolderError: if the folder is in use by another task, or cannot be written to; or if
-                ``ditask resume`` continues the run, but no snapshot is undamaged.
+            RunFolderError: if the folder is in use by another task, or cannot be written to; if it
+                has snapshots, but none can be read; or if it has none, and ``ditask resume``
+                continues the run.
         """
         self._was_asked = True
         if not any(task.has_role(role) for role in self.roles):
@@ -275,7 +277,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             found = self._newest()
         if found is None:
             if resumed_folder() is not None:
-                raise RunFolderError(f"{self._folder} has no snapshot that can be read")
+                raise RunFolderError(f"{self._folder} has no snapshot to continue from")
             return False
         _check_ranks(found.get("ranks", 1))
         task.check()  # finds the parts
@@ -369,22 +371,49 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
                 blocks.keep_only(self.paths)
 
     def _newest(self) -> Any:
-        """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""
-        own = [_step_of(path) for path in self.paths]
-        of_ranks = gather_from_ranks(own)
-        for step in own:
-            if all(step in steps for steps in of_ranks):
+        """Return this rank's part of the newest snapshot that all ranks can read.
+
+        Returns:
+            The part; None if no rank has any snapshot, or the first one was interrupted.
+
+        Raises:
+            CheckpointMismatch: if another number of ranks has saved the snapshots.
+            RunFolderError: if there are snapshots, but none that all ranks can read.
+        """
+        steps = [_step_of(path) for path in self.paths]
+        of_ranks = gather_from_ranks(steps)
+        problems: list[str] = []
+        for step in steps:
+            if all(step in others for others in of_ranks):
                 self._last = self._folder / self._name(step)
-                found = _try_to_read(self._last)
-                if all(gather_from_ranks(found is not None)):
-                    return found
-        if any(of_ranks) and len(of_ranks) > 1:
-            # Either another number of ranks has saved them, or none of them is complete.
-            newest = _try_to_read(self._folder / self._name(own[0])) if own else None
+                state = self._try_to_read(step, problems)
+                if all(gather_from_ranks(state is not None)):
+                    return state
+        if not any(of_ranks):
+            return None
+        if len(of_ranks) > 1:
+            newest = self._try_to_read(steps[0], problems) if steps else None
             for size in gather_from_ranks(None if newest is None else newest.get("ranks", 1)):
                 _check_ranks(size)
-            _log.warning("%s has no snapshot of all ranks; starting from scratch", self._folder)
-        return None
+        problems = [problem for some in gather_from_ranks(problems) for problem in some]
+        if not problems and len({step for some in of_ranks for step in some}) == 1:
+            _log.warning("%s has only a part of its first snapshot; starting", self._folder)
+            return None
+        details = "; ".join(dict.fromkeys(problems)) or "no step has a file of every rank"
+        raise RunFolderError(
+            f"{self._folder} has no snapshot that can be read ({details}). Restore one from a copy, "
+            "or start a new run in a folder of its own; to start over in this folder, remove "
+            f"{self._folder} first"
+        )
+
+    def _try_to_read(self, step: str, problems: list[str]) -> Any:
+        """Return this rank's part of a snapshot; None, and a problem more, if it cannot be read."""
+        try:
+            return _read(self._folder / self._name(step))
+        except (CheckpointDamaged, OSError) as error:
+            _log.warning("%s; trying the snapshot before it", error)
+            problems.append(str(error))
+            return None
 
 
 @contextmanager
@@ -411,14 +440,6 @@ def _read(path: Path) -> Any:
             f"{path} is a checkpoint, but not a snapshot; pass a file of SnapshotSaver"
         )
     return state
-
-
-def _try_to_read(path: Path) -> Any:
-    try:
-        return _read(path)
-    except CheckpointDamaged as error:
-        _log.warning("%s; trying the snapshot before it", error)
-        return None
 
 
 def _part_of_rank(path: Path) -> Path:

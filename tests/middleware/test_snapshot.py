@@ -28,6 +28,7 @@ from dmiddleware.errors import (
     CheckpointMismatch,
     CheckpointWriteError,
     ConfigError,
+    RunFolderError,
 )
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
@@ -299,6 +300,64 @@ def test_a_damaged_snapshot_is_rejected_and_the_one_before_it_is_used(
         assert again.snapshots.resume(again.task)
         assert again.task.ctx.total_step == int(before.stem.removeprefix("step_"))
     assert newest.name in caplog.text
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("gone"))
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def remove_blocks(path: Path) -> None:
+    for name in blocks_of(path):
+        (path.parent / name).unlink(missing_ok=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        flip_a_bit,
+        link_to_nothing,
+        make_a_folder,
+        remove_blocks,
+        lambda path: path.write_bytes(b""),
+        lambda path: save_checkpoint(path, {"model": {}}),
+        lambda path: torch.save({"task": 1}, path),
+    ],
+)
+def test_a_run_none_of_whose_snapshots_can_be_read_does_not_start(
+    tmp_path: Path, damage: Any
+) -> None:
+    run = DQNRun(tmp_path, every_train_iter=10)
+    with run.task:
+        run.task.run(max_step=20)
+    assert len(run.snapshots.paths) == 2
+    for path in run.snapshots.paths:
+        damage(path)
+    again = DQNRun(tmp_path)
+    with again.task:
+        with pytest.raises(RunFolderError, match="no snapshot that can be read") as caught:
+            again.snapshots.resume(again.task)
+        assert again.task.ctx.total_step == 0
+    for path in run.snapshots.paths:
+        assert path.name in str(caught.value)
+        assert path.is_symlink() or path.exists()
 
 
 def blocks_in(folder: Path) -> dict[Path, int]:
