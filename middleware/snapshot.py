@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import BlockFolder, check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.data.state_blocks import blocks_of
-from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import (
     CheckpointDamaged,
@@ -39,6 +40,10 @@ from middleware.support.interval import Interval, IntervalSettings
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
 _DIGITS: Final = 12
+_EVERY: Final = {"online": 2000, "offline": 1000}
+"""Env steps, or updates, from one snapshot to the next if the program gives no interval."""
+_LEAST_WORK: Final = 50.0
+"""Without an interval, the run works at least this many times as long as the last save took."""
 _LARGE: Final = 1 << 24
 """Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
 _BLOCKS: Final = ("blocks-a", "blocks-b")
@@ -51,9 +56,11 @@ class SnapshotSaverSettings(IntervalSettings):
     """The options of :class:`SnapshotSaver`."""
 
     every_train_iter: Count | None = None
-    """Updates from one snapshot to the next; without an interval, only when the run stops."""
+    """Updates from one snapshot to the next; offline, without an interval: 1000, or more if saving
+    takes over 2% of the time."""
     every_env_step: Count | None = None
-    """Env steps from one snapshot to the next; without an interval, only when the run stops."""
+    """Env steps from one snapshot to the next; without an interval: 2000, or more if saving takes
+    over 2% of the time."""
     keep: Count = 2
     """How many to keep."""
     parts: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -67,6 +74,9 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
     buffers and envs that the stock middleware of the chain use, and the global random generators. A
     run that is stopped and resumed equals one that was never stopped, as far as the states of the
     envs can be saved; where they cannot, their episodes restart.
+
+    Without an interval, it saves every 2,000 env steps, or every 1,000 updates if the chain counts
+    no env steps. It leaves out some of them where saving would take more than 2% of the time.
 
     The files are in the run's folder ``snapshots``; the last few are kept. Each is written
     completely or not at all, with a checksum, and loading one executes no code. When a run resumes
@@ -125,7 +135,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self._parts: dict[str, Stateful] = dict(self._further)
         self._silent: list[str] = []
         self.settings = settings
-        self._interval = Interval(settings)
+        self._interval = Interval(settings, **_EVERY)
+        self._not_before = -math.inf
         self._blocks: dict[str, BlockFolder] = {}
         self._last: Path | None = None  # that was saved or resumed
         self._is_checked = False
@@ -223,6 +234,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if self._lock is None:  # the task was not set up yet
             self._lock = self._run.lock(task)
         self._lock.check()
+        started_at = task.clock.now()
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         with ExitStack() as stack:
             parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
@@ -244,6 +256,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         # Before all ranks have saved, the earlier snapshots are the newest complete ones.
         gather_from_ranks(path.name)
         self._remove_others(path)
+        now = task.clock.now()
+        self._not_before = now + _LEAST_WORK * (now - started_at)
         return path
 
     def resume(self, task: Task[Any], path: Path | None = None) -> bool:
@@ -312,8 +326,14 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             self.save(task)
             return
         task.at_step_end(lambda: self._end_step(task))
-        if self._interval.is_due(task.ctx):
+        if self._interval.is_due(task.ctx) and self._is_cheap(task):
             self.save(task)
+
+    def _is_cheap(self, task: Task[Any]) -> bool:
+        """Return whether another save is cheap enough, on every rank; a given interval counts."""
+        is_given = self.settings.every_train_iter or self.settings.every_env_step
+        too_early = not is_given and task.clock.now() < self._not_before
+        return sum_over_ranks([float(too_early)]) == [0.0]
 
     def _restore(self, name: str, state: Any) -> None:
         try:
@@ -401,8 +421,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             return None
         details = "; ".join(dict.fromkeys(problems)) or "no step has a file of every rank"
         raise RunFolderError(
-            f"{self._folder} has no snapshot that can be read ({details}). Restore one from a copy, "
-            "or start a new run in a folder of its own; to start over in this folder, remove "
+            f"{self._folder} has no snapshot that can be read ({details}). Restore one from a "
+            "copy, or start a new run in a folder of its own; to start over in this folder, remove "
             f"{self._folder} first"
         )
 

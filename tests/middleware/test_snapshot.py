@@ -33,13 +33,14 @@ from dmiddleware.errors import (
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
-from dmiddleware.testing import Cluster
+from dmiddleware.testing import Cluster, FakeClock
 from dmiddleware.worker import BaseLearner
 from middleware import (
     BaseMiddleware,
     CkptSaver,
     ContextExchanger,
     ModelExchanger,
+    OfflineRLContext,
     OffPolicyLearner,
     OnlineRLContext,
     OnPolicyLearner,
@@ -234,6 +235,54 @@ def test_snapshots_are_saved_at_an_interval_and_the_newest_are_kept(tmp_path: Pa
         run.task.run(max_step=20)
     steps = [int(path.stem.removeprefix("step_")) for path in run.snapshots.paths]
     assert len(steps) == 2 and steps[0] - steps[1] == 5
+
+
+class Slow:
+    """A part whose state takes a while to save."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        self._clock.advance(self._seconds)
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("save_s", "saved_at"),
+    [(0.0, [1, 3, 5, 7, 9]), (0.5, [1, 5, 9]), (1000.0, [1])],
+)
+def test_without_an_interval_snapshots_are_saved_unless_they_cost_too_much(
+    tmp_path: Path, save_s: float, saved_at: list[int]
+) -> None:
+    clock = FakeClock()
+    snapshots = SnapshotSaver(tmp_path, keep=9, parts={"slow": Slow(clock, save_s)})
+
+    def collect(ctx: OnlineRLContext) -> None:
+        clock.advance(10.0)
+        ctx.env_step += 1000
+
+    with Task(OnlineRLContext(), clock=clock) as task:
+        task.use(collect).use(snapshots).run(max_step=11)
+        assert [_step(path) for path in reversed(snapshots.paths)] == saved_at
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
+
+
+def test_without_an_interval_a_run_on_recorded_data_saves_by_updates(tmp_path: Path) -> None:
+    snapshots = SnapshotSaver(tmp_path, keep=9)
+
+    def learn(ctx: OfflineRLContext) -> None:
+        ctx.train_iter += 600
+
+    with Task(OfflineRLContext(), clock=FakeClock()) as task:
+        task.use(learn).use(snapshots).run(max_step=5)
+        assert [_step(path) for path in reversed(snapshots.paths)] == [1, 3, 4]
 
 
 def test_a_run_that_is_stopped_leaves_a_snapshot(tmp_path: Path) -> None:
