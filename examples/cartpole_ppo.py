@@ -44,7 +44,7 @@ def main(
     policy: PPOSettings = POLICY,
     collector: StepCollectorSettings = StepCollectorSettings(n_sample=512),
     evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
-        n_episode=50, every_train_iter=300, stop_value=495
+        n_episode=50, every_train_iter=60, stop_value=495
     ),
     experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:

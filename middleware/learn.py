@@ -32,6 +32,7 @@ from middleware.support.counters import RunCounters
 from middleware.support.dataset_reader import DatasetReader, check_dataset
 from middleware.support.policy_settings import count_of, setting_of
 from middleware.support.replay import (
+    EarlyReturns,
     SkippedDraws,
     bind_to_policy,
     check_buffer,
@@ -133,7 +134,9 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
     Raises:
         ConfigError: if ``policy`` or ``buffer`` has the wrong type, an option is not valid, the
             buffer's ``n_step`` or discount differs from the policy's, or ``learn_start`` is less
-            than the policy's ``batch_size`` or more than the buffer's size.
+            than the policy's ``batch_size`` or more than the buffer's size. In a step: if the
+            first rewards show that the policy cannot learn the env's returns, as C51 and Rainbow
+            without ``v_min`` and ``v_max``.
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
@@ -156,6 +159,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             buffer, batch_size=self._batch_size, learn_start=settings.learn_start
         )
         self._skipped = SkippedDraws()
+        self._early_returns = EarlyReturns(buffer, self._mode)
         self._has_updated = False
         self.draws_from = (buffer,)
         self.components = {"buffer": buffer}
@@ -182,6 +186,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         ready = len(buffer) >= self._learn_start and not ctx.learning_held
         if not self._all_can(update=ready):
             return
+        self._early_returns.show(ctx)
         outputs: list[dict[str, Any]] = []
         drawn: list[Batch] = []
         for n_made in range(n_updates):

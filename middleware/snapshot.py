@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import BlockFolder, check_saveable, load_checkpoint, save_checkpoint
 from dmiddleware.data.state_blocks import blocks_of
-from dmiddleware.distributed import gather_from_ranks, rank_and_world_size
+from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.errors import (
     CheckpointDamaged,
@@ -39,6 +40,10 @@ from middleware.support.interval import Interval, IntervalSettings
 __all__ = ["SnapshotSaver", "SnapshotSaverSettings"]
 
 _DIGITS: Final = 12
+_EVERY: Final = {"online": 2000, "offline": 1000}
+"""Env steps, or updates, from one snapshot to the next if the program gives no interval."""
+_LEAST_WORK: Final = 50.0
+"""Without an interval, the run works at least this many times as long as the last save took."""
 _LARGE: Final = 1 << 24
 """Tensors of more bytes, such as the rows of a buffer, are read from the file as they are used."""
 _BLOCKS: Final = ("blocks-a", "blocks-b")
@@ -51,9 +56,11 @@ class SnapshotSaverSettings(IntervalSettings):
     """The options of :class:`SnapshotSaver`."""
 
     every_train_iter: Count | None = None
-    """Updates from one snapshot to the next; without an interval, only when the run stops."""
+    """Updates from one snapshot to the next; offline, without an interval: 1000, or more if saving
+    takes over 2% of the time."""
     every_env_step: Count | None = None
-    """Env steps from one snapshot to the next; without an interval, only when the run stops."""
+    """Env steps from one snapshot to the next; without an interval: 2000, or more if saving takes
+    over 2% of the time."""
     keep: Count = 2
     """How many to keep."""
     parts: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -67,6 +74,9 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
     buffers and envs that the stock middleware of the chain use, and the global random generators. A
     run that is stopped and resumed equals one that was never stopped, as far as the states of the
     envs can be saved; where they cannot, their episodes restart.
+
+    Without an interval, it saves every 2,000 env steps, or every 1,000 updates if the chain counts
+    no env steps. It leaves out some of them where saving would take more than 2% of the time.
 
     The files are in the run's folder ``snapshots``; the last few are kept. Each is written
     completely or not at all, with a checksum, and loading one executes no code. When a run resumes
@@ -125,7 +135,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         self._parts: dict[str, Stateful] = dict(self._further)
         self._silent: list[str] = []
         self.settings = settings
-        self._interval = Interval(settings)
+        self._interval = Interval(settings, **_EVERY)
+        self._not_before = -math.inf
         self._blocks: dict[str, BlockFolder] = {}
         self._last: Path | None = None  # that was saved or resumed
         self._is_checked = False
@@ -223,6 +234,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if self._lock is None:  # the task was not set up yet
             self._lock = self._run.lock(task)
         self._lock.check()
+        started_at = task.clock.now()
         path = self._folder / self._name(f"{task.ctx.total_step:0{_DIGITS}d}")
         with ExitStack() as stack:
             parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
@@ -244,6 +256,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         # Before all ranks have saved, the earlier snapshots are the newest complete ones.
         gather_from_ranks(path.name)
         self._remove_others(path)
+        now = task.clock.now()
+        self._not_before = now + _LEAST_WORK * (now - started_at)
         return path
 
     def resume(self, task: Task[Any], path: Path | None = None) -> bool:
@@ -254,15 +268,17 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             path: the snapshot; None: the newest undamaged one in the run's folder.
 
         Returns:
-            Whether there was one.
+            Whether there was one. Without any, the run starts; one whose snapshots cannot be read
+            does not, because it would replace what the earlier one has left in its folder.
 
         Raises:
             ChainError: if the chain cannot run.
             CheckpointDamaged: if ``path`` is not an undamaged snapshot.
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
                 by another number of ranks.
-            RunFolderError: if the folder is in use by another task, or cannot be written to; or if
-                ``ditask resume`` continues the run, but no snapshot is undamaged.
+            RunFolderError: if the folder is in use by another task, or cannot be written to; if it
+                has snapshots, but none can be read; or if it has none, and ``ditask resume``
+                continues the run.
         """
         self._was_asked = True
         if not any(task.has_role(role) for role in self.roles):
@@ -275,7 +291,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             found = self._newest()
         if found is None:
             if resumed_folder() is not None:
-                raise RunFolderError(f"{self._folder} has no snapshot that can be read")
+                raise RunFolderError(f"{self._folder} has no snapshot to continue from")
             return False
         _check_ranks(found.get("ranks", 1))
         task.check()  # finds the parts
@@ -310,8 +326,14 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             self.save(task)
             return
         task.at_step_end(lambda: self._end_step(task))
-        if self._interval.is_due(task.ctx):
+        if self._interval.is_due(task.ctx) and self._is_cheap(task):
             self.save(task)
+
+    def _is_cheap(self, task: Task[Any]) -> bool:
+        """Return whether another save is cheap enough, on every rank; a given interval counts."""
+        is_given = self.settings.every_train_iter or self.settings.every_env_step
+        too_early = not is_given and task.clock.now() < self._not_before
+        return sum_over_ranks([float(too_early)]) == [0.0]
 
     def _restore(self, name: str, state: Any) -> None:
         try:
@@ -369,22 +391,49 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
                 blocks.keep_only(self.paths)
 
     def _newest(self) -> Any:
-        """Return this rank's part of the newest snapshot that no rank finds damaged, or None."""
-        own = [_step_of(path) for path in self.paths]
-        of_ranks = gather_from_ranks(own)
-        for step in own:
-            if all(step in steps for steps in of_ranks):
+        """Return this rank's part of the newest snapshot that all ranks can read.
+
+        Returns:
+            The part; None if no rank has any snapshot, or the first one was interrupted.
+
+        Raises:
+            CheckpointMismatch: if another number of ranks has saved the snapshots.
+            RunFolderError: if there are snapshots, but none that all ranks can read.
+        """
+        steps = [_step_of(path) for path in self.paths]
+        of_ranks = gather_from_ranks(steps)
+        problems: list[str] = []
+        for step in steps:
+            if all(step in others for others in of_ranks):
                 self._last = self._folder / self._name(step)
-                found = _try_to_read(self._last)
-                if all(gather_from_ranks(found is not None)):
-                    return found
-        if any(of_ranks) and len(of_ranks) > 1:
-            # Either another number of ranks has saved them, or none of them is complete.
-            newest = _try_to_read(self._folder / self._name(own[0])) if own else None
+                state = self._try_to_read(step, problems)
+                if all(gather_from_ranks(state is not None)):
+                    return state
+        if not any(of_ranks):
+            return None
+        if len(of_ranks) > 1:
+            newest = self._try_to_read(steps[0], problems) if steps else None
             for size in gather_from_ranks(None if newest is None else newest.get("ranks", 1)):
                 _check_ranks(size)
-            _log.warning("%s has no snapshot of all ranks; starting from scratch", self._folder)
-        return None
+        problems = [problem for some in gather_from_ranks(problems) for problem in some]
+        if not problems and len({step for some in of_ranks for step in some}) == 1:
+            _log.warning("%s has only a part of its first snapshot; starting", self._folder)
+            return None
+        details = "; ".join(dict.fromkeys(problems)) or "no step has a file of every rank"
+        raise RunFolderError(
+            f"{self._folder} has no snapshot that can be read ({details}). Restore one from a "
+            "copy, or start a new run in a folder of its own; to start over in this folder, remove "
+            f"{self._folder} first"
+        )
+
+    def _try_to_read(self, step: str, problems: list[str]) -> Any:
+        """Return this rank's part of a snapshot; None, and a problem more, if it cannot be read."""
+        try:
+            return _read(self._folder / self._name(step))
+        except (CheckpointDamaged, OSError) as error:
+            _log.warning("%s; trying the snapshot before it", error)
+            problems.append(str(error))
+            return None
 
 
 @contextmanager
@@ -411,14 +460,6 @@ def _read(path: Path) -> Any:
             f"{path} is a checkpoint, but not a snapshot; pass a file of SnapshotSaver"
         )
     return state
-
-
-def _try_to_read(path: Path) -> Any:
-    try:
-        return _read(path)
-    except CheckpointDamaged as error:
-        _log.warning("%s; trying the snapshot before it", error)
-        return None
 
 
 def _part_of_rank(path: Path) -> Path:

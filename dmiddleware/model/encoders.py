@@ -258,6 +258,7 @@ def make_encoder(
         obs_shape: an integer or tuple for a vector, a tuple of three or more for an image,
             ``("one_hot", n)`` for integers, a mapping for nested observations.
         hidden_sizes: width of each linear layer; None: 128, 128, 64 for vectors, 512 for images.
+            For an image there may be none: its features are the output of the convolutions.
         conv_layers: of images, as in :class:`ImageEncoder`; not allowed without one.
         **options: ``activation``, ``norm`` and ``init`` of :class:`MLP`.
 
@@ -269,7 +270,7 @@ def make_encoder(
         ValueError: if another option is invalid.
     """
     shape = as_obs_shape(obs_shape)
-    if hidden_sizes is not None and not hidden_sizes:
+    if hidden_sizes is not None and not hidden_sizes and not is_image(shape):
         raise ValueError(
             "hidden_sizes needs at least one layer, got none; leave it out or give one"
         )
@@ -281,7 +282,7 @@ def make_encoder(
     if isinstance(shape, dict):
         return NestedEncoder(shape, hidden_sizes, conv_layers=conv_layers, **options)
     if is_image(shape):
-        sizes = hidden_sizes or IMAGE_HIDDEN_SIZES
+        sizes = IMAGE_HIDDEN_SIZES if hidden_sizes is None else hidden_sizes
         return ImageEncoder(shape, sizes, conv_layers=conv_layers, **options)
     if is_one_hot(shape):
         return OneHotEncoder(shape[1:], hidden_sizes or VECTOR_HIDDEN_SIZES, **options)

@@ -41,7 +41,8 @@ class QNetwork(Network):
         obs_shape: see :mod:`dmiddleware.model.spaces`.
         action_shape: number of actions.
         encoder_hidden_sizes: width of each linear layer of the encoder; None: 128, 128, 64 for
-            vectors, 512 for images.
+            vectors, 512 for images. For an image it may be empty: the first layers after the
+            convolutions are then those of ``head_hidden_sizes``.
         conv_layers: see :class:`ImageEncoder`.
         dueling: separate streams for the state's value and the actions' advantages, joined by
             equation 9 of Wang et al., "Dueling Network Architectures" (2016).

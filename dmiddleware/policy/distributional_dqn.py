@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from dmiddleware.errors import ConfigError
+from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
 from dmiddleware.policy.update import CHECK_EVERY
@@ -41,6 +46,10 @@ class C51Policy(QLearningPolicy):
     cross-entropy to the projected distribution of the target (algorithm 1); the priority is the
     Kullback-Leibler divergence from it, as in Rainbow (Hessel et al., 2018). ``double``
     chooses the target's action by the online network, which the paper does not.
+
+    ``v_min`` and ``v_max`` depend on the env. Their defaults, -10 and 10, are those of the paper
+    for clipped rewards of Atari. A policy that is built without them refuses an env whose first
+    rewards show that they do not hold its returns (:meth:`check_returns`).
 
     Returns outside of the support are clipped, as in the paper. The output has ``clipped_share``,
     the share of the target's probability that was clipped
@@ -98,6 +107,57 @@ class C51Policy(QLearningPolicy):
         ):
             self._warn_of_clipping(output["clipped_share"])
         return output
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What others read of the policy."""
+        return replace(super().spec, check_returns=self.check_returns)
+
+    def check_returns(
+        self, returns: torch.Tensor, rest: torch.Tensor, rewards: torch.Tensor
+    ) -> None:
+        """Refuse an env whose returns the default of ``v_min`` or ``v_max`` cannot hold.
+
+        A learner calls it with the first rewards. It does nothing for a limit that was set.
+
+        Args:
+            returns: ``[N]`` float, discounted sums of consecutive rewards of an episode.
+            rest: ``[N]`` float, the discount of what follows them; 0 where the episode terminated.
+            rewards: ``[N]`` float, single rewards.
+
+        Raises:
+            ConfigError: with the returns, and a range that holds them.
+        """
+        if self._has_own_model or "type" in self.cfg.model:
+            return
+        support = self.components["q"].target.support
+        low, high = float(support[0]), float(support[-1])
+        margin = (high - low) / (2 * (len(support) - 1))
+        # What follows is in the support at best, so these returns are outside in any case.
+        is_low = bool((returns + rest * high < low - margin).any())
+        is_high = bool((returns + rest * low > high + margin).any())
+        given = self.cfg.model
+        if not (is_low and "v_min" not in given) and not (is_high and "v_max" not in given):
+            return
+        lowest = given.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
+        highest = given.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
+        raise ConfigError(
+            f"{type(self).__name__} needs v_min and v_max for this env: its first rewards sum up "
+            f"to discounted returns from {float(returns.min()):.3g} to {float(returns.max()):.3g}, "
+            f"but the range is {low:g} to {high:g}, and returns outside cannot be learned. Pass "
+            "the lowest and the highest discounted return, such as model="
+            f"{{'v_min': {lowest}, 'v_max': {highest}}} (ditask train: --policy.model "
+            f"v_min={lowest} v_max={highest}), which hold any with such rewards and "
+            f"discount={self.cfg.discount:g}"
+        )
+
+    def _bound(self, reward: float) -> str:
+        """Return the return of the same reward forever, rounded away from 0 to two digits."""
+        value = reward / (1.0 - self.cfg.discount) if self.cfg.discount < 1.0 else math.inf * reward
+        if value == 0.0 or not math.isfinite(value):
+            return "0" if reward == 0.0 else "..."
+        unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+        return f"{math.copysign(math.ceil(abs(value) / unit - 1e-9) * unit, value):g}"
 
     def _warn_of_clipping(self, share: float) -> None:
         """Warn if the support is too narrow for the returns of the last batch."""

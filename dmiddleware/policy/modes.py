@@ -74,6 +74,8 @@ class PolicySpec:
             called once for each batch, in the learner's process.
         observe_returns: takes the returns ``[…]`` of a collected batch, and its observations where
             they are known, once, before learning from it.
+        check_returns: takes discounted returns of an env's rewards, see
+            :meth:`C51Policy.check_returns`; None: the policy learns any.
         value_fn: observations ``[N, …]`` to values ``[N]``; None: the policy has no critic of them.
         set_counters: sets the counters that schedules read.
         acting_state: returns what acting needs, as the state of the other modes.
@@ -103,6 +105,7 @@ class PolicySpec:
     check_spaces: Callable[[gym.Space[Any], gym.Space[Any]], None] = _nothing
     scale_rewards: Callable[[Batch], torch.Tensor] = _unscaled
     observe_returns: Callable[..., None] = _nothing
+    check_returns: Callable[..., None] | None = None
     value_fn: Callable[..., torch.Tensor] | None = None
     set_counters: Callable[[Counters], None] = _nothing
     acting_state: Callable[[], dict[str, Any]] = dict

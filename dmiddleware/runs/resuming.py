@@ -131,13 +131,18 @@ def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) ->
             "chain and start the program with run_program or ditask"
         )
     if not has_snapshot(run):
-        raise RunFolderError(
-            f"{run} has no snapshot to continue from; put SnapshotSaver into the chain, and call "
-            "snapshots.resume(task) before task.run()"
-        )
+        raise RunFolderError(f"{run} has no snapshot to continue from; {_advice(settings)}")
     config = str(run / "config.yaml")
     launch = _launch_words(settings.get("launch"), options)
     return [*launch, *options, "--main", program, "--", "--config", config, *arguments]
+
+
+def _advice(settings: Mapping[str, Any]) -> str:
+    """Return what to do about a run without a snapshot, given what its config.yaml holds."""
+    chain = settings.get("chain")
+    if any("SnapshotSaver" in one for one in chain or () if isinstance(one, Mapping)):
+        return "it ended before its SnapshotSaver had saved the first one; start it again"
+    return "put SnapshotSaver into the chain, and call snapshots.resume(task) before task.run()"
 
 
 def _launch_words(launch: Any, given: Sequence[str]) -> list[str]:

@@ -30,22 +30,32 @@ _PREPARED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 class Result:
     """What trainings with tuned settings gave.
 
+    A training whose evaluator has a ``stop_value`` ends when it reaches that value, so its result
+    is the number of env steps to it. The result of any other is the returns after its budget.
+
     Attributes:
-        best: mean return in fresh episodes of the policies with the best evaluation, over seeds.
-        last: the same of the policies at the end of the runs.
         n_seed: number of trainings.
-        env_step: environment steps of a training, on average; 0: it learned from data.
         train_s: seconds of a training, on average.
         record: the name of the records in tests/results.
+        n_reached: with a ``stop_value``: in how many trainings an evaluation reached it.
+        steps: with a ``stop_value``: the env steps of the first and of the last of these trainings
+            to reach it; None: none did, or there is no ``stop_value``.
+        best: without a ``stop_value``: mean return in fresh episodes of the policies with the best
+            evaluation, over seeds.
+        last: the same of the policies at the end of the runs.
+        env_step: without a ``stop_value``: environment steps of a training, on average; 0: it
+            learned from data.
         note: what differed; empty: nothing.
     """
 
-    best: float
-    last: float
     n_seed: int
-    env_step: int
     train_s: float
     record: str
+    n_reached: int = 0
+    steps: tuple[int, int] | None = None
+    best: float | None = None
+    last: float | None = None
+    env_step: int | None = None
     note: str = ""
 
 
@@ -61,6 +71,12 @@ class Entry:
 
     options: Mapping[str, Any]
     result: Result | None
+
+    @property
+    def stop_value(self) -> float | None:
+        """The mean return of an evaluation that ends a training; None: its budget ends it."""
+        value: float | None = self.options.get("evaluator", {}).get("stop_value")
+        return value
 
 
 @dataclass(frozen=True)
@@ -148,8 +164,9 @@ def tuned_options(algo: str, env: str) -> dict[str, Any]:
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:
+    options = {name: value for name, value in found.items() if name != "result"}
     result = found.get("result")
-    return Entry(
-        {name: value for name, value in found.items() if name != "result"},
-        None if result is None else Result(**result),
-    )
+    if result is None:
+        return Entry(options, None)
+    steps = result.get("steps")
+    return Entry(options, Result(**{**result, "steps": steps and tuple(steps)}))

@@ -19,6 +19,7 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
     "dmiddleware": ("Task",),
     "dmiddleware.data": ("PrioritySampler", "TensorBuffer", "load_rows"),
     "dmiddleware.env": ("make_env_manager",),
+    "dmiddleware.program": ("run_program",),
     "dmiddleware.rl": ("Schedule", "with_returns_to_go"),
     "middleware": (
         "ContextExchanger",
@@ -32,11 +33,13 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
         "OfflineRLContext",
         "OffPolicyLearner",
         "OnPolicyLearner",
+        "SnapshotSaver",
         "StepCollector",
         "TerminationChecker",
     ),
 }
 """The modules of the names that code uses, beside the policy."""
+_START: Final = ("", "", 'if __name__ == "__main__":', "    run_program(main)")
 
 
 def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str:
@@ -50,7 +53,7 @@ def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str
         arguments: those of the program, by name.
         agent: the policy that they describe.
     """
-    body = "\n".join(_WRITERS[program](arguments, agent))
+    body = "\n".join((*_WRITERS[program](arguments, agent), *_START))
     policy = type(agent)
     imports = [
         f"from {home} import {', '.join(used)}"
@@ -58,9 +61,7 @@ def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str
         if (used := [name for name in names if _uses(body, name)])
     ]
     imports = [_wrapped_import(one) for one in sorted(imports, key=lambda one: one.split()[1])]
-    return "\n".join(
-        (*imports, "", "", body, "", "", 'if __name__ == "__main__":', "    main()", "")
-    )
+    return "\n".join((*imports, "", "", body, ""))
 
 
 def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
@@ -136,6 +137,8 @@ def _policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
 def _experiment(arguments: Mapping[str, Any]) -> Iterable[str]:
     name = arguments["exp_name"] or name_of_run(arguments["algo"], arguments["env"])
     yield _line(1, "experiment = ", "Experiment", arguments["experiment"], _text(name), "policy")
+    saved = arguments["snapshots"]
+    yield _line(1, "snapshots = ", "SnapshotSaver", saved, "experiment.run")
 
 
 def _exchange(arguments: Mapping[str, Any]) -> Iterable[str]:
@@ -145,13 +148,14 @@ def _exchange(arguments: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _end(arguments: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the evaluator, the experiment and the limits."""
+    """Yield the evaluator, the experiment, the snapshots and the limits."""
     evaluator = arguments["evaluator"]
     yield _line(2, "task.use(", "InteractionEvaluator", evaluator, "policy", "eval_envs")
-    yield "        task.use(experiment)"
+    yield "        task.use(experiment).use(snapshots)"
     known = [one.name for one in describe(TerminationCheckerSettings)]
     limits = TerminationCheckerSettings(**{k: arguments[k] for k in known if k in arguments})
     yield _line(2, "task.use(", "TerminationChecker", limits)
+    yield "        snapshots.resume(task)  # only a run that continues has a snapshot"
     yield "        task.run()"
     yield "    return experiment.result"
 

@@ -10,7 +10,7 @@ import click
 from dmiddleware.command_line import arguments_of, called_as
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.launch.options import options_and_flags
-from dmiddleware.zoo import algorithms, tuned
+from dmiddleware.zoo import Result, algorithms, tuned
 from middleware.programs.code import chain_code
 from middleware.programs.parts import make_policy
 from middleware.programs.train import program_of
@@ -90,7 +90,7 @@ def _train(algo: str, env: str, line: tuple[str, ...], *, show_chain: bool) -> N
 
 
 def _print_list(names: Iterable[str]) -> None:
-    head = ("algorithm", "env", "best policy", "last policy", "seeds", "env steps")
+    head = ("algorithm", "env", "goal", "env steps", "best policy", "last policy", "seeds")
     rows = [head, *(row for name in names for row in _rows(name))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -101,19 +101,35 @@ def _print_list(names: Iterable[str]) -> None:
         ]
         click.echo("  ".join(parts).rstrip())
     click.echo(
-        "\nFigures are mean returns over fresh episodes, see docs/results.md. In other envs, the "
-        "algorithms\nhave their defaults."
+        "\nThe goal is a mean return that ends the training, and the env steps are those to it, from"
+        " the\nleast to the most over the seeds. Without a goal, the env steps are the budget, and "
+        "the best and\nthe last policy have mean returns over fresh episodes. In other envs, the "
+        "algorithms have their\ndefaults."
     )
 
 
 def _rows(algo: str) -> Iterator[tuple[str, ...]]:
-    found = tuned(algo)
-    if not found.entries:
-        yield algo, "any", "", "", "", ""
-    for env, entry in found.entries.items():
-        result = entry.result
-        if result is None:
-            yield algo, env, "not recorded", "", "", ""
-            continue
+    entries = tuned(algo).entries
+    if not entries:
+        yield algo, "any", *[""] * 5
+    for env, entry in entries.items():
+        goal = "" if entry.stop_value is None else f"{entry.stop_value:g}"
+        if (in_a_row := entry.options.get("evaluator", {}).get("stop_evaluations", 1)) > 1:
+            goal += f", {in_a_row} in a row"
+        yield algo, env, goal, *_figures(entry.result)
+
+
+def _figures(result: Result | None) -> tuple[str, str, str, str]:
+    """Return the env steps, the best and the last policy's return, and the number of seeds."""
+    if result is None:
+        return "not recorded", "", "", ""
+    seeds = str(result.n_seed)
+    if result.best is not None and result.last is not None:
         steps = f"{result.env_step:,}" if result.env_step else "offline"
-        yield algo, env, f"{result.best:,.1f}", f"{result.last:,.1f}", str(result.n_seed), steps
+        return steps, f"{result.best:,.1f}", f"{result.last:,.1f}", seeds
+    if result.steps is None:
+        return "not reached", "", "", seeds
+    steps = " to ".join(f"{at:,}" for at in sorted(set(result.steps)))
+    if result.n_reached < result.n_seed:
+        seeds = f"{result.n_reached} of {result.n_seed}"
+    return steps, "", "", seeds

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from dmiddleware.data import ReplayBuffer
+import torch
+
+from dmiddleware.data import ReplayBuffer, TensorBuffer
 from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.pipeline import ChainView, Context
 from dmiddleware.policy import LearnMode, priorities_of_rows
 from dmiddleware.rl import Schedule
 from dmiddleware.tree import Batch
 from middleware.base import stock_middleware
+from middleware.context import RLContext
 from middleware.support.counters import RunCounters
 from middleware.support.policy_settings import setting_of
 
@@ -23,9 +27,12 @@ __all__ = [
     "counters_for",
     "n_step_problems",
     "update_priorities",
+    "EarlyReturns",
     "SkippedDraws",
 ]
 
+_EARLY_ROWS: Final = 1 << 14
+_OF_RETURNS: Final = ("reward", "terminated", "episode_id")
 _log = logging.getLogger(__name__)
 
 
@@ -129,6 +136,67 @@ def n_step_problems(
             f"the policy has n_step={n_step}, but the buffer has n_step={buffer.n_step}; build it "
             "with TensorBuffer(size, n_step=policy.n_step)"
         )
+
+
+class EarlyReturns:
+    """Shows a policy the discounted returns in a buffer, several times while it fills.
+
+    So a mistake in what the policy expects of the env is found before much was learned.
+
+    Args:
+        buffer: the buffer. Only those of the newest rows of a :class:`TensorBuffer` are known.
+        mode: the learn mode of the policy, whose discount counts.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, mode: LearnMode) -> None:
+        self._check = mode.spec.check_returns
+        self._discount = mode.spec.discount
+        self._buffer = buffer if isinstance(buffer, TensorBuffer) else None
+        self._next: float = 0 if self._check is not None else math.inf
+        """How many rows the buffer must hold when the policy sees the returns again."""
+
+    def show(self, ctx: RLContext) -> None:
+        """Call the policy's ``check_returns`` if the buffer has twice as many rows as before.
+
+        Raises:
+            ConfigError: from the policy.
+        """
+        buffer, check = self._buffer, self._check
+        if buffer is None or check is None or self._discount is None or len(buffer) < self._next:
+            return
+        was_resumed = self._next == 0 and ctx.train_iter > 0
+        is_late = was_resumed or len(buffer) >= _EARLY_ROWS
+        self._next = math.inf if is_late else 2 * len(buffer)
+        if was_resumed:
+            return
+        try:
+            rows = buffer.get(buffer.index[-_EARLY_ROWS:], _OF_RETURNS)
+        except KeyError:  # rows of no env
+            return
+        if rows["reward"].dim() == 1:
+            check(*_known_returns(rows, self._discount), rows["reward"])
+
+
+def _known_returns(rows: Batch, discount: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the discounted sums of rewards to the end of each row's episode, as far as it is held.
+
+    Args:
+        rows: ``[N, …]``, those of an episode in their order.
+        discount: γ.
+
+    Returns:
+        ``[N]`` float64: the sums, and the discount of what follows; 0 where the episode terminated.
+    """
+    sums: list[float] = []
+    rests: list[float] = []
+    later: dict[int, tuple[float, float]] = {}
+    columns = (rows[name].tolist() for name in _OF_RETURNS)
+    for reward, terminated, episode in reversed(list(zip(*columns, strict=True))):
+        total, rest = later.get(episode, (0.0, 0.0 if terminated else 1.0))
+        later[episode] = total, rest = reward + discount * total, discount * rest
+        sums.append(total)
+        rests.append(rest)
+    return torch.tensor(sums, dtype=torch.float64), torch.tensor(rests, dtype=torch.float64)
 
 
 class SkippedDraws:

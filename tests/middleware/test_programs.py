@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +13,7 @@ import dmiddleware
 from dmiddleware.command_line import arguments_of
 from dmiddleware.data import leaves, save_dataset
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
-from dmiddleware.errors import ConfigError, RegistryError, SpaceError
+from dmiddleware.errors import ConfigError, RegistryError, RunFolderError, SpaceError
 from dmiddleware.policy import BCPolicy, DQNSettings
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
@@ -231,3 +232,30 @@ def test_a_run_continues_from_its_newest_snapshot(algo):
     assert resumed.path.name == "parts"
     assert (resumed.env_step, resumed.train_iter) == (whole.env_step, whole.train_iter)
     assert digest(resumed.load_best()) == digest(whole.load_best())
+
+
+def files_of(run):
+    """Return what a run has left in its folder, but for its text log."""
+    return {path: path.read_bytes() for path in run.rglob("*.*") if path.name != "log.txt"}
+
+
+@pytest.mark.parametrize("algo", mostly_slow(["ppo", "dqn", "bc"], keep=1))
+def test_a_run_whose_snapshots_cannot_be_read_is_not_trained_over(algo, tmp_path):
+    if algo == "bc":
+        arguments = ("bc", "Pendulum-v1")
+        options = {**OFFLINE, "data": pendulum_rows(tmp_path / "rows.safetensors")}
+    else:
+        arguments, options = (algo, "CartPole-v1"), OFF if algo == "dqn" else ON
+    result = train(*arguments, **options, exp_name="run")
+    for path in (result.path / "snapshots").glob("step_*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    left = files_of(result.path)
+    with pytest.raises(RunFolderError, match="no snapshot that can be read"):
+        train(*arguments, **options, exp_name="run", resume=True)
+    assert files_of(result.path) == left
+
+
+def test_a_run_without_any_snapshot_starts_when_it_is_resumed():
+    assert train("ppo", "CartPole-v1", **ON, exp_name="new", resume=True).train_iter > 0
+    shutil.rmtree("runs/new/snapshots")
+    assert train("ppo", "CartPole-v1", **ON, exp_name="new", resume=True).path.name == "new"

@@ -28,17 +28,19 @@ from dmiddleware.errors import (
     CheckpointMismatch,
     CheckpointWriteError,
     ConfigError,
+    RunFolderError,
 )
 from dmiddleware.pipeline import SkipRest
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.rl import Schedule
-from dmiddleware.testing import Cluster
+from dmiddleware.testing import Cluster, FakeClock
 from dmiddleware.worker import BaseLearner
 from middleware import (
     BaseMiddleware,
     CkptSaver,
     ContextExchanger,
     ModelExchanger,
+    OfflineRLContext,
     OffPolicyLearner,
     OnlineRLContext,
     OnPolicyLearner,
@@ -235,6 +237,54 @@ def test_snapshots_are_saved_at_an_interval_and_the_newest_are_kept(tmp_path: Pa
     assert len(steps) == 2 and steps[0] - steps[1] == 5
 
 
+class Slow:
+    """A part whose state takes a while to save."""
+
+    def __init__(self, clock: FakeClock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        self._clock.advance(self._seconds)
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("save_s", "saved_at"),
+    [(0.0, [1, 3, 5, 7, 9]), (0.5, [1, 5, 9]), (1000.0, [1])],
+)
+def test_without_an_interval_snapshots_are_saved_unless_they_cost_too_much(
+    tmp_path: Path, save_s: float, saved_at: list[int]
+) -> None:
+    clock = FakeClock()
+    snapshots = SnapshotSaver(tmp_path, keep=9, parts={"slow": Slow(clock, save_s)})
+
+    def collect(ctx: OnlineRLContext) -> None:
+        clock.advance(10.0)
+        ctx.env_step += 1000
+
+    with Task(OnlineRLContext(), clock=clock) as task:
+        task.use(collect).use(snapshots).run(max_step=11)
+        assert [_step(path) for path in reversed(snapshots.paths)] == saved_at
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
+
+
+def test_without_an_interval_a_run_on_recorded_data_saves_by_updates(tmp_path: Path) -> None:
+    snapshots = SnapshotSaver(tmp_path, keep=9)
+
+    def learn(ctx: OfflineRLContext) -> None:
+        ctx.train_iter += 600
+
+    with Task(OfflineRLContext(), clock=FakeClock()) as task:
+        task.use(learn).use(snapshots).run(max_step=5)
+        assert [_step(path) for path in reversed(snapshots.paths)] == [1, 3, 4]
+
+
 def test_a_run_that_is_stopped_leaves_a_snapshot(tmp_path: Path) -> None:
     run = DQNRun(tmp_path)
     with run.task:
@@ -299,6 +349,64 @@ def test_a_damaged_snapshot_is_rejected_and_the_one_before_it_is_used(
         assert again.snapshots.resume(again.task)
         assert again.task.ctx.total_step == int(before.stem.removeprefix("step_"))
     assert newest.name in caplog.text
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("gone"))
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def remove_blocks(path: Path) -> None:
+    for name in blocks_of(path):
+        (path.parent / name).unlink(missing_ok=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        flip_a_bit,
+        link_to_nothing,
+        make_a_folder,
+        remove_blocks,
+        lambda path: path.write_bytes(b""),
+        lambda path: save_checkpoint(path, {"model": {}}),
+        lambda path: torch.save({"task": 1}, path),
+    ],
+)
+def test_a_run_none_of_whose_snapshots_can_be_read_does_not_start(
+    tmp_path: Path, damage: Any
+) -> None:
+    run = DQNRun(tmp_path, every_train_iter=10)
+    with run.task:
+        run.task.run(max_step=20)
+    assert len(run.snapshots.paths) == 2
+    for path in run.snapshots.paths:
+        damage(path)
+    again = DQNRun(tmp_path)
+    with again.task:
+        with pytest.raises(RunFolderError, match="no snapshot that can be read") as caught:
+            again.snapshots.resume(again.task)
+        assert again.task.ctx.total_step == 0
+    for path in run.snapshots.paths:
+        assert path.name in str(caught.value)
+        assert path.is_symlink() or path.exists()
 
 
 def blocks_in(folder: Path) -> dict[Path, int]:

@@ -57,12 +57,26 @@ def test_the_list_has_all_algorithms_and_their_results():
     assert found.exit_code == 0
     listed = {line.split()[0] for line in found.output.splitlines() if line}
     assert set(algorithms()) <= listed
-    result = tuned("dqn").entries["CartPole-v1"].result
-    assert result is not None
-    assert f"{result.best:.1f}" in found.output
     one = call("dqn", "--list").output
     assert "LunarLander-v3" in one
     assert "\nppo" not in one
+
+
+def test_the_list_has_steps_to_a_goal_or_returns_after_a_budget():
+    lines = {tuple(line.split()[:2]): line for line in call("--list").output.splitlines() if line}
+    n_goals = 0
+    for algo in algorithms():
+        for env, entry in tuned(algo).entries.items():
+            line, result = lines[algo, env], entry.result
+            if entry.stop_value is not None and result is not None:
+                n_goals += 1
+                assert f" {entry.stop_value:g}" in line
+                assert result.steps is None or all(f"{at:,}" in line for at in result.steps)
+                is_partial = f"{result.n_reached} of {result.n_seed}" in line
+                assert is_partial == (0 < result.n_reached < result.n_seed)
+            elif result is not None:
+                assert f"{result.best:,.1f}" in line and f"{result.last:,.1f}" in line
+    assert n_goals > 20
 
 
 def test_the_chain_can_be_printed():

@@ -15,6 +15,7 @@ from dmiddleware.runs.statistics import short
 from tests.results import bars
 from tests.results.bars import Records
 from tests.results.entry import Entry
+from tests.results.goals import goal_of, steps_text
 from tests.results.record import Record, path_of
 
 __all__ = ["draw_curves", "render", "runs_of", "score_text", "sections_of", "spread"]
@@ -26,11 +27,15 @@ What the examples reach, and how sure that is. `make results` trains whatever ha
 writes this page; it can be interrupted at any time. `python -m tests.results NAME --again` repeats
 a training.
 
-The score of a training is the mean of the last tenth of its evaluations, as in
-[`ditask compare`](howto/compare-runs.md), which makes these tables. The table has the mean over the
-seeds, its 95% interval by a bootstrap over them, and in brackets the mean return of the best
-policies: those with the best evaluation, in fresh episodes (100, for Atari 30) with seeds that
-training never uses.
+A training has either a goal or a budget. One with a goal ends with the evaluation that reaches it,
+so its returns say little more than the goal does. For these, the table has the env steps to the
+goal, from the least to the most over the seeds. Some goals are several evaluations in a row.
+
+For a training with a budget, the table has its score: the mean of the last tenth of its
+evaluations, as in [`ditask compare`](howto/compare-runs.md), which makes these tables. It has the
+mean over the seeds, its 95% interval by a bootstrap over them, and in brackets the mean return of
+the best policies: those with the best evaluation, in fresh episodes (100, for Atari 30) with seeds
+that training never uses.
 
 Read the figures with these limits:
 
@@ -38,21 +43,23 @@ Read the figures with these limits:
   the cases, not in 95%; with seven seeds it is 87%, with ten 90%. A single seed shows no spread.
 - A short training has few evaluations. Of ten, the last tenth is a single one; of eleven, it is
   two, and the first of them may come from a policy that has not learned the task yet.
-- A training that stops at its goal ends with an evaluation that has reached it, which flatters it.
-  The best policies in fresh episodes have no such bias.
+- A goal is reached at an evaluation, and the first of many that reaches it may have been lucky. So
+  the steps depend on how often a training evaluates, and in how many episodes.
 - The same seed gives other figures on other processor models, because their floating-point sums
   round differently.
 
 Times are training times with evaluations, on two cores, with two trainings at a time. No setting
-was tuned on the seeds that are reported. A bar is what the best policy of every seed must reach.
+was tuned on the seeds that are reported. A bar is what the best policy of every seed must reach in
+fresh episodes, also where the table has no score.
 *Resumed* trainings were interrupted: MuJoCo and Pong cannot save their environments, so they
 started new episodes then.
 """
 
-_HEAD = """\
-| algorithm | environment | score (best policies) | bar | seeds | env steps | time | published |
-| --- | --- | --- | --- | --- | --- | --- | --- |
-"""
+_COLUMNS = (
+    *("algorithm", "environment", "goal", "env steps", "score (best policies)"),
+    *("bar", "seeds", "time", "published"),
+)
+_HEAD = "".join(f"| {' | '.join(row)} |\n" for row in (_COLUMNS, ["---"] * len(_COLUMNS)))
 
 
 def sections_of(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -88,16 +95,18 @@ def render(
 
 
 def _row(entry: Entry, records: Records) -> str:
-    told, bar = [entry.label, entry.env], bars.text(entry)
+    goal, bar = goal_of(entry), bars.text(entry)
+    told = [entry.label, entry.env, "" if goal is None else str(goal)]
     own = records.get(entry.name, ())
     if not own:
-        return f"| {' | '.join(told)} | not run yet | {bar} | | | | {_source(entry)} |"
+        return f"| {' | '.join(told)} | not run yet | | {bar} | | | {_source(entry)} |"
+    budget = f"{statistics.mean(record.env_step for record in own):,.0f}"
     cells = [
         *told,
-        score_text(entry.env, own),
+        budget if goal is None else steps_text(goal, own),
+        score_text(entry.env, own) if goal is None else "",
         f"{bar} **missed**" if bars.missed(entry, records) else bar,
         str(len(own)),
-        f"{statistics.mean(record.env_step for record in own):,.0f}",
         _time(statistics.mean(record.train_s for record in own))
         + (" (resumed)" if any(record.resumed for record in own) else ""),
         _source(entry),

@@ -23,12 +23,14 @@ from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, print_list, run
 from tests.results.cases import CASES
 from tests.results.entry import Entry
+from tests.results.goals import Goal, goal_of
 from tests.results.record import Record
 from tests.results.training import TrainingError, train
 from tests.variants import mostly_slow
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
 SNAPSHOTS = Path("runs/results/program/0/snapshots")
+GOAL_OF_TEN = ("--evaluator.stop-value", "10", "--evaluator.stop-evaluations", "2")
 PROGRAM = """
 import json, pathlib, sys
 
@@ -294,9 +296,45 @@ def test_the_page_tells_scores_with_intervals_best_policies_and_missed_bars() ->
     page = report.render([ENTRY, replace(ENTRY, env="Other-v0", nodes=2)], records, {})
     row, other = (line for line in page.splitlines() if line.startswith("| an algorithm"))
     # The last two of twenty evaluations: 10.5 and 15.75.
-    assert row.split(" | ")[2:5] == ["13.12 [10.5, 15.75] (10)", "≥ 10 **missed**", "2"]
-    assert "an algorithm, 2 processes | Other-v0 | not run yet" in other
+    assert row.split(" | ")[4:7] == ["13.12 [10.5, 15.75] (10)", "≥ 10 **missed**", "2"]
+    assert "an algorithm, 2 processes | Other-v0 |  | not run yet" in other
     assert "ditask --main program.main --parallel-workers 2" in page
+
+
+@pytest.mark.parametrize(
+    ("curves", "told"),
+    [
+        ([(1, 10, 10), (9, 9, 10, 10)], "2,000 to 3,000"),
+        ([(1, 10, 10), (9, 10, 9, 10, 9)], "2,000 (1 of 2 seeds)"),
+        ([(9, 9)], "not reached"),
+        ([(12, 10)], "1,000"),
+    ],
+)
+def test_of_a_training_with_a_goal_the_page_tells_the_steps_and_no_return(
+    curves: list[tuple[float, ...]], told: str
+) -> None:
+    entry = Entry("A", "PPO", "Pendulum-v1", "ppo", ("Pendulum-v1", *GOAL_OF_TEN))
+    records = [
+        replace(
+            some_record(seed, 123.0),
+            evaluations=tuple((1000 * at, float(value)) for at, value in enumerate(values)),
+        )
+        for seed, values in enumerate(curves)
+    ]
+    page = report.render([entry], {entry.name: records}, {})
+    (row,) = (line for line in page.splitlines() if line.startswith("| PPO"))
+    assert row.split(" | ")[2:5] == ["≥ 10, 2 times in a row", told, ""]
+    assert "123" not in row
+
+
+def test_a_goal_is_that_of_the_program_and_the_options() -> None:
+    names = {"examples.cartpole_dqn": 475.0, "examples.doorkey_rnd": 0.94, "examples.offline": None}
+    for program, value in names.items():
+        goal = goal_of(Entry("", "", "", program))
+        assert (None if goal is None else goal.value) == value
+    zoo = Entry("", "", "", "dqn", ("CartPole-v1", "--evaluator.stop-value", "100"))
+    assert goal_of(zoo) == Goal(100.0, 3)
+    assert goal_of(replace(zoo, program="sac", options=("Hopper-v5", "--policy.compile"))) is None
 
 
 @pytest.mark.parametrize(("other", "is_missed"), [(9.0, False), (10.0, True), (11.0, True)])

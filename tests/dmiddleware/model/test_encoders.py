@@ -288,9 +288,16 @@ def test_hidden_sizes_set_the_width_of_every_encoder(shape):
     assert make_encoder(shape, (24, 12)).out_features == 12
 
 
-def test_no_hidden_layer_at_all_is_rejected():
+@pytest.mark.parametrize("shape", [4, ("one_hot", 4), {"a": (1, 36, 36)}], ids=str)
+def test_no_hidden_layer_at_all_is_rejected(shape):
     with pytest.raises(ValueError, match="hidden_sizes needs at least one layer"):
-        make_encoder(4, ())
+        make_encoder(shape, ())
+
+
+def test_an_image_may_have_convolutions_alone():
+    encoder = make_encoder((4, 84, 84), ())
+    assert encoder.out_features == 3136  # of Mnih et al. (2015)
+    assert encoder(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape == (2, 3136)
 
 
 def test_the_remedy_for_channels_last_works():
