@@ -49,7 +49,7 @@ class Child:
         why: what its host knows about its end.
         status: the node's last status.
         started_at: when it was started.
-        heard_at: when that status arrived; later if the launcher was suspended since.
+        heard_at: when that status arrived.
         last_lines: the last lines that it printed.
         crash: where it crashed, if it did.
         restarts: how often it was restarted.

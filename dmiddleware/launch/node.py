@@ -22,6 +22,7 @@ from dmiddleware.errors import ChainError, ConfigError, LaunchError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
+from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import RunPlan
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
@@ -127,6 +128,7 @@ class JoinedNode:
         self.ended_by = 0
         self._progress = Progress()
         self._progressed_at = time.monotonic()
+        self._pauses = Pauses()
         self._done = threading.Event()
         self._reporting = threading.Lock()
         self._met: dict[int, tuple[str, ...]] = {}
@@ -348,6 +350,7 @@ class JoinedNode:
         self._report()
         next_at = time.monotonic()
         while not self._done.wait(_STARTING_EVERY_S):
+            self._pauses.look()
             # A peer that joins and leaves between two reports is in the next one.
             self._met |= self._peers()
             if time.monotonic() >= next_at:
@@ -374,8 +377,8 @@ class JoinedNode:
                 self._forget_failure()
         if self._clock.program_waits:
             return 0.0
-        idle_s = now - max(self._progressed_at, self._clock.waited_at)
-        return min(idle_s, self._node.since_waiting_s())
+        waited_at = max(self._clock.waited_at, now - self._node.since_waiting_s())
+        return max(self._pauses.elapsed(max(self._progressed_at, waited_at)), 0.0)
 
 
 class _Node(CurrentNode):
