@@ -215,6 +215,7 @@ class Supervisor:
                         self._show_line(child, line)
                 case Reported(status=status):
                     child.status, child.heard_at = status, self._now()
+                    child.has_done_a_step |= status.step > 0
                 case Started(where=where):
                     child.note_start(where)
                 case Ended(code=code, why=why):
@@ -283,7 +284,7 @@ class Supervisor:
             return
         # A node that finished its program and reports a failed run would only fail again.
         has_crashed = child.status.phase != "finished"
-        is_final = child.status.is_final
+        is_final = _repeats_at_each_start(child)
         policy = self._options.on_failure
         if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
             self._note(failure + log)
@@ -304,7 +305,7 @@ class Supervisor:
                 self._note(self._why_not_restarted(child))
 
     def _why_not_restarted(self, child: Child) -> str:
-        if child.status.is_final:
+        if _repeats_at_each_start(child):
             return "the program did not start, and would fail in the same way if it were restarted"
         if self._options.on_failure == "abort":
             return (
@@ -610,6 +611,11 @@ class Supervisor:
                 yield f"last output of {child.name}{log}:"
                 yield from (f"  {line}" for line in child.last_lines)
         yield f"the run failed: {first.text}"
+
+
+def _repeats_at_each_start(child: Child) -> bool:
+    """Return whether a node has failed because of a mistake, and no start of it went further."""
+    return child.status.is_final and not child.has_done_a_step
 
 
 def _has_lead(status: NodeStatus) -> bool:

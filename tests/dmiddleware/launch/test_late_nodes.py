@@ -66,10 +66,10 @@ def test_a_learner_may_go_on_after_its_task_for_as_long_as_it_likes() -> None:
 
 def test_the_first_rank_completes_the_run_and_no_other_can_hold_it_up() -> None:
     hung = running(1, is_over=True)
-    host, code, text = run(RANKS, [(5.0, hung), *at(10.0, finished(0))])
+    host, code, _text = run(RANKS, [(5.0, hung), *at(10.0, finished(0))])
     assert (list(host.killed), code) == ([1], 0)
     # The first one may still save something.
-    host, code, _text = run(RANKS, [*at(10.0, finished(1)), *at(100.0, finished(0))])
+    host, code, __text = run(RANKS, [*at(10.0, finished(1)), *at(100.0, finished(0))])
     assert (host.killed, code) == ({}, 0)
 
 
