@@ -49,9 +49,10 @@ class Child:
         why: what its host knows about its end.
         status: the node's last status.
         started_at: when it was started.
-        heard_at: when that status arrived; later if the launcher was suspended since.
+        heard_at: when that status arrived.
         last_lines: the last lines that it printed.
         crash: where it crashed, if it did.
+        has_done_a_step: whether it has done a step of its task in any of its starts.
         restarts: how often it was restarted.
         restarted_at: when it was restarted lately.
         exit_code: its exit code; None while it runs.
@@ -73,6 +74,7 @@ class Child:
     heard_at: float = 0.0
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_N_LAST_LINES))
     crash: CrashReport = field(default_factory=CrashReport)
+    has_done_a_step: bool = False
     restarts: int = 0
     restarted_at: list[float] = field(default_factory=list)
     exit_code: int | None = None

@@ -18,10 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dmiddleware.errors import ChainError, ConfigError, LaunchError
+from dmiddleware.errors import LaunchError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
+from dmiddleware.launch.mistakes import is_mistake
+from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import RunPlan
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
@@ -38,7 +40,6 @@ __all__ = ["JoinedNode", "NO_TERMINAL", "Program", "join_run"]
 STATUS_EVERY_S: Final = 1.0
 _STARTING_EVERY_S: Final = 0.1
 _LONGEST_TEXT: Final = 500
-_MISTAKES: Final = (ChainError, ConfigError, LaunchError, ImportError, SyntaxError)
 NO_TERMINAL: Final = (
     "nodes have no terminal, so breakpoint(), pdb and input() cannot be used in them; run the "
     "program in one process without ditask to debug it, or set PYTHONBREAKPOINT to a debugger "
@@ -127,6 +128,7 @@ class JoinedNode:
         self.ended_by = 0
         self._progress = Progress()
         self._progressed_at = time.monotonic()
+        self._pauses = Pauses()
         self._done = threading.Event()
         self._reporting = threading.Lock()
         self._met: dict[int, tuple[str, ...]] = {}
@@ -181,8 +183,8 @@ class JoinedNode:
     ) -> None:
         self._exit.close()
 
-    def run(self, program: Program, *, package: str = "") -> Any:
-        """Run the program; see :func:`join_run`."""
+    def run(self, program: Program | bytes, *, package: str = "") -> Any:
+        """Run the program, which cloudpickle may have saved; see :func:`join_run`."""
         self._clock.watch_this_thread()
         try:
             with self._router, running_as(self._node):
@@ -191,7 +193,7 @@ class JoinedNode:
                     result = None
                     if not self._stop_reason:
                         self._phase = "running"
-                        result = self._call(function, _name_of(program))
+                        result = self._call(function, _name_of(program, function))
                         # The program may run its task in a thread.
                         self._node.wait_until_idle()
                 except BaseException as error:
@@ -264,7 +266,12 @@ class JoinedNode:
             sent_at=time.monotonic(),
         )
 
-    def _load(self, program: Program, package: str) -> Callable[[], Any]:
+    def _load(self, program: Program | bytes, package: str) -> Callable[[], Any]:
+        if isinstance(program, bytes):
+            with kept_for_good():
+                import cloudpickle
+
+                return cloudpickle.loads(program)  # type: ignore[no-any-return]
         if not isinstance(program, str):
             return program
         with kept_for_good(), refusing_at_import("runs a task"):
@@ -302,7 +309,8 @@ class JoinedNode:
         elif error is self._failure:
             # It now also has the frames around the task.
             self._where = _where(error)
-        self._is_final = self._node.progress() == Progress() and _is_mistake(error)
+        has_done_a_step = self._node.progress().step > 0
+        self._is_final = not has_done_a_step and is_mistake(error, in_step=self._node.has_begun)
         self._phase = "failed"
         self._report()
         if self._on_failure is not None:
@@ -348,6 +356,7 @@ class JoinedNode:
         self._report()
         next_at = time.monotonic()
         while not self._done.wait(_STARTING_EVERY_S):
+            self._pauses.look()
             # A peer that joins and leaves between two reports is in the next one.
             self._met |= self._peers()
             if time.monotonic() >= next_at:
@@ -374,8 +383,8 @@ class JoinedNode:
                 self._forget_failure()
         if self._clock.program_waits:
             return 0.0
-        idle_s = now - max(self._progressed_at, self._clock.waited_at)
-        return min(idle_s, self._node.since_waiting_s())
+        waited_at = max(self._clock.waited_at, now - self._node.since_waiting_s())
+        return max(self._pauses.elapsed(max(self._progressed_at, waited_at)), 0.0)
 
 
 class _Node(CurrentNode):
@@ -453,8 +462,10 @@ def _node_variable(node_id: int) -> Iterator[None]:
                 os.environ[NODE_VARIABLE] = newest
 
 
-def _name_of(program: Program) -> str:
-    return program if isinstance(program, str) else getattr(program, "__qualname__", repr(program))
+def _name_of(program: Program | bytes, function: Callable[[], Any]) -> str:
+    return (
+        program if isinstance(program, str) else getattr(function, "__qualname__", repr(function))
+    )
 
 
 def _stems_from(error: BaseException | None, first: BaseException) -> bool:
@@ -463,12 +474,6 @@ def _stems_from(error: BaseException | None, first: BaseException) -> bool:
         return error is first
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return any(_stems_from(one, first) for one in (*inner, error.__cause__, error.__context__))
-
-
-def _is_mistake(error: BaseException) -> bool:
-    """Return whether every start of the program would raise the error."""
-    is_usage = isinstance(error, SystemExit) and error.code == 2
-    return is_usage or isinstance(error, _MISTAKES)
 
 
 def _where(error: BaseException) -> str:

@@ -23,15 +23,14 @@ from typing import Any, Final
 import msgspec
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.garbage import kept_for_good
 from dmiddleware.launch.leftovers import end_processes
-from dmiddleware.launch.node import NO_TERMINAL, JoinedNode, Program
+from dmiddleware.launch.node import NO_TERMINAL, JoinedNode
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.terminal import needs_terminal
 
-__all__ = ["main", "pickled_result", "program_of"]
+__all__ = ["main", "pickled_result"]
 
 _logger = logging.getLogger("ditask")
 
@@ -87,22 +86,12 @@ def _run(config: NodeConfig, launcher: int) -> int:
         ).start()  # fmt: skip
         try:
             with node:
-                result = node.run(program_of(config), package=config.package)
+                result = node.run(config.pickled_program or config.main, package=config.package)
                 if config.result_file:
                     Path(config.result_file).write_bytes(pickled_result(result))
         except BaseException:  # noqa: BLE001 (the node has reported any kind of failure)
             return 128 + node.ended_by if node.ended_by else 1
         return 0
-
-
-def program_of(config: NodeConfig) -> Program:
-    """Return the program of a node: itself, or its name."""
-    if not config.pickled_program:
-        return config.main
-    with kept_for_good():
-        import cloudpickle
-
-        return cloudpickle.loads(config.pickled_program)  # type: ignore[no-any-return]
 
 
 def pickled_result(result: Any) -> bytes:

@@ -286,10 +286,11 @@ class LaunchOptions(Settings):
     """How long a restart counts."""
     hang_timeout: Annotated[Positive | None, Flag(metavar="SECONDS", shown="never")] = None
     """Kill a process that makes no progress for this long, as a failed one. Waiting for other
-    processes does not count. It must be longer than the longest step, and than the program's
-    start."""
+    processes does not count, nor does time in which the run was suspended. It must be longer than
+    the longest step, and than the program's start."""
     kill_after: Annotated[NonNegative, Flag(metavar="SECONDS")] = 20.0
-    """How long processes may take to end when the run is stopped; then they are killed."""
+    """How long processes may take to end when the run is stopped, or when its learner has ended;
+    then they are killed."""
     log_dir: Annotated[_Path | None, Flag(metavar="FOLDER", shown="logs/DATE_TIME")] = None
     """Where to write the whole output of each process."""
     platform: PlatformName = "local"

@@ -8,7 +8,7 @@ from typing import Final
 from dmiddleware.launch.plan import NodePlan
 from dmiddleware.launch.status import NodeStatus
 
-__all__ = ["OtherNodes"]
+__all__ = ["OtherNodes", "few_nodes"]
 
 GONE_S: Final = 3.0
 """Seconds without a connection after which a node has left; a broken one is restored sooner."""
@@ -51,12 +51,12 @@ class OtherNodes:
         left = [node for node, at in self._seen_at.items() if now - at > GONE_S]
         for words, nodes in zip(self._words, (joined, left), strict=True):
             if nodes:
-                yield f"{words} {_few(nodes)}"
+                yield f"{words} {few_nodes(nodes)}"
         for node in left:
             del self._seen_at[node]
 
 
-def _few(nodes: Sequence[NodePlan]) -> str:
+def few_nodes(nodes: Sequence[NodePlan]) -> str:
     """Return names for a message; a run over many hosts has hundreds of nodes."""
     names, n_more = ", ".join(map(str, nodes[:_N_SHOWN])), len(nodes) - _N_SHOWN
     return names if n_more <= 0 else f"{names} and {n_more} more"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CrashReport", "program_line"]
+__all__ = ["CrashReport", "is_of_program", "program_line"]
 
 _OUR_CODE: Final = tuple(
     str(Path(__file__).parents[2] / name) + os.sep for name in ("dmiddleware", "middleware")
@@ -40,6 +40,11 @@ def program_line(frames: Iterable[tuple[str, int | None]]) -> str:
     for file, line in program or own or known:
         return f"{Path(file).name}:{line}"
     return ""
+
+
+def is_of_program(file: str) -> bool:
+    """Return whether a file belongs to the user's program."""
+    return not (file.startswith((*_OUR_CODE, "<frozen ")) or _is_installed(file))
 
 
 def _is_installed(file: str) -> bool:

@@ -25,8 +25,8 @@ class NodeStatus(msgspec.Struct, kw_only=True):
         idle_s: seconds since the main thread last made progress or waited for a peer.
         error: the error that ended it, on one line.
         where: the line of the program that raised the error, as ``file:line``; empty: not known.
-        is_final: whether the error is a mistake in the program or its arguments, which a restart
-            would repeat.
+        is_final: whether the error came before the first step had been done, and is a mistake in
+            the program or its arguments, which a restart would repeat.
         left_early: whether the program called ``sys.exit(0)`` before it built a task, although
             other nodes expect it.
         failed_at: when it failed, on the host's monotonic clock; 0: it has not.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,9 @@ from dmiddleware.launch.child import Child, Failure
 from dmiddleware.launch.display import Display
 from dmiddleware.launch.hosts.interface import Ended, Host, Note, Output, Reported, Started
 from dmiddleware.launch.options import FailurePolicy
-from dmiddleware.launch.other_nodes import OtherNodes
+from dmiddleware.launch.other_nodes import OtherNodes, few_nodes
 from dmiddleware.launch.output import LogFile
+from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
@@ -46,7 +48,8 @@ class SupervisorOptions:
         max_restarts: how often each node may be restarted within ``restart_window_s``.
         restart_window_s: seconds after which a restart no longer counts.
         startup_interval_s: pause between two starts.
-        kill_after_s: how long nodes may take to finish after they were asked to stop.
+        kill_after_s: how long nodes may take to finish after they were asked to stop, or after the
+            run has ended.
         hang_timeout_s: a node that makes no progress for so long, while it does not wait for its
             peers, has failed; None: never.
         log_dir: folder for one log per node; None: no logs.
@@ -97,13 +100,16 @@ class Supervisor:
         self._host = host
         self._by_id = {child.plan.node_id: child for child in self.children}
         self._now = now
+        # Nodes are not to blame for a pause of this process.
+        self._pauses = Pauses(now)
         self._stopping_since: float | None = None
-        self._stepped_at = now()
         self._checked_at = 0.0
         self._killed = False
         self._signal = 0
         self._signalled_at = 0.0
         self._asked_again = False
+        self._over_since: float | None = None
+        self._is_waiting_noted = False
         self._ended_since: float | None = None
         self._stopped_by_failure = False
         self._failed: list[Child] = []
@@ -171,8 +177,8 @@ class Supervisor:
             self._step(min(left, _STEP_S))
 
     def _step(self, timeout_s: float = _STEP_S) -> None:
-        self._forgive_pause()
         self._take_events(timeout_s)
+        self._pauses.look()
         self._obey()
         # Each node is looked at here, and there can be hundreds that report often.
         if self._now() - self._checked_at >= _CHECK_S:
@@ -209,6 +215,7 @@ class Supervisor:
                         self._show_line(child, line)
                 case Reported(status=status):
                     child.status, child.heard_at = status, self._now()
+                    child.has_done_a_step |= status.step > 0
                 case Started(where=where):
                     child.note_start(where)
                 case Ended(code=code, why=why):
@@ -257,7 +264,7 @@ class Supervisor:
         are_expected = any(one.alive and one.status.phase == "running" for one in self.children)
         for child in self.children:
             has_left = child.exit_code == 0 and child.status.left_early
-            if has_left and are_expected and self._now() - child.ended_at > SETTLE_S:
+            if has_left and are_expected and self._pauses.elapsed(child.ended_at) > SETTLE_S:
                 child.exit_code, child.status.phase = 1, "failed"
                 child.status.error = "it called sys.exit(0) before it built a task"
                 self._on_failure(child)
@@ -277,7 +284,7 @@ class Supervisor:
             return
         # A node that finished its program and reports a failed run would only fail again.
         has_crashed = child.status.phase != "finished"
-        is_final = child.status.is_final
+        is_final = _repeats_at_each_start(child)
         policy = self._options.on_failure
         if policy == "restart" and has_crashed and child.plan.n_peers and self._is_over():
             self._note(failure + log)
@@ -298,7 +305,7 @@ class Supervisor:
                 self._note(self._why_not_restarted(child))
 
     def _why_not_restarted(self, child: Child) -> str:
-        if child.status.is_final:
+        if _repeats_at_each_start(child):
             return "the program did not start, and would fail in the same way if it were restarted"
         if self._options.on_failure == "abort":
             return (
@@ -377,7 +384,10 @@ class Supervisor:
 
     def _end_with_the_run(self) -> None:
         """When the run is over, stop the nodes that cannot know it."""
-        if self._stopping_since is not None or not self._is_over():
+        if self._stopping_since is not None:
+            return
+        self._end_late_nodes()
+        if not self._is_over():
             return
         restarted = [child for child in self.children if child.alive and child.restarts > 0]
         if restarted:
@@ -409,23 +419,66 @@ class Supervisor:
 
     def _stop_disconnected_nodes(self) -> None:
         """Stop the nodes that have not heard from their peers that the run is over."""
-        if self._ended_since is None:
-            self._ended_since = self._now()
-        if self._now() - self._ended_since < SETTLE_S:
+        if self._over_since is None:
+            self._over_since = self._now()
+        if self._pauses.elapsed(self._over_since) < self._patience_s:
             return
         for child in self.children:
-            if not child.alive or child.status.run_is_over:
-                continue
-            if child.asked_at is None:
+            if child.alive and not child.status.run_is_over and child.asked_at is None:
                 child.asked_at = self._now()
                 self._note(f"{child.name} has not heard that the run is over; stopping it")
                 if not child.plan.learns:
                     self._too_late.append(child)
                 self._ask_to_stop(child, "the run is over")
-            elif (
-                not child.plan.learns and self._now() - child.asked_at > self._options.kill_after_s
-            ):
-                self._kill(child)
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds within which nodes should end with the run."""
+        return min(SETTLE_S, self._options.kill_after_s / 2)
+
+    def _end_late_nodes(self) -> None:
+        """Kill the nodes that still run, after a while, when the run has ended."""
+        if not self._has_ended():
+            self._ended_since = None
+            return
+        late = [child for child in self.children if child.alive and not child.is_killed]
+        if self._ended_since is None:
+            self._ended_since, self._is_waiting_noted = self._now(), False
+        waited_s, limit = self._pauses.elapsed(self._ended_since), self._options.kill_after_s
+        if late and waited_s >= self._patience_s and not self._is_waiting_noted:
+            self._is_waiting_noted = True
+            self._note(
+                f"the run has ended; waiting for {few_nodes([child.plan for child in late])}, at "
+                f"most {limit:g} s (--kill-after)"
+            )
+        for child in late if waited_s >= limit else ():
+            self._note(f"{child.name} did not end within {limit:g} s of the end of the run; killed")
+            self._too_late.append(child)
+            self._kill(child)
+
+    def _has_ended(self) -> bool:
+        """Return whether the nodes have ended without which the run is not complete.
+
+        Their programs may continue for long after their tasks, to save something for example.
+        """
+        leads = [child for child in self.children if self._leads(child)]
+        if any(child.alive or child.restart_at is not None for child in leads):
+            return False
+        if leads and all(child.exit_code == 0 for child in leads):
+            return True
+        # The learner may belong to another launcher.
+        return any(
+            child.ended_with_run
+            or (child.alive and child.status.run_is_over and not _has_lead(child.status))
+            for child in self.children
+        )
+
+    def _leads(self, child: Child) -> bool:
+        """Return whether a node is the learner; without one, it has decided that the run ends."""
+        if any(one.plan.learns for one in self.children):
+            ranks = child.plan.ranks
+            return child.plan.learns and (ranks is None or ranks.rank == 0)
+        return child.status.decided_end
 
     def stop(self, reason: str) -> None:
         """Ask all nodes to stop; those that take longer than ``kill_after_s`` are killed.
@@ -443,14 +496,13 @@ class Supervisor:
 
     def _enforce_deadline(self) -> None:
         since = self._stopping_since
-        if since is None or self._killed or self._now() - since < self._options.kill_after_s:
+        limit = self._options.kill_after_s
+        if since is None or self._killed or self._pauses.elapsed(since) < limit:
             return
         self._killed = True
         for child in self.children:
             if child.alive:
-                self._note(
-                    f"{child.name} did not end within {self._options.kill_after_s:g} s; killed"
-                )
+                self._note(f"{child.name} did not end within {limit:g} s; killed")
                 self._kill(child)
 
     def _note_others(self) -> None:
@@ -460,23 +512,15 @@ class Supervisor:
             for text in self._others.changes([child.status for child in alive], self._now()):
                 self._note(text)
 
-    def _forgive_pause(self) -> None:
-        """Do not blame nodes for a pause of this process, as by Ctrl-Z."""
-        now = self._now()
-        pause_s = now - self._stepped_at
-        if pause_s > 1.0:
-            for child in self.children:
-                child.heard_at += pause_s
-        self._stepped_at = now
-
     def _end_hung_nodes(self) -> None:
         timeout_s = self._options.hang_timeout_s
-        if timeout_s is None or self._stopping_since is not None:
+        is_ending = self._stopping_since is not None or self._ended_since is not None
+        if timeout_s is None or is_ending:
             return
         for child in self.children:
             if not child.alive or child.hung_s:
                 continue
-            hung_s = self._now() - child.heard_at + child.status.idle_s
+            hung_s = self._pauses.elapsed(child.heard_at - child.status.idle_s)
             if hung_s > timeout_s:
                 self._end_hung_node(child, hung_s)
 
@@ -514,7 +558,7 @@ class Supervisor:
             self.stop(signal_reason(self._signal))
         if self._asked_again:
             # A second Ctrl-C: do not wait any longer.
-            self._stopping_since = self._now() - self._options.kill_after_s
+            self._stopping_since = -math.inf
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -567,6 +611,16 @@ class Supervisor:
                 yield f"last output of {child.name}{log}:"
                 yield from (f"  {line}" for line in child.last_lines)
         yield f"the run failed: {first.text}"
+
+
+def _repeats_at_each_start(child: Child) -> bool:
+    """Return whether a node has failed because of a mistake, and no start of it went further."""
+    return child.status.is_final and not child.has_done_a_step
+
+
+def _has_lead(status: NodeStatus) -> bool:
+    """Return whether a node is connected to a learner."""
+    return any(not roles or LEAD in roles for roles in status.peers.values())
 
 
 def _file_name(config: NodeConfig) -> str:

@@ -74,6 +74,7 @@ class CurrentNode:
 
     Attributes:
         interrupted: whether this process was interrupted, so that another one may replace it.
+        has_begun: whether a task has begun its first step.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class CurrentNode:
         self._past_ok = True
         self._stop = StopRequest()
         self.interrupted = False
+        self.has_begun = False
 
     def check_task(self, *, rank: int | None) -> None:
         """Refuse a task that would run alone, although the node belongs to a run.

@@ -697,6 +697,8 @@ class Task(Generic[C]):
             self._announce_roles()
             self._wait_until_ready(self.router)
             self._check_roles_of_run(self.router)
+        if self._node is not None:
+            self._node.has_begun = True
         n_steps = 0
         while self._stop.reason is None and n_steps != max_step:
             if self._step_done:

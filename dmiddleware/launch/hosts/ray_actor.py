@@ -20,7 +20,7 @@ import msgspec
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.node import JoinedNode
-from dmiddleware.launch.node_process import pickled_result, program_of
+from dmiddleware.launch.node_process import pickled_result
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.ports import free_port
 from dmiddleware.launch.status import NodeStatus
@@ -102,7 +102,7 @@ class RayNode:
             node.stop(reason)
         try:
             with node:
-                result = node.run(program_of(decoded), package=decoded.package)
+                result = node.run(decoded.pickled_program or decoded.main, package=decoded.package)
                 pickled = pickled_result(result) if decoded.result_file else b""
         except BaseException:  # noqa: BLE001 (the node has reported any kind of failure)
             return 1, b""

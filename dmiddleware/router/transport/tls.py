@@ -66,7 +66,10 @@ class TlsFiles(msgspec.Struct, kw_only=True, frozen=True):
         if code := lib.nng_tls_config_alloc(made, mode):
             raise failure("use TLS", code)
         config = ffi.gc(made[0], lib.nng_tls_config_free)
-        code = lib.nng_tls_config_auth_mode(config, lib.NNG_TLS_AUTH_MODE_REQUIRED)
+        # With TLS 1.3, one in a thousand simultaneous handshakes fails: threads share the store in
+        # which mbed TLS keeps its keys, without a lock.
+        code = lib.nng_tls_config_version(config, lib.NNG_TLS_1_2, lib.NNG_TLS_1_2)
+        code = code or lib.nng_tls_config_auth_mode(config, lib.NNG_TLS_AUTH_MODE_REQUIRED)
         if not code and not listens:
             code = lib.nng_tls_config_server_name(config, self.server_name.encode())
         code = code or lib.nng_tls_config_ca_file(config, os.fsencode(self.ca))

@@ -74,6 +74,18 @@ def test_tls_encrypts_everything(ours: Authority) -> None:
     assert secret not in between.heard and b"welcome" not in between.heard
 
 
+def test_a_listener_speaks_no_newer_tls_than_its_keys_can_be_shared_in(ours: Authority) -> None:
+    files = ours.files("dialer")
+    with (
+        greeting(ours.files("listener")) as address,
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as plain,
+        files.context(listens=False).wrap_socket(
+            plain, server_hostname=files.server_name
+        ) as secured,
+    ):
+        assert secured.version() == "TLSv1.2"
+
+
 @pytest.mark.parametrize("linger_s", [None, 0], ids=["closed", "reset"])
 def test_a_listener_that_closes_after_the_certificate_has_refused_it(
     ours: Authority, linger_s: int | None
