@@ -440,12 +440,12 @@ class _Offered:
     @classmethod
     def of(cls, info: SettingInfo) -> _Offered:
         hint = info.hint
-        words = info.words if "number" in info.words or "integer" in info.words else ""
-        plain = words in ("a finite number", "an integer")
-        text = f"{words[:1].upper()}{words[1:]}." if words and not plain else ""
+        text = info.explanation
         if Schedule in _members(hint):
-            text = text.replace(" or a Schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6).")
-        return cls(info.name, hint, info.default, " ".join(filter(None, (info.meaning, text))))
+            text = text.replace(
+                ", or a schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6)."
+            )
+        return cls(info.name, hint, info.default, text)
 
     def spec(self) -> Any:
         from tyro.conf import arg

@@ -164,6 +164,7 @@ class Experiment(BaseMiddleware[RLContext]):
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
+        settings: the options; or their fields by keyword, see :class:`ExperimentSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
