@@ -35,6 +35,7 @@ from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
+from dmiddleware.yaml_text import read_yaml, yaml_text
 
 if typing.TYPE_CHECKING:
     from docstring_parser import Docstring
@@ -439,12 +440,12 @@ class _Offered:
     @classmethod
     def of(cls, info: SettingInfo) -> _Offered:
         hint = info.hint
-        words = info.words if "number" in info.words or "integer" in info.words else ""
-        plain = words in ("a finite number", "an integer")
-        text = f"{words[:1].upper()}{words[1:]}." if words and not plain else ""
+        text = info.explanation
         if Schedule in _members(hint):
-            text = text.replace(" or a Schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6).")
-        return cls(info.name, hint, info.default, " ".join(filter(None, (info.meaning, text))))
+            text = text.replace(
+                ", or a schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6)."
+            )
+        return cls(info.name, hint, info.default, text)
 
     def spec(self) -> Any:
         from tyro.conf import arg
@@ -595,7 +596,7 @@ def _options_in(config: str) -> dict[str, Any]:
         return tuned_options(algo, env)
     path = Path(config)
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     values = loaded.get("arguments", loaded) if isinstance(loaded, dict) else loaded
@@ -639,11 +640,31 @@ def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
             raise ConfigError(f"{at}: {error}") from error
     if isinstance(value, str) and Path in _members(hint) and str not in _members(hint):
         return Path(value)
-    if isinstance(value, Mapping) and Schedule in _members(hint):
-        return Schedule.of(value)
-    if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in _members(hint)):
-        return tuple(value)
+    is_schedule = isinstance(value, Mapping) or (isinstance(value, str) and "(" in value)
+    if is_schedule and Schedule in _members(hint):
+        try:
+            return Schedule.parse(value) if isinstance(value, str) else Schedule.of(value)
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {error}") from error
+    for kind in _members(hint):
+        if isinstance(value, list) and typing.get_origin(kind) is tuple:
+            hints = _hints_of_items(kind, len(value))
+            pairs = zip(hints, value, strict=True)
+            return tuple(_from_plain(each, item, None, at) for each, item in pairs)
+    if isinstance(value, float) and value.is_integer() and _is_for_integers(hint):
+        return int(value)
     return value
+
+
+def _hints_of_items(kind: Any, n: int) -> tuple[Any, ...]:
+    """Return the types of n items of a tuple; Any: the tuple has fewer."""
+    hints = typing.get_args(kind)
+    return hints[:1] * n if hints[-1] is ... else (*hints, *[Any] * n)[:n]
+
+
+def _is_for_integers(hint: Any) -> bool:
+    """Return whether a hint takes integers, which a file may have as 1e6, but no other numbers."""
+    return int in _members(hint) and float not in _members(hint)
 
 
 def _members(hint: Any) -> list[Any]:
@@ -704,7 +725,7 @@ def _texts_of_functions(info: Any) -> Any:
 
 
 def _mappings(info: Any) -> Any:
-    """Read options as ``name=value``, where a value is written as in YAML."""
+    """Read options as ``name=value``, where a value is written as in a file."""
     from tyro.constructors import PrimitiveConstructorSpec
 
     if typing.get_origin(info.type) is not Mapping:
@@ -723,14 +744,14 @@ def _pair(text: str) -> tuple[str, Any]:
     if not (name and equals):
         raise ValueError(f"write name=value, got {text!r}")
     try:
-        return name, yaml.safe_load(value)
+        return name, read_yaml(value)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} has a value that YAML cannot read: {value!r}") from error
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(plain_values(value), default_flow_style=True, width=10_000)
-    return text.removesuffix("\n").removesuffix("\n...").replace(" ", "")
+    text = yaml_text(plain_values(value), default_flow_style=True, width=10_000)
+    return text.removesuffix("\n").removesuffix("\n...").replace(", ", ",")
 
 
 def _text_spec(

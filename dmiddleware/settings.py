@@ -15,15 +15,12 @@ pydantic makes the checks; it is imported when the first settings are made.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
-import itertools
 import math
 import numbers
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -47,6 +44,7 @@ from typing import (
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from dmiddleware.docstrings import sentences_below, with_arguments
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.foreign_names import unknown_name, unknown_option
 from dmiddleware.registry import nearest
@@ -187,6 +185,23 @@ def _kind(cls: type[Settings], name: str) -> Any:
     return inspect.Parameter.KEYWORD_ONLY if by_name else inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
+class _Documented(str):
+    """The docstring of a class that takes settings: what is written, and what its settings mean.
+
+    The whole is composed when somebody asks for it, because that reads the source of the settings.
+    """
+
+    settings: type[Settings] | None = None
+    """The class of the settings; None: the class that is documented."""
+
+    def __get__(self, instance: object, cls: type) -> str:
+        return _documented(str(self), self.settings or cls)
+
+
+def _documented(written: str, settings: type[Settings]) -> str:
+    return with_arguments(written, {one.name: one.explanation for one in describe(settings)})
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class Settings:
     """The base class of settings; a subclass declares fields, and is a frozen dataclass.
@@ -244,6 +259,7 @@ class Settings:
                 setattr(cls, name, copy(nearest[name].__dataclass_fields__[name]))
         dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
         cls._declares = frozenset(declares & _fields(cls).keys())
+        cls.__doc__ = _Documented(vars(cls)["__doc__"])
 
     def __init__(self, /, *args: Any, **given: Any) -> None:
         _fill(self, _named(type(self), args) | given, type(self).__name__, str)
@@ -449,9 +465,26 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
 
         signature = inspect.signature(function).replace(parameters=all_parameters)
         with_fields.__signature__ = signature  # type: ignore[attr-defined]
+        if is_method:
+            return _Constructor(with_fields, cls)  # type: ignore[return-value]
+        with_fields.__doc__ = _documented(function.__doc__ or "", cls)
         return with_fields
 
     return decorate
+
+
+class _Constructor:
+    """An ``__init__`` that takes settings, until its class is made, which then documents them."""
+
+    def __init__(self, function: Callable[..., Any], settings: type[Settings]) -> None:
+        self._function = function
+        self._settings = settings
+
+    def __set_name__(self, cls: type, name: str) -> None:
+        setattr(cls, name, self._function)
+        documented = _Documented(cls.__doc__ or "")
+        documented.settings = self._settings
+        cls.__doc__ = documented
 
 
 @functools.cache
@@ -612,6 +645,14 @@ class SettingInfo:
     meaning: str
     by_program: bool
 
+    @property
+    def explanation(self) -> str:
+        """The meaning, and the range of numbers."""
+        has_range = "number" in self.words or "integer" in self.words
+        if not has_range or self.words in ("a finite number", "an integer"):
+            return self.meaning
+        return f"{self.meaning} {self.words[:1].upper()}{self.words[1:]}.".strip()
+
 
 def hints_of(cls: type[Settings]) -> dict[str, Any]:
     """Return the types of the settings of a class, with their ranges, by name."""
@@ -628,7 +669,7 @@ def describe(cls: type[Settings]) -> list[SettingInfo]:
     sentences: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if _declared_by(base):
-            sentences |= _sentences(base)
+            sentences |= sentences_below(base)
     return [
         SettingInfo(
             name,
@@ -702,19 +743,3 @@ def _hints(cls: type[Settings]) -> dict[str, Any]:
     if "_types" not in vars(cls):
         cls._types = typing.get_type_hints(cls, include_extras=True)
     return cls._types
-
-
-@functools.cache
-def _sentences(cls: type) -> dict[str, str]:
-    """Return the sentences below the fields that a class itself declares."""
-    try:
-        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, SyntaxError):  # no source, as in an interactive session
-        return {}
-    found = {}
-    for statement, following in itertools.pairwise(getattr(declared, "body", ())):
-        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-        match targets, following:
-            case [ast.Name(name)], ast.Expr(ast.Constant(str(text))):
-                found[name] = " ".join(text.split())
-    return found

@@ -92,9 +92,19 @@ def skip_tuple_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def is_settings(obj):
+    return inspect.isclass(obj) and issubclass(obj, Settings) and obj is not Settings
+
+
+def leave_arguments_to_the_table(app, what, name, obj, options, lines):
+    """Take the fields out of the docstring of settings, which a table describes."""
+    if is_settings(obj):
+        lines[:] = inspect.cleandoc(vars(obj)["__doc__"]).splitlines()
+
+
 def add_table_of_settings(app, what, name, obj, options, lines):
     """Describe the fields of settings by a table, from their declarations."""
-    if not (inspect.isclass(obj) and issubclass(obj, Settings) and obj is not Settings):
+    if not is_settings(obj):
         return
     lines += ["", ".. list-table::", "   :header-rows: 1", ""]
     rows = [("name", "default", "values", "meaning")]
@@ -197,6 +207,7 @@ def setup(app):
     app.connect("builder-inited", add_docstrings_of_data)
     app.connect("builder-inited", leave_fields_to_the_table)
     app.connect("autodoc-skip-member", skip_tuple_fields)
+    app.connect("autodoc-process-docstring", leave_arguments_to_the_table, priority=100)
     app.connect("autodoc-process-docstring", add_table_of_settings)
     app.connect("autodoc-process-docstring", add_table_of_names)
     app.connect("autodoc-process-docstring", hide_colons, priority=400)

@@ -36,6 +36,9 @@ class Barrier(BaseMiddleware[Context]):
     once more before it has caught up. A process that has left is not waited for. A process that
     has lost its connections to all others waits until one of them is back.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`BarrierSettings`.
+
     Raises:
         ConfigError: if an option is not valid.
         WaitTimeout: at the deadline; the message names the missing nodes.

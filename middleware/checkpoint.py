@@ -64,6 +64,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
     Args:
         policy: a policy or its learn mode.
         run: the folder to save to.
+        settings: the options; or their fields by keyword, see :class:`CkptSaverSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.

@@ -127,6 +127,7 @@ class StepCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
+        settings: the options; or their fields by keyword, see :class:`StepCollectorSettings`.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.
@@ -195,6 +196,7 @@ class EpisodeCollector(_Collector):
         policy: a policy or its collect mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
+        settings: the options; or their fields by keyword, see :class:`EpisodeCollectorSettings`.
 
     Reads:
         ctx.env_step, ctx.env_episode: incremented.

@@ -65,6 +65,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
         rule: decides. If it has a state of its own, the state is not saved; keep it in the values.
         env_managers: the envs that collect, or a list of several managers: evaluations are made in
             envs that change only if theirs is one of them.
+        settings: the options; or their fields by keyword, see :class:`CurriculumSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter, and whatever else the rule reads.

@@ -100,6 +100,8 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         policy: a policy or its eval mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
+        settings: the options; or their fields by keyword, see
+            :class:`InteractionEvaluatorSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: the counters of the interval.

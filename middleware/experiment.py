@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.checks import check_instance
 from middleware.support.interval import IntervalSettings
+from middleware.support.run_log import RunLog
 
 __all__ = [
     "Experiment",
@@ -168,6 +168,7 @@ class Experiment(BaseMiddleware[RLContext]):
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
+        settings: the options; or their fields by keyword, see :class:`ExperimentSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
@@ -258,7 +259,7 @@ class Experiment(BaseMiddleware[RLContext]):
         }
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
-        self._start_log()
+        self._cleanup.enter_context(RunLog(self.run.log_path))
         self._save_config(task)
         for part in self._parts.values():
             part.setup(task)
@@ -352,17 +353,6 @@ class Experiment(BaseMiddleware[RLContext]):
     @property
     def _train_s(self) -> float:
         return self._earlier_s + self.run.age_s
-
-    def _start_log(self) -> None:
-        handler = _LogFile(self.run.log_path)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root = logging.getLogger()
-        level = root.level
-        root.addHandler(handler)
-        root.setLevel(min(level, logging.INFO) if level else logging.INFO)
-        self._cleanup.callback(handler.close_file)
-        self._cleanup.callback(root.removeHandler, handler)
-        self._cleanup.callback(root.setLevel, level)
 
     def _make_result(self, task: Task[Any]) -> ExperimentResult:
         train_s = self._train_s
@@ -516,28 +506,6 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class _LogFile(logging.FileHandler):
-    """The text log of a run, which may be incomplete when the disk is full."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
-        self._best_effort = BestEffort(f"write the text log {path}")
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in logging)
-        """Warn of the first line that cannot be written."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-            return
-        with self._best_effort:
-            raise error
-
-    def close_file(self) -> None:
-        """Close the file, even if the rest cannot be written."""
-        with self._best_effort:
-            self.close()
 
 
 final_ctx_saver = FinalCtxSaver

@@ -121,6 +121,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         policy: a policy, or its learn mode.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
+        settings: the options; or their fields by keyword, see :class:`OffPolicyLearnerSettings`.
 
     Reads:
         ctx.train_iter: incremented.

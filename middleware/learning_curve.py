@@ -48,6 +48,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder for the picture.
+        settings: the options; or their fields by keyword, see :class:`LearningCurveSettings`.
 
     Reads:
         ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.

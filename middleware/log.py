@@ -67,6 +67,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to write to.
+        settings: the options; or their fields by keyword, see :class:`MetricsLoggerSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.

@@ -49,6 +49,7 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     Args:
         path: the file, usually ``….safetensors``, which
             :class:`~dmiddleware.data.OfflineDataset` reads.
+        settings: the options; or their fields by keyword, see :class:`OfflineDataSaverSettings`.
 
     Reads:
         ctx.trajectories: the data collected in this step.

@@ -27,6 +27,9 @@ class EpochTimer(BaseMiddleware[Context]):
     The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
     next step. :class:`~dmiddleware.pipeline.StepTimer` measures each middleware of the chain.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`EpochTimerSettings`.
+
     Raises:
         ConfigError: if an option is not valid.
     """

@@ -72,6 +72,9 @@ class ProgressBar(BaseMiddleware[RLContext]):
     If it cannot be shown, because the terminal is gone, a pipe was closed or a disk is full, a
     warning says so, and the run continues.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`ProgressBarSettings`.
+
     Reads:
         ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
         ctx.logged, ctx.other_evaluations: on the way back, the returns of training episodes, and of

@@ -43,6 +43,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     Args:
         buffer: a :class:`~dmiddleware.data.TensorBuffer`, or another
             :class:`~dmiddleware.data.ReplayBuffer`.
+        settings: the options; or their fields by keyword, see :class:`DataPusherSettings`.
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange

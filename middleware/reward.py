@@ -47,6 +47,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
 
     Args:
         model: the reward model.
+        settings: the options; or their fields by keyword, see :class:`RewardLearnerSettings`.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -104,6 +105,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     Args:
         model: the reward model.
         critic: its critic.
+        settings: the options; or their fields by keyword, see :class:`IntrinsicAdvantageSettings`.
 
     Reads:
         ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the column ``adv``.

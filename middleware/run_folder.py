@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-import yaml
-
 from dmiddleware.closing import Closing
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
@@ -22,6 +20,7 @@ from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
 from dmiddleware.runs.resuming import given_folder
 from dmiddleware.settings import plain_values
 from dmiddleware.tensorboard import TensorboardWriter
+from dmiddleware.yaml_text import yaml_text
 from middleware.roles import Role
 from middleware.support.checks import check_instance
 from middleware.support.folder_lock import (
@@ -208,7 +207,7 @@ class RunFolder(Closing):
         if not self._is_lead:
             return path
         self._refuse_others()
-        text = yaml.safe_dump(plain_values(cfg), sort_keys=False, allow_unicode=True)
+        text = yaml_text(plain_values(cfg))
         write_atomically(path, lambda file: file.writelines([text.encode()]), durable=False)
         return path
 

@@ -42,6 +42,7 @@ class SelfPlay(BaseMiddleware[OnlineRLContext]):
     Args:
         policy: the policy that learns, or its collect mode.
         pool: the opponents.
+        settings: the options; or their fields by keyword, see :class:`SelfPlaySettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.

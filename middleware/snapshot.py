@@ -103,6 +103,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to save to.
+        settings: the options; or their fields by keyword, see :class:`SnapshotSaverSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.

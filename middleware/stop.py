@@ -34,6 +34,9 @@ class TerminationChecker(BaseMiddleware[Context]):
     counters. The limits are also what :class:`~middleware.ProgressBar` shows. A run that is resumed
     at a limit stops before its first step.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`TerminationCheckerSettings`.
+
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
 

@@ -35,6 +35,7 @@ class TrackioLogger(Tracker):
 
     Args:
         run: the folder of the run.
+        settings: the options; or their fields by keyword, see :class:`TrackioLoggerSettings`.
 
     Raises:
         ConfigError: if trackio is not installed, or ``run`` is not a RunFolder.

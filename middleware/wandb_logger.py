@@ -42,6 +42,7 @@ class WandbLogger(Tracker):
 
     Args:
         run: the folder of the run.
+        settings: the options; or their fields by keyword, see :class:`WandbLoggerSettings`.
 
     Raises:
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.

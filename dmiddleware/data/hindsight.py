@@ -80,6 +80,7 @@ class HindsightReplay:
 
     Args:
         compute_reward: the reward of each pair of goals; the env's method, or a function.
+        settings: the options; or their fields by keyword, see :class:`HindsightReplaySettings`.
 
     Raises:
         ConfigError: if an option is not valid or a function is missing; from ``TensorBuffer``, if

@@ -137,6 +137,9 @@ class UniformSamplerSettings(Settings):
 class UniformSampler:
     """Draws every row with the same probability.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`UniformSamplerSettings`.
+
     Raises:
         ConfigError: if an option is not valid.
     """
@@ -235,6 +238,9 @@ class PrioritySampler:
     some implementations do, lets a single row of low priority shrink every update.)
 
     Source: Schaul et al., "Prioritized Experience Replay", ICLR 2016, sections 3.3 and 3.4.
+
+    Args:
+        settings: the options; or their fields by keyword, see :class:`PrioritySamplerSettings`.
 
     Attributes:
         highest: the highest priority so far, at least 1, which new rows get.

@@ -173,6 +173,9 @@ class TensorBuffer:
 
     Methods hold a lock, so several threads may share a buffer.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`TensorBufferSettings`.
+
     Attributes:
         size: capacity in rows.
         generator: the buffer's random generator.

@@ -163,15 +163,15 @@ def _takes_env_settings(cls: Callable[P, EnvSettings]) -> Callable[[Any], _Makes
     """Let a function take settings, with those that differ by keyword, or the fields of them."""
 
     def decorate(function: Callable[[EnvSettings], BaseEnvManager]) -> _MakesEnvManager[P]:
-        @functools.wraps(function)
+        takes_fields: Any = takes_settings(EnvSettings)(function)  # type: ignore[arg-type]
+
+        @functools.wraps(takes_fields)
         def with_fields(*args: Any, **given: Any) -> BaseEnvManager:
             if args and isinstance(args[0], EnvSettings):
                 return function(dataclasses.replace(args[0], **given))
             manager: BaseEnvManager = takes_fields(*args, **given)
             return manager
 
-        takes_fields: Any = takes_settings(EnvSettings)(function)  # type: ignore[arg-type]
-        with_fields.__signature__ = takes_fields.__signature__  # type: ignore[attr-defined]
         return with_fields
 
     return decorate

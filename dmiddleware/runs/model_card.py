@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from dmiddleware.errors import ConfigError
 from dmiddleware.runs.export import ExportedPolicy, Port
 from dmiddleware.runs.provenance import versions
 from dmiddleware.runs.record import settings_of
 from dmiddleware.settings import plain_values
+from dmiddleware.yaml_text import yaml_text
 
 __all__ = ["check_card", "write_model_card"]
 
@@ -112,9 +111,7 @@ def _lines(
         name: config[name] for name in ("program", "seed", "env", "arguments") if name in config
     }
     policy = config.get("policy") or plain_values(exported.policy.cfg)
-    yield yaml.safe_dump(
-        {**settings, "policy": policy}, sort_keys=False, allow_unicode=True
-    ).strip()
+    yield yaml_text({**settings, "policy": policy}).strip()
     yield from ("```", "", "## Versions", "")
     trained = {**(config.get("versions") or {}), **_commit(config)}
     exporting = versions()
@@ -139,7 +136,7 @@ def _head(title: str, algorithm: str, env: str | None, result: Mapping[str, Any]
             "metrics": [metric],
         }
         head["model-index"] = [{"name": title, "results": [entry]}]
-    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    return yaml_text(head)
 
 
 def _results(result: Mapping[str, Any]) -> Iterator[str]:

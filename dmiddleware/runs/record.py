@@ -14,6 +14,7 @@ import yaml
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
 from dmiddleware.runs.statistics import last_tenth
+from dmiddleware.yaml_text import read_yaml
 
 __all__ = [
     "COUNTERS",
@@ -181,7 +182,7 @@ def settings_of(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except yaml.YAMLError as error:

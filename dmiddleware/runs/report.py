@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import yaml
 
 from dmiddleware.runs.compare import Comparison, compare
 from dmiddleware.runs.metrics_file import read_rows
 from dmiddleware.runs.record import EVALUATION, RunRecord
 from dmiddleware.runs.statistics import is_number, short
+from dmiddleware.yaml_text import yaml_text
 
 __all__ = ["write_report"]
 
@@ -100,7 +100,7 @@ def _sections(found: Comparison) -> Iterator[str]:
     yield _times(runs)
     yield "<h2>Settings</h2>"
     for run in every:
-        text = yaml.safe_dump(dict(run.settings), sort_keys=False, allow_unicode=True)
+        text = yaml_text(dict(run.settings))
         yield f"<details><summary>{_text(run.path)}</summary><pre>{_text(text)}</pre></details>"
     videos = list(_videos(every))
     if videos:

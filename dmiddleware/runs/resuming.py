@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.record import PROCESSES, flat_settings, is_compared, settings_of
 from dmiddleware.settings import plain_values
+from dmiddleware.yaml_text import read_yaml, yaml_text
 
 __all__ = [
     "ACCEPT_VARIABLE",
@@ -89,7 +88,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     old, new = (
         {
             name: value
-            for name, value in flat_settings(yaml.safe_load(yaml.safe_dump(plain_values(one))))
+            for name, value in flat_settings(read_yaml(yaml_text(plain_values(one))))
             if is_compared(name) and not _is_derived_seed(name)
         }
         for one in (before, now)

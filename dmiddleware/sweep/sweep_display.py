@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -71,6 +72,7 @@ class SweepDisplay(Closing):
         file = stream or SteadyStream(sys.stdout)
         self._console = Console(file=file, highlight=False, soft_wrap=not file.isatty())  # type: ignore[arg-type]
         self._views: dict[str, RunView] = {}
+        self._warnings: set[str] = set()
         self._next = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -95,6 +97,13 @@ class SweepDisplay(Closing):
     def note(self, text: str) -> None:
         """Show a message."""
         self._console.print(Text(f"[sweep] {text}"))
+
+    def warn(self, name: str, warnings: Iterable[str]) -> None:
+        """Show warnings of a run, without those that another run has had."""
+        for text in warnings:
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self.note(f"{name}: {text}")
 
     def show(self, view: RunView) -> None:
         """Show the present state of a run."""

@@ -26,6 +26,7 @@ from dmiddleware.sweep.metrics_tail import MetricsTail
 from dmiddleware.sweep.sweep_display import RunView, SweepDisplay
 from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, last_line, state_of, write_file
 from dmiddleware.sweep.swept_process import SweptOrder
+from dmiddleware.sweep.warnings_tail import WarningsTail
 
 __all__ = ["GridSource", "Source", "run_sweep"]
 
@@ -111,6 +112,7 @@ class _Running:
             shutil.rmtree(run.folder, ignore_errors=True)  # of a run that was interrupted
         run.folder.mkdir(parents=True, exist_ok=True)
         run.ended.unlink(missing_ok=True)
+        self.warnings = WarningsTail(run.output)
         folder = str(run.folder.resolve())
         variables = {FOLDER_VARIABLE: folder, **({RESUME_VARIABLE: folder} if resumes else {})}
         with run.output.open("ab") as output:
@@ -232,6 +234,7 @@ def _follow(one: _Running, source: Source, display: SweepDisplay) -> None:
     one.look_at = now + _METRICS_EVERY_S
     one.tail.update()
     display.show(_view(one.run, one.tail, "running"))
+    display.warn(one.run.name, one.warnings.update())
     if source.progressed(one.run, one.tail.values) and not one.run.pruned.exists():
         write_file(one.run.pruned, b"")
 
@@ -243,6 +246,7 @@ def _conclude(
     took_s = time.monotonic() - one.started_at
     view = _view(one.run, tail)
     source.ended(one.run, tail.score)
+    display.warn(one.run.name, one.warnings.update())
     if view.state == "interrupted" and not is_stopped:
         view = msgspec.structs.replace(view, state="failed", text=last_line(one.run))
     display.show(msgspec.structs.replace(view, took_s=took_s))

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-import yaml
-
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.registry import nearest
+from dmiddleware.yaml_text import read_yaml
 
 __all__ = ["Entry", "Result", "TunedAlgorithm", "algorithms", "tuned", "tuned_options"]
 
@@ -123,7 +122,7 @@ def tuned(algo: str) -> TunedAlgorithm:
             f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(algorithms())}"
         )
         raise RegistryError(f"unknown algorithm {algo}; {hint}")
-    found = yaml.safe_load((_FILES / f"{algo}{_SUFFIX}").read_text(encoding="utf-8"))
+    found = read_yaml((_FILES / f"{algo}{_SUFFIX}").read_text(encoding="utf-8"))
     return TunedAlgorithm(
         algo,
         found["program"],

@@ -56,6 +56,9 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     and not counted. When the learner's task is closed without having been stopped, the nodes that
     wait for it stop too.
 
+    Args:
+        settings: the options; or their fields by keyword, see :class:`ContextExchangerSettings`.
+
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
             collector.

@@ -61,6 +61,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext]):
 
     Args:
         policy: the policy whose weights are sent.
+        settings: the options; or their fields by keyword, see :class:`ModelExchangerSettings`.
 
     Reads:
         ctx.train_iter: the version.
@@ -129,6 +130,8 @@ class PeriodicalModelExchanger(ModelExchanger):
 
     Args:
         policy: the policy whose weights are sent.
+        settings: the options; or their fields by keyword, see
+            :class:`PeriodicalModelExchangerSettings`.
 
     Reads:
         ctx.train_iter: the version.

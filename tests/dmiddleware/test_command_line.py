@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import Count, Whole
+from dmiddleware.yaml_text import yaml_text
 
 POLICY = DQNSettings(n_step=3, learning_rate=2e-3, model={"encoder_hidden_sizes": [128, 128]})
 
@@ -192,6 +193,77 @@ def test_a_config_file_has_the_defaults_that_options_override(tmp_path: Path) ->
     assert (found["seed"], found["policy"].n_step, found["policy"].batch_size) == (8, 5, 8)
     assert found["policy"].eps == Schedule.linear(1.0, 0.1, decay=100)
     assert found["policy"].learning_rate == POLICY.learning_rate
+
+
+def measure(
+    n: int = 1,
+    limit: float | None = 2.0,
+    sizes: tuple[int, ...] = (1,),
+    pair: tuple[int, float] = (1, 2.0),
+    options: Mapping[str, Any] = {},
+    policy: DQNSettings = POLICY,
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["goal=1e-3"], {"goal": 0.001}),
+        (["a=None", "b=1e6", "c=-2E-4"], {"a": None, "b": 1e6, "c": -0.0002}),
+        (["a=[1e-3, None, true]"], {"a": [0.001, None, True]}),
+        (["a={x: {y: 5e-1}, z: ['1e-3']}"], {"a": {"x": {"y": 0.5}, "z": ["1e-3"]}}),
+        (["at=12:30", "map=4x4"], {"at": "12:30", "map": "4x4"}),
+    ],
+)
+def test_options_by_name_have_numbers_and_none(
+    words: list[str], value: dict[str, Any], tmp_path: Path
+) -> None:
+    given = arguments_of(train, ["--env.env-kwargs", *words])
+    assert given["env"].env_kwargs == value
+    file = tmp_path / "config.yaml"
+    items = "\n".join(f"    {word.replace('=', ': ', 1)}" for word in words)
+    file.write_text(f"env:\n  env_kwargs:\n{items}\n")
+    assert arguments_of(train, ["--config", str(file)])["env"].env_kwargs == value
+    with called_as(train, given):
+        call = program_call()
+    assert call is not None
+    file.write_text(yaml_text({"arguments": call.plain()}))
+    assert arguments_of(train, ["--config", str(file)]) == given
+
+
+def test_a_file_has_numbers_as_the_command_line_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "{n: 1e6, limit: None, sizes: [1e2, 3], pair: [1e1, 2], options: {a: [1e-3]},\n"
+        "policy: {learning_rate: 1e-4, target_update_freq: 1e3,\n"
+        'eps: "linear(1.0, 5e-2, 1e4)"}}'
+    )
+    found = arguments_of(measure, ["--config", str(file)])
+    line = "--n 1e6 --limit None --sizes 1e2 3 --pair 1e1 2 --policy.learning-rate 1e-4"
+    line += " --policy.target-update-freq 1e3 --policy.eps linear(1.0,5e-2,1e4)"
+    assert found == arguments_of(measure, [*line.split(), "--options", "a=[1e-3]"])
+    assert repr((found["n"], found["sizes"], found["pair"])) == "(1000000, (100, 3), (10, 2.0))"
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        '{type: linear, start: "1e-3", end: 0}',
+        "{type: cosine, start: 1e-3, end: zero}",
+        "{start: 1e-3, last: 0}",
+        "{type: piecewise, points: [[0, '1e-3']]}",
+        "linear(1e-3, 0, decya=5)",
+    ],
+)
+def test_a_wrong_schedule_in_a_file_names_file_and_option(
+    schedule: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(f"policy:\n  learning_rate: {schedule}\n")
+    assert "c.yaml: policy.learning_rate: " in refused(capsys, train, "--config", "c.yaml")
 
 
 def test_the_arguments_of_a_call_are_those_of_the_next(tmp_path: Path) -> None:

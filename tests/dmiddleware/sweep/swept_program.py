@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,6 +74,18 @@ def ambiguous(
     policy: CountingSettings = CountingSettings(), other: OtherSettings = OtherSettings()
 ) -> None:
     """Take settings of which two have one name."""
+
+
+def warned(seed: Whole = 0) -> None:
+    """Warn in both ways of Python, and end.
+
+    Args:
+        seed: the seed.
+    """
+    for n_clipped in (7, 9):
+        logging.getLogger("swept").warning("run %d clips %d returns", seed, n_clipped)
+    logging.getLogger("swept").info("nothing to warn of")
+    warnings.warn("every run says this", RuntimeWarning, stacklevel=1)
 
 
 def named(name: str = "") -> None:

@@ -60,6 +60,17 @@ def test_a_grid_runs_and_a_run_that_fails_does_not_stop_the_others(tmp_path: Pat
     assert f"'learning_rate-1e-4={FOLDER}/learning_rate-1e-4_seed-*'" in output
 
 
+def test_warnings_of_runs_are_shown_once_each(tmp_path: Path) -> None:
+    program = MAIN.replace(".main", ".warned")
+    code, output = sweep(tmp_path, "--main", program, "--set", "seed=3:5")
+    assert code == 0
+    shown = [line for line in output.splitlines() if "warn" in line.lower()]
+    assert shown[0] == "[sweep] seed-3: WARNING swept: run 3 clips 7 returns"
+    assert "RuntimeWarning: every run says this" in shown[1]
+    assert shown[2] == "[sweep] seed-4: WARNING swept: run 4 clips 7 returns"
+    assert len(shown) == 3
+
+
 def test_after_kill_9_of_everything_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
     words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "60", "--every-s", "0.05")
     process = start(tmp_path, "--main", MAIN, *words)
