@@ -79,8 +79,8 @@ class LearningCurve(BaseMiddleware[RLContext]):
     def evaluations(self) -> list[tuple[int, float]]:
         """For each evaluation so far the env step (offline: the update) and the mean return."""
         rows = [] if self._metrics is None else self._metrics.rows()
-        found = ((row[self._axis], row[EVALUATION]) for row in rows if EVALUATION in row)
-        return [(at, math.nan if value is None else value) for at, value in found]
+        found = [(row.get(self._axis), row[EVALUATION]) for row in rows if EVALUATION in row]
+        return [(at, math.nan if value is None else value) for at, value in found if at is not None]
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain whose evaluations no logger writes."""

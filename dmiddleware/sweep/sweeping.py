@@ -242,6 +242,11 @@ def _conclude(
     tail = MetricsTail(one.run.folder, plan.metric)  # a run that resumed may have cut its file
     took_s = time.monotonic() - one.started_at
     view = _view(one.run, tail)
+    if tail.n_skipped:
+        display.note(
+            f"{one.run.name}: skipped {tail.n_skipped} lines of its metrics, which are cut or "
+            "damaged"
+        )
     source.ended(one.run, tail.score)
     if view.state == "interrupted" and not is_stopped:
         view = msgspec.structs.replace(view, state="failed", text=last_line(one.run))
