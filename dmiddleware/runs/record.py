@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ __all__ = [
     "find_runs",
     "flat_settings",
     "is_compared",
+    "no_values_of",
     "search_runs",
     "settings_of",
 ]
@@ -191,18 +192,22 @@ def _with_values(
     """Return the counter over which a metric is given, and the rows that have both."""
     found = [row for row in rows if row.get(metric) is not None]
     if not found:
-        named = {name for row in rows for name, value in row.items() if value is not None}
-        names = sorted(named - {*COUNTERS, "time_s"})
-        near = nearest(metric, names)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        names = {name for row in rows for name, value in row.items() if value is not None}
         raise _NoValues(
-            f"{path} has no values of {metric}; {hint}it has: {', '.join(names) or 'none'}"
-            + (f" ({skipped})" if skipped else "")
+            f"{path} has {no_values_of(metric, names)}" + (f" ({skipped})" if skipped else "")
         )
     for axis in COUNTERS:
         if counted := [row for row in found if row.get(axis) is not None]:
             return axis, counted
     raise _NoValues(f"{path}: no row with {metric} has {' or '.join(COUNTERS)}")
+
+
+def no_values_of(metric: str, names: Iterable[str]) -> str:
+    """Return the end of a message about a run without a metric, with those that it has."""
+    metrics = sorted(set(names) - {*COUNTERS, "time_s"})
+    near = nearest(metric, metrics)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no values of {metric}; {hint}it has: {', '.join(metrics) or 'none'}"
 
 
 def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[list[Any]]]:

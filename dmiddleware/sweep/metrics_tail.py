@@ -25,12 +25,14 @@ class MetricsTail:
     Attributes:
         values: the values of the metric so far.
         at: the newest counter, such as ``"12,800 env steps"``; empty: there is none.
+        names: the names of all metrics so far.
         n_skipped: the number of lines that were left out, because they are cut or damaged.
     """
 
     def __init__(self, run: Path, metric: str) -> None:
         self.values: list[float] = []
         self.at = ""
+        self.names = set[str]()
         self.n_skipped = 0
         self._path = run / METRICS_FILE
         self._metric = metric
@@ -64,6 +66,7 @@ class MetricsTail:
                 self.n_skipped += 1
                 continue
             counts = (f"{row[name]:,} {word}" for name, word in COUNTERS.items() if name in row)
+            self.names.update(row)
             if row.get(self._metric) is not None:
                 self.values.append(row[self._metric])
             self.at = next(counts, self.at)

@@ -71,6 +71,7 @@ class SweepDisplay(Closing):
         file = stream or SteadyStream(sys.stdout)
         self._console = Console(file=file, highlight=False, soft_wrap=not file.isatty())  # type: ignore[arg-type]
         self._views: dict[str, RunView] = {}
+        self._noted: set[str] = set()
         self._next = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -95,6 +96,12 @@ class SweepDisplay(Closing):
     def note(self, text: str) -> None:
         """Show a message."""
         self._console.print(Text(f"[sweep] {text}"))
+
+    def note_once(self, kind: str, text: str) -> None:
+        """Show a message, unless there was one of its kind."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.note(text)
 
     def show(self, view: RunView) -> None:
         """Show the present state of a run."""
