@@ -90,8 +90,8 @@ class LearningCurve(BaseMiddleware[RLContext]):
     def _evaluations_of(self, prefix: str) -> list[tuple[int, float]]:
         rows = [] if self._metrics is None else self._metrics.rows()
         name = f"{prefix}/return_mean"
-        found = ((row[self._axis], row[name]) for row in rows if name in row)
-        return [(at, math.nan if value is None else value) for at, value in found]
+        found = [(row.get(self._axis), row[name]) for row in rows if name in row]
+        return [(at, math.nan if value is None else value) for at, value in found if at is not None]
 
     def find_evaluators(self, chain: ChainView) -> None:
         """Remember the evaluators of a chain, whose returns it draws."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import logging
+import re
 import secrets
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
@@ -21,13 +23,47 @@ from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.interval import axis_of
 
-__all__ = ["Tracker"]
+__all__ = ["Tracker", "file_name", "shown_name"]
+
+_LONGEST: Final = 128
+_NOT_IN_FILES: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+_log = logging.getLogger(__name__)
+
+
+def shown_name(name: str, longest: int = _LONGEST) -> str:
+    """Return a name that both services take for a run, a group or a tag.
+
+    Characters that are not printable, such as bytes of a folder's name that are not UTF-8, become
+    ``-``, and a long name is cut.
+
+    Args:
+        name: the name.
+        longest: the most bytes that it may have in UTF-8.
+    """
+    printable = "".join(letter if letter.isprintable() else "-" for letter in name)
+    return printable.encode()[:longest].decode(errors="ignore").strip() or "run"
+
+
+def file_name(name: str, longest: int = _LONGEST) -> str:
+    """Return a name that both services take for an artifact: letters, digits, ``.``, ``_``, ``-``.
+
+    Args:
+        name: the name.
+        longest: the most characters that it may have.
+    """
+    letters = unicodedata.normalize("NFKD", name)
+    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    return _NOT_IN_FILES.sub("-", plain)[:longest]
+
 
 _RETURN: Final = "return_mean"
 
 
 class Tracker(BaseMiddleware[RLContext]):
     """Send metrics, settings, videos and checkpoints through a client.
+
+    Names that a service does not take are replaced by similar ones when the run begins.
 
     The clients of both services have ``init``, ``Video`` and ``Artifact``, and runs with
     ``log_artifact`` and ``finish``.
@@ -114,10 +150,25 @@ class Tracker(BaseMiddleware[RLContext]):
     def __call__(self, ctx: RLContext) -> None:
         """Do nothing: lines are sent when they are written."""
 
+    def accepted(self, kind: str, name: str, accepted: str) -> str:
+        """Return a name that the service takes, with a warning if it is not the one asked for."""
+        if accepted != name:
+            _log.warning(
+                "%s does not take the %s %r; it is called %r there",
+                self.title,
+                kind,
+                name,
+                accepted,
+            )
+        return accepted
+
     def _known_id(self) -> str:
         file = self.folder.path / f"{self.client_name}_id"
-        with contextlib.suppress(FileNotFoundError):
-            return file.read_text(encoding="utf-8").strip()
+        if file.exists():
+            # What a full disk has left may be empty or damaged.
+            known = file_name(file.read_text(encoding="utf-8", errors="replace")).strip("-")
+            if known:
+                return known
         new = secrets.token_hex(4)
         file.write_text(new, encoding="utf-8")
         return new
@@ -142,7 +193,8 @@ class Tracker(BaseMiddleware[RLContext]):
         run, self._run = self._run, None
         self.folder.metrics.on_row.remove(self._send)
         with self._best_effort:
-            artifact = self.client.Artifact(f"{self.folder.name}-{self._run_id}", type="model")
+            name = f"{file_name(self.folder.name, _LONGEST // 2)}-{self._run_id}"
+            artifact = self.client.Artifact(name, type="model")
             files = sorted(self.folder.ckpt_dir.glob("*.safetensors"))
             for file in files:
                 artifact.add_file(str(file))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from dmiddleware.settings import Settings, plain_values, takes_settings
 from middleware.run_folder import RunFolder
-from middleware.tracker import Tracker
+from middleware.tracker import Tracker, shown_name
 
 __all__ = ["TrackioLogger", "TrackioLoggerSettings"]
+
+_RESERVED_END: Final = re.compile(
+    "_(system|configs|traces|artifacts|artifact_versions|artifact_aliases|run_artifact_links|"
+    "external_run_artifact_links)$"
+)
+"""Ends of the names of projects that would be files of another project."""
+_RESERVED_BEGINNING: Final = "registry-"
+_LONGEST_NAME: Final = 100
 
 
 class TrackioLoggerSettings(Settings):
@@ -53,8 +62,15 @@ class TrackioLogger(Tracker):
 
     def begin(self, run_id: str, axis: str) -> Any:
         """Begin the run, or continue the one of this name."""
-        name = f"{self.folder.name}-{run_id}"
-        return self.client.init(**plain_values(self.settings), name=name, resume="allow")
+        settings, name = self.settings, self.folder.name
+        options = {
+            **plain_values(settings),
+            "project": self.accepted("project", settings.project, _project_name(settings.project)),
+        }
+        if settings.group is not None:
+            options["group"] = self.accepted("group", settings.group, shown_name(settings.group))
+        name = self.accepted("run name", name, shown_name(name, _LONGEST_NAME))
+        return self.client.init(**options, name=f"{name}-{run_id}", resume="allow")
 
     def send_settings(self, run: Any, settings: dict[str, Any]) -> None:
         """Send what is in ``config.yaml``, with the next line of metrics."""
@@ -67,3 +83,15 @@ class TrackioLogger(Tracker):
     def end(self, run: Any) -> None:
         """End the run, which the client otherwise ends once more when the program exits."""
         self.client.finish()
+
+
+def _project_name(name: str) -> str:
+    """Return a name for a project that is not reserved.
+
+    The service looks at its letters, digits, ``-`` and ``_`` only, of which it makes file names.
+    """
+    name = shown_name(name, _LONGEST_NAME)
+    kept = "".join(letter for letter in name if letter.isalnum() or letter in "-_")
+    if _RESERVED_END.search(kept):
+        name = name.replace("_", "-")
+    return f"project-{name}" if kept.startswith(_RESERVED_BEGINNING) else name

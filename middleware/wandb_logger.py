@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Final, Literal
 
 from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
 from middleware.run_folder import RunFolder
-from middleware.tracker import Tracker
+from middleware.tracker import Tracker, shown_name
 
 __all__ = ["WandbLogger", "WandbLoggerSettings"]
+
+_NOT_IN_PROJECTS: Final = re.compile(r"[/\\#?%:]+")
+_LONGEST_TAG: Final = 64
 
 
 class WandbLoggerSettings(Settings):
@@ -36,7 +40,8 @@ class WandbLogger(Tracker):
     writes: each line of ``metrics.jsonl``, ``config.yaml``, the videos of evaluations, and at the
     end the checkpoints as an artifact. The position in the chain does not matter. A run that is
     resumed continues under the same id, which is kept in the run's folder. If the service cannot be
-    reached, a warning says so and the run continues.
+    reached, a warning says so and the run continues. Characters that the service does not take in
+    the name of a project, a run or an artifact become ``-``, as a warning says at the start.
 
     In a run of several processes, the learner sends; the metrics of the others are in its folder.
 
@@ -60,10 +65,21 @@ class WandbLogger(Tracker):
 
     def begin(self, run_id: str, axis: str) -> Any:
         """Begin the run, or continue it, and name the axis of its metrics."""
+        settings, name = self.settings, self.folder.name
+        project = _NOT_IN_PROJECTS.sub("-", shown_name(settings.project))
+        options = {
+            **plain_values(settings),
+            "project": self.accepted("project", settings.project, project),
+            "tags": [
+                self.accepted("tag", tag, shown_name(tag, _LONGEST_TAG)) for tag in settings.tags
+            ],
+        }
+        if settings.group is not None:
+            options["group"] = self.accepted("group", settings.group, shown_name(settings.group))
         run = self.client.init(
-            **plain_values(self.settings),
+            **options,
             id=run_id,
-            name=self.folder.name,
+            name=self.accepted("run name", name, shown_name(name)),
             dir=str(self.folder.path),
             resume="allow",
             settings={"console": "off"},

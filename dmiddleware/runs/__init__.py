@@ -9,12 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmiddleware.late_imports import late_names
-from dmiddleware.runs.compare import Comparison, Difference, TaskRow, compare, compare_runs
+from dmiddleware.runs.budget import Budget
+from dmiddleware.runs.compare import (
+    Comparison,
+    Difference,
+    OverallRow,
+    TaskRow,
+    compare,
+    compare_runs,
+)
 from dmiddleware.runs.metrics_file import MetricsFile, read_metrics
+from dmiddleware.runs.reach import Reach
 from dmiddleware.runs.record import RunRecord, find_runs
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.statistics import (
     Estimate,
+    detectable_difference,
     difference_of_means,
     interquartile_mean,
     interval_of,
@@ -23,6 +33,7 @@ from dmiddleware.runs.statistics import (
     mean_score,
     performance_profile,
     probability_of_improvement,
+    runs_to_detect,
 )
 
 if TYPE_CHECKING:
@@ -31,14 +42,18 @@ if TYPE_CHECKING:
     from dmiddleware.runs.saved_policy import load_policy
 
 __all__ = [
+    "Budget",
     "Comparison",
     "Difference",
     "Estimate",
     "MetricsFile",
+    "OverallRow",
+    "Reach",
     "RunRecord",
     "TaskRow",
     "compare",
     "compare_runs",
+    "detectable_difference",
     "difference_of_means",
     "find_runs",
     "interquartile_mean",
@@ -49,6 +64,7 @@ __all__ = [
     "performance_profile",
     "probability_of_improvement",
     "read_metrics",
+    "runs_to_detect",
     "write_report",
     "load_policy",
     "export_policy",

@@ -34,6 +34,17 @@ _POLICY: Final = click.argument(
     "policy", type=click.Path(exists=True, path_type=Path), metavar="RUN"
 )
 _SIDES: Final = click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
+_AT: Final = click.option(
+    "--at", type=float, metavar="STEPS", help="Compare at so many steps.  [default: what all have]"
+)
+_REACH: Final = click.option(
+    "--reach", type=float, metavar="RETURN", help="Compare also the steps until this is reached."
+)
+_REFERENCE: Final = click.option(
+    "--reference",
+    metavar="FILE",
+    help="File with scores of each env that become 0 and 1, for means over envs; zoo: the zoo's.",
+)
 
 
 @contextlib.contextmanager
@@ -48,25 +59,37 @@ def _refusing() -> Iterator[None]:
 @click.command("compare", context_settings=_HELP)
 @_SIDES
 @click.option("--metric", default=EVALUATION, show_default=True, help="Metric to compare.")
+@_AT
+@_REACH
+@_REFERENCE
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Picture of the curves to write, such as compare.png.",
 )
-def compare_command(sides: tuple[str, ...], metric: str, output: Path | None) -> None:
+def compare_command(
+    sides: tuple[str, ...],
+    metric: str,
+    at: float | None,
+    reach: float | None,
+    reference: str | None,
+    output: Path | None,
+) -> None:
     """Compare the results of runs, and say how sure the difference is.
 
     RUNS is a folder with runs in it, a run's folder, or a glob in quotes. The score of a run is the
-    mean of the last tenth of its evaluations. Intervals cover 95%.
+    mean of the last tenth of its evaluations, up to the steps that all runs have. Intervals cover
+    95%.
 
     \b
       ditask compare runs/dqn runs/c51
+      ditask compare runs/dqn runs/c51 --at 40000 --reach 475
       ditask compare "dqn=runs/cartpole_dqn*" "c51=runs/cartpole_c51*" --output compare.png
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from rich.console import Console
 
     with _refusing():
-        found = compare(*sides, metric=metric)
+        found = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
         Console().print(found)
         if output is not None:
             found.draw(output)
@@ -76,6 +99,9 @@ def compare_command(sides: tuple[str, ...], metric: str, output: Path | None) ->
 @click.command("report", context_settings=_HELP)
 @_SIDES
 @click.option("--metric", default=EVALUATION, show_default=True, help="Metric that decides.")
+@_AT
+@_REACH
+@_REFERENCE
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -83,7 +109,14 @@ def compare_command(sides: tuple[str, ...], metric: str, output: Path | None) ->
     show_default=True,
     help="The page to write.",
 )
-def report_command(sides: tuple[str, ...], metric: str, output: Path) -> None:
+def report_command(
+    sides: tuple[str, ...],
+    metric: str,
+    at: float | None,
+    reach: float | None,
+    reference: str | None,
+    output: Path,
+) -> None:
     """Write one HTML page about runs: curves, throughput, settings, videos.
 
     RUNS is as for ditask compare. The page is one file, and loads nothing from the network.
@@ -93,7 +126,7 @@ def report_command(sides: tuple[str, ...], metric: str, output: Path) -> None:
       ditask report runs/dqn runs/c51 --output dqn-and-c51.html
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     with _refusing():
-        write_report(output, *sides, metric=metric)
+        write_report(output, *sides, metric=metric, at=at, reach=reach, reference=reference)
         click.echo(f"wrote {output}")
 
 

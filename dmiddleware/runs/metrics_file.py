@@ -10,14 +10,26 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.errors import RunFolderError
 
-__all__ = ["METRICS_FILE", "MetricsFile", "read_metrics", "read_rows"]
+__all__ = [
+    "METRICS_FILE",
+    "MetricsFile",
+    "MetricsRow",
+    "MetricsRows",
+    "parsed_row",
+    "read_metrics",
+    "read_rows",
+]
+
+MetricsRow: TypeAlias = dict[str, Any]
+"""Numbers and None by name."""
 
 METRICS_FILE: Final = "metrics.jsonl"
+_NAMED_LINES: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +72,9 @@ class MetricsFile:
         for function in self.on_row:
             function(row)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return all rows so far."""
-        lines = [*_read(self.path, self._n_bytes).splitlines(), *self._unwritten]
-        return [json.loads(line) for line in lines]
+    def rows(self) -> list[MetricsRow]:
+        """Return all rows so far, without lines that are damaged."""
+        return _parsed(_read(self.path, self._n_bytes) + b"".join(self._unwritten)).rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position behind the last row, which the disk has then."""
@@ -112,8 +123,22 @@ class MetricsFile:
                 os.fsync(file.fileno())
 
 
-def read_metrics(run: str | Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's metrics file; half a line at the end is left out.
+class MetricsRows(NamedTuple):
+    """The rows of a metrics file.
+
+    Attributes:
+        rows: the rows, with numbers and None as values.
+        skipped: which lines were left out, because they are cut or damaged; empty: none.
+    """
+
+    rows: list[MetricsRow]
+    skipped: str
+
+
+def read_metrics(run: str | Path) -> list[MetricsRow]:
+    """Return the rows of a run's metrics file.
+
+    Lines that are cut or damaged are left out, with a warning.
 
     Args:
         run: the folder of the run.
@@ -121,11 +146,14 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     Raises:
         RunFolderError: if the folder has no such file, or it cannot be read.
     """
-    return read_rows(Path(run) / METRICS_FILE)
+    rows, skipped = read_rows(Path(run) / METRICS_FILE)
+    if skipped:
+        _log.warning("%s", skipped)
+    return rows
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file; half a line at the end is left out.
+def read_rows(path: Path) -> MetricsRows:
+    """Return the rows of a metrics file, and which lines were left out.
 
     Raises:
         RunFolderError: if it cannot be read.
@@ -137,7 +165,32 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path.parent} has no metrics ({error.strerror}: {path.name}); name the folder of a "
             "run that has logged at least once"
         ) from error
-    return [json.loads(line) for line in _whole_lines(data).splitlines()]
+    rows, skipped = _parsed(data)
+    return MetricsRows(rows, skipped and f"{path}: {skipped}")
+
+
+def parsed_row(line: bytes) -> MetricsRow | None:
+    """Return the row on a line; None: the line is cut or damaged."""
+    try:
+        return {name: _finite(value) for name, value in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # not JSON, not an object, or a value that is not a number
+
+
+def _parsed(data: bytes) -> MetricsRows:
+    rows: list[MetricsRow] = []
+    damaged: list[int] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        row = parsed_row(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip():
+            damaged.append(number)
+    if not damaged:
+        return MetricsRows(rows, "")
+    numbers = ", ".join(map(str, damaged[:_NAMED_LINES])) + ", …" * (len(damaged) > _NAMED_LINES)
+    lines, are = ("line", "is") if len(damaged) == 1 else (f"{len(damaged)} lines", "are")
+    return MetricsRows(rows, f"skipped {lines} {numbers}, which {are} cut or damaged")
 
 
 def _whole_lines(data: bytes) -> bytes:

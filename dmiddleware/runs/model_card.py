@@ -139,29 +139,32 @@ def _head(title: str, algorithm: str, env: str | None, result: Mapping[str, Any]
     return yaml_text(head)
 
 
-def _results(result: Mapping[str, Any]) -> Iterator[str]:
-    if result.get("mean_return") is None:
+def _results(result: Mapping[str, float]) -> Iterator[str]:
+    if "mean_return" not in result:
         yield "The run has recorded no final evaluation."
         return
+    episodes = f", {result['n_episode']} fresh episodes" if "n_episode" in result else ""
+    lines = (
+        ("mean_return", f"mean return of the best policy{episodes}", "{:.1f}"),
+        ("last_return", "mean return of the last policy", "{:.1f}"),
+        ("env_step", "env steps", "{:,}"),
+        ("train_iter", "updates", "{:,}"),
+        ("train_s", "duration of the training", "{:,.0f} s"),
+    )
     yield from _table(
         ("what", "value"),
-        [
-            (f"mean return of the best policy, {result['n_episode']} fresh episodes",
-             f"{result['mean_return']:.1f}"),
-            ("mean return of the last policy", f"{result['last_return']:.1f}"),
-            ("env steps", f"{result['env_step']:,}"),
-            ("updates", f"{result['train_iter']:,}"),
-            ("duration of the training", f"{result['train_s']:,.0f} s"),
-        ],
-    )  # fmt: skip
+        [(text, form.format(result[name])) for name, text, form in lines if name in result],
+    )
 
 
-def _result_of(run: Path) -> dict[str, Any]:
+def _result_of(run: Path) -> dict[str, float]:
+    """Return the numbers of a run's result; a file that is cut or damaged may lack some."""
     try:
         found = json.loads((run / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    values = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in values if isinstance(value, (int, float))}
 
 
 def _commit(config: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import yaml
 
 from dmiddleware.errors import RunFolderError
-from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
+from dmiddleware.registry import nearest
+from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsRow, read_rows
 from dmiddleware.runs.statistics import last_tenth
 from dmiddleware.yaml_text import read_yaml
 
@@ -25,8 +27,12 @@ __all__ = [
     "find_runs",
     "flat_settings",
     "is_compared",
+    "no_values_of",
+    "search_runs",
     "settings_of",
 ]
+
+_log = logging.getLogger(__name__)
 
 EVALUATION: Final = "eval/return_mean"
 """The metric with the mean return of an evaluation."""
@@ -49,6 +55,7 @@ class RunRecord:
         axis: the counter over which the metric is given, ``env_step`` or ``train_iter``.
         at: ``[N] int64``, its values.
         values: ``[N] float64``, the metric's; at least one.
+        skipped: what was left out of the metrics, because it is damaged; empty: nothing.
     """
 
     path: Path
@@ -57,6 +64,7 @@ class RunRecord:
     axis: str
     at: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
+    skipped: str = ""
 
     @classmethod
     def load(cls, path: str | Path, metric: str = EVALUATION) -> RunRecord:
@@ -64,28 +72,44 @@ class RunRecord:
 
         Args:
             path: the folder.
-            metric: the metric to read; rows without a value for it are left out.
+            metric: the metric to read; rows without a value for it are left out, and so are lines
+                that are cut or damaged.
 
         Raises:
             RunFolderError: if the folder has no metrics, or none of this name.
         """
         path = Path(path)
-        rows = read_metrics(path)
-        found = [row for row in rows if row.get(metric) is not None]
-        if not found:
-            names = sorted({name for row in rows for name in row} - {*COUNTERS, "time_s"})
-            raise RunFolderError(
-                f"{path} has no values of {metric}; it has: {', '.join(names) or 'none'}"
-            )
-        axis = next(name for name in COUNTERS if name in found[-1])
+        rows, skipped = read_rows(path / METRICS_FILE)
+        axis, found = _with_values(path, rows, metric, skipped)
+        kept: list[MetricsRow] = []
+        for row in found:
+            # Where a counter goes back, a run began again in the folder of one that was killed.
+            while kept and kept[-1][axis] > row[axis]:
+                kept.pop()
+            kept.append(row)
+        if len(kept) < len(found):
+            back = f"{path}: left out {len(found) - len(kept)} evaluations of an earlier attempt"
+            skipped = "; ".join(filter(None, [skipped, back]))
         return cls(
             path=path,
             settings=settings_of(path),
             rows=rows,
             axis=axis,
-            at=np.array([row[axis] for row in found], np.int64),
-            values=np.array([row[metric] for row in found], np.float64),
+            at=np.array([row[axis] for row in kept], np.int64),
+            values=np.array([row[metric] for row in kept], np.float64),
+            skipped=skipped,
         )
+
+    @property
+    def n_steps(self) -> int:
+        """How long the run was: the last value of the counter ``axis``."""
+        counts = (row[self.axis] for row in reversed(self.rows) if row.get(self.axis) is not None)
+        return max(int(self.at[-1]), int(next(counts, 0)))
+
+    @property
+    def interval(self) -> float:
+        """The median of the steps between two evaluations; NaN: there is one evaluation."""
+        return float(np.median(np.diff(self.at))) if len(self.at) > 1 else np.nan
 
     @property
     def score(self) -> float:
@@ -99,13 +123,19 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """The name of the environment; empty: ``config.yaml`` does not say it."""
+        """The name of the environment or the game; empty: ``config.yaml`` does not say it."""
         env = self.settings.get("env")
-        return str(env.get("id", "")) if isinstance(env, Mapping) else ""
+        if not isinstance(env, Mapping):
+            return ""
+        kwargs = env.get("env_kwargs")
+        game = kwargs.get("game") if isinstance(kwargs, Mapping) else None
+        return str(game or env.get("id", ""))
 
 
 def find_runs(pattern: str, metric: str = EVALUATION) -> list[RunRecord]:
     """Load all runs in the folders that a pattern matches.
+
+    Runs without a value of the metric are left out with a warning, if others have one.
 
     Args:
         pattern: a folder, or a glob such as ``runs/dqn-*``; a folder is a run itself, or has runs
@@ -113,15 +143,72 @@ def find_runs(pattern: str, metric: str = EVALUATION) -> list[RunRecord]:
         metric: the metric to read.
 
     Raises:
-        RunFolderError: if there is no run, or one has no such metric.
+        RunFolderError: if there is no run, or none has the metric.
     """
-    folders = [Path(pattern)] if Path(pattern).is_dir() else sorted(Path().glob(pattern))
+    runs, left_out = search_runs(pattern, metric)
+    for text in left_out:
+        _log.warning("left out: %s", text)
+    return runs
+
+
+def search_runs(pattern: str, metric: str) -> tuple[list[RunRecord], list[str]]:
+    """Do as :func:`find_runs`, and return also why runs were left out.
+
+    Raises:
+        RunFolderError: if there is no run, or none has the metric.
+    """
+    if not pattern:
+        raise RunFolderError("name runs: a folder, such as runs/dqn, or a glob, such as 'runs/*'")
+    folder = Path(pattern).expanduser()
+    root = Path(folder.anchor)
+    folders = [folder] if folder.is_dir() else root.glob(str(folder.relative_to(root)))
     files = sorted({file for one in folders for file in one.rglob(METRICS_FILE)})
     if not files:
-        raise RunFolderError(
-            f"found no run in {pattern}; a run's folder has the file {METRICS_FILE}"
+        near = nearest(folder.name, [one.name for one in folder.parent.glob("*") if one.is_dir()])
+        hint = f"did you mean {' or '.join(str(folder.parent / one) for one in near)}? " * bool(
+            near
         )
-    return [RunRecord.load(file.parent, metric) for file in files]
+        raise RunFolderError(
+            f"found no run in {pattern}; {hint}a run's folder has the file {METRICS_FILE}"
+        )
+    runs: list[RunRecord] = []
+    left_out: list[_NoValues] = []
+    for file in files:
+        try:
+            runs.append(RunRecord.load(file.parent, metric))
+        except _NoValues as error:
+            left_out.append(error)
+    if not runs:
+        raise left_out[0]
+    return runs, list(map(str, left_out))
+
+
+class _NoValues(RunFolderError):
+    """A run has no values of the metric."""
+
+
+def _with_values(
+    path: Path, rows: Sequence[MetricsRow], metric: str, skipped: str
+) -> tuple[str, list[MetricsRow]]:
+    """Return the counter over which a metric is given, and the rows that have both."""
+    found = [row for row in rows if row.get(metric) is not None]
+    if not found:
+        names = {name for row in rows for name, value in row.items() if value is not None}
+        raise _NoValues(
+            f"{path} has {no_values_of(metric, names)}" + (f" ({skipped})" if skipped else "")
+        )
+    for axis in COUNTERS:
+        if counted := [row for row in found if row.get(axis) is not None]:
+            return axis, counted
+    raise _NoValues(f"{path}: no row with {metric} has {' or '.join(COUNTERS)}")
+
+
+def no_values_of(metric: str, names: Iterable[str]) -> str:
+    """Return the end of a message about a run without a metric, with those that it has."""
+    metrics = sorted(set(names) - {*COUNTERS, "time_s"})
+    near = nearest(metric, metrics)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no values of {metric}; {hint}it has: {', '.join(metrics) or 'none'}"
 
 
 def differing_settings(sides: Sequence[Sequence[RunRecord]]) -> dict[str, list[list[Any]]]:
@@ -185,6 +272,6 @@ def settings_of(run: Path) -> dict[str, Any]:
         settings = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} is not YAML: {error}") from error
     return settings if isinstance(settings, dict) else {}

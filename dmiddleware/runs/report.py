@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from dmiddleware.runs.compare import Comparison, compare
+from dmiddleware.runs.comparison_figure import draw_metrics
 from dmiddleware.runs.metrics_file import read_rows
 from dmiddleware.runs.record import EVALUATION, RunRecord
 from dmiddleware.runs.statistics import is_number, short
@@ -46,7 +47,14 @@ summary { cursor: pointer; } video, img { max-width: 24rem; }
 """
 
 
-def write_report(path: str | Path, *sides: str, metric: str = EVALUATION) -> Comparison:
+def write_report(
+    path: str | Path,
+    *sides: str,
+    metric: str = EVALUATION,
+    at: float | None = None,
+    reach: float | None = None,
+    reference: str | Path | Mapping[str, Any] | None = None,
+) -> Comparison:
     """Write a page about runs: curves, throughput, times, waits, settings and videos.
 
     The page is one file and loads nothing from the network.
@@ -55,16 +63,19 @@ def write_report(path: str | Path, *sides: str, metric: str = EVALUATION) -> Com
         path: the file, such as ``report.html``.
         sides: the runs, as :func:`~dmiddleware.runs.compare.compare` takes them.
         metric: the metric that decides.
+        at: the steps to compare at; None: those that all runs of a task have.
+        reach: a return, to compare also the steps until it is reached; None: they are not.
+        reference: scores that make tasks comparable, as ``compare`` takes them.
 
     Returns:
         The comparison on the page.
 
     Raises:
-        ConfigError: if two sides have the same name.
-        RunFolderError: if there is no run, or one has no such metric.
+        ConfigError: as for :func:`~dmiddleware.runs.compare.compare`.
+        RunFolderError: as for :func:`~dmiddleware.runs.compare.compare`.
         OSError: if the file cannot be written.
     """
-    found = compare(*sides, metric=metric)
+    found = compare(*sides, metric=metric, at=at, reach=reach, reference=reference)
     title = ", ".join(found.sides)
     body = "\n".join(_sections(found))
     Path(path).write_text(
@@ -83,8 +94,8 @@ def _sections(found: Comparison) -> Iterator[str]:
     yield "<h2>Results</h2>"
     for title, head, rows in found.tables():
         yield f"<h3>{_text(title)}</h3>{_table(head, rows)}"
-    if found.warning:
-        yield f"<p>{found.warning}</p>"
+    yield from (f"<p>Warning: {_text(warning)}</p>" for warning in found.warnings)
+    yield from (f"<p>{_text(line)}</p>" for line in found.conclusion.splitlines())
     yield _figure(found.figure(), f"{found.metric}: interquartile mean over runs, 95% intervals")
     yield "<h2>Runs</h2>"
     yield _runs_table(runs)
@@ -95,7 +106,7 @@ def _sections(found: Comparison) -> Iterator[str]:
             groups[group].add(name)
     for group in sorted(groups, key=lambda one: ([*_GROUPS, one].index(one), one)):
         yield f"<h2>{_text(_GROUPS.get(group, group))}</h2>"
-        yield _figure(_small_multiples(runs, sorted(groups[group])), f"{group}/…")
+        yield _figure(draw_metrics(runs, sorted(groups[group])), f"{group}/…")
     yield "<h2>Where the time goes</h2>"
     yield _times(runs)
     yield "<h2>Settings</h2>"
@@ -120,35 +131,13 @@ def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
                     run.settings.get("seed", "-"),
                     short(run.score),
                     f"({short(run.best)})",
-                    f"{last.get('env_step', 0):,}",
-                    f"{last.get('train_iter', 0):,}",
+                    f"{last.get('env_step') or 0:,}",
+                    f"{last.get('train_iter') or 0:,}",
                     "-" if seconds is None else f"{seconds:,.0f} s",
                 ]
 
     head = ["side", "folder", "seed", "score", "best", "env steps", "updates", "duration"]
     return _table(head, rows())
-
-
-def _small_multiples(runs: Mapping[str, Sequence[RunRecord]], names: Sequence[str]) -> Any:
-    """Return a figure with a picture for each metric, and a line for each run."""
-    from matplotlib.figure import Figure
-
-    n_columns = min(3, len(names))
-    n_rows = -(-len(names) // n_columns)
-    figure = Figure(figsize=(4.2 * n_columns, 2.8 * n_rows), layout="constrained")
-    axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    for plot, name in zip(axes, names, strict=False):
-        for number, side in enumerate(runs.values()):
-            for run in side:
-                rows = [row for row in run.rows if row.get(name) is not None]
-                at = [row[run.axis] for row in rows]
-                plot.plot(at, [row[name] for row in rows], color=f"C{number}", linewidth=1)
-        plot.set_title(name, fontsize=10)
-        plot.xaxis.set_major_formatter("{x:,.0f}")
-        plot.grid(alpha=0.3)
-    for plot in axes[len(names) :]:
-        plot.set_axis_off()
-    return figure
 
 
 def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
@@ -158,7 +147,7 @@ def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
         for run in of_side:
             of_processes = {"lead": run.rows}
             for file in sorted(run.path.glob("metrics.*.jsonl")):
-                of_processes[file.name.split(".")[1]] = read_rows(file)
+                of_processes[file.name.split(".")[1]] = read_rows(file).rows
             for process, rows in of_processes.items():
                 for name, value in (item for row in rows for item in row.items()):
                     if name.startswith(_TIMES) and value is not None:

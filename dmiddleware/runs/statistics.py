@@ -23,7 +23,10 @@ import numpy.typing as npt
 from dmiddleware.errors import ConfigError
 
 __all__ = [
+    "MOST_RUNS",
     "Estimate",
+    "Floats",
+    "detectable_difference",
     "difference_of_means",
     "interquartile_mean",
     "interval_of",
@@ -31,8 +34,10 @@ __all__ = [
     "last_tenth",
     "least_visible_difference",
     "mean_score",
+    "median_score",
     "performance_profile",
     "probability_of_improvement",
+    "runs_to_detect",
     "short",
 ]
 
@@ -40,6 +45,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Scores: TypeAlias = Sequence[npt.ArrayLike]
 
 RESAMPLES: Final = 2000
+POWER: Final = 0.8
+"""The probability with which a difference is to be shown, by the usual convention."""
+MOST_RUNS: Final = 10_000
+"""The highest number of runs that is told."""
 
 
 class Estimate(NamedTuple):
@@ -155,6 +164,13 @@ def mean_score(tasks: list[Floats]) -> Floats:
     return mean
 
 
+def median_score(tasks: list[Floats]) -> Floats:
+    """Return the median of the runs of one task; a statistic for :func:`interval_of`."""
+    (runs,) = tasks
+    median: Floats = np.median(runs, -1)
+    return median
+
+
 def difference_of_means(scores: npt.ArrayLike, others: npt.ArrayLike) -> Estimate:
     """Return how much higher the mean of the scores is than that of others, in one task.
 
@@ -189,6 +205,34 @@ def least_visible_difference(scores: npt.ArrayLike, others: npt.ArrayLike) -> fl
     Raises:
         ConfigError: if a side has no score, or one is not finite.
     """
+    return _welch_multiple(scores, others, [0.975])
+
+
+def detectable_difference(scores: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return the least true difference of two means that as many runs show with probability 0.8.
+
+    A difference is shown if it lies outside Welch's 95% interval around 0, that is, if it is above
+    :func:`least_visible_difference`. One that is just as large is above it in half of the
+    experiments only. The power is that of a t-test of normal scores with the variances that these
+    runs have: the sum of the 97.5% and the 80% quantile of t, times the standard error.
+
+    Args:
+        scores: ``[n_runs]``.
+        others: ``[n_others]``.
+
+    Returns:
+        The difference; infinity if a side has a single run, which shows no spread.
+
+    Raises:
+        ConfigError: if a side has no score, or one is not finite.
+    """
+    return _welch_multiple(scores, others, [0.975, POWER])
+
+
+def _welch_multiple(
+    scores: npt.ArrayLike, others: npt.ArrayLike, quantiles: Sequence[float]
+) -> float:
+    """Return the sum of quantiles of t, times the standard error of a difference of means."""
     from scipy.stats import t
 
     sides = _checked([scores, others])
@@ -199,7 +243,39 @@ def least_visible_difference(scores: npt.ArrayLike, others: npt.ArrayLike) -> fl
     if not squares.any():
         return 0.0
     freedom = squares.sum() ** 2 / (squares**2 / (counts - 1)).sum()
-    return float(t.ppf(0.975, freedom) * np.sqrt(squares.sum()))
+    return float(t.ppf(quantiles, freedom).sum() * np.sqrt(squares.sum()))
+
+
+def runs_to_detect(scores: npt.ArrayLike, others: npt.ArrayLike) -> int | None:
+    """Return how many runs a side would show the difference that is seen, with probability 0.8.
+
+    It is the least number for which :func:`detectable_difference` is not larger, if both sides had
+    so many runs, with the variances and the difference of means that these runs have.
+
+    Args:
+        scores: ``[n_runs]``.
+        others: ``[n_others]``.
+
+    Returns:
+        The number, at most 10,000; None: there is no difference, or a side has a single run.
+
+    Raises:
+        ConfigError: if a side has no score, or one is not finite.
+    """
+    from scipy.stats import t
+
+    sides = _checked([scores, others])
+    difference = abs(sides[0].mean() - sides[1].mean())
+    if min(map(len, sides)) < 2 or not difference:
+        return None
+    variances = np.array([side.var(ddof=1) for side in sides])
+    if not variances.any():
+        return 2
+    n = np.arange(2, MOST_RUNS + 1)
+    freedom = (n - 1) * variances.sum() ** 2 / (variances**2).sum()
+    quantiles = t.ppf(0.975, freedom) + t.ppf(POWER, freedom)
+    detectable = quantiles * np.sqrt(variances.sum() / n)
+    return int(n[min(np.searchsorted(-detectable, -difference), len(n) - 1)])
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dmiddleware.runs.metrics_file import METRICS_FILE, read_metrics
+from dmiddleware.runs.metrics_file import METRICS_FILE, read_rows
 from dmiddleware.runs.record import COUNTERS
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def view(run: Path) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    rows = read_metrics(run)
-    last: Mapping[str, Any] = rows[-1] if rows else {}
+    rows, skipped = read_rows(run / METRICS_FILE)
+    last = {name: value for row in rows[-1:] for name, value in row.items() if value is not None}
     counters = [f"{last[name]:,} {word}" for name, word in COUNTERS.items() if name in last]
     if "time_s" in last:
         counters.append(f"{last['time_s']:,.0f} s")
@@ -67,7 +67,7 @@ def view(run: Path) -> RenderableType:
     if end is None:
         age_s = max(0.0, time.time() - (run / METRICS_FILE).stat().st_mtime)
         end = f"running, or killed; the last metrics are {age_s:,.0f} s old"
-    return Group(f"{run}: {', '.join(counters)}", table, end)
+    return Group(f"{run}: {', '.join(counters)}", table, *filter(None, [skipped]), end)
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
@@ -93,4 +93,4 @@ def _end_of(run: Path) -> str | None:
         state = json.loads((run / "final_ctx.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return f"ended: {state.get('stop_reason')}"
+    return f"ended: {state.get('stop_reason')}" if isinstance(state, dict) else None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
-from dmiddleware.runs.metrics_file import METRICS_FILE
+from dmiddleware.runs.metrics_file import METRICS_FILE, parsed_row
 from dmiddleware.runs.record import COUNTERS
 from dmiddleware.runs.statistics import last_tenth
 
@@ -26,11 +25,15 @@ class MetricsTail:
     Attributes:
         values: the values of the metric so far.
         at: the newest counter, such as ``"12,800 env steps"``; empty: there is none.
+        names: the names of all metrics so far.
+        n_skipped: the number of lines that were left out, because they are cut or damaged.
     """
 
     def __init__(self, run: Path, metric: str) -> None:
         self.values: list[float] = []
         self.at = ""
+        self.names = set[str]()
+        self.n_skipped = 0
         self._path = run / METRICS_FILE
         self._metric = metric
         self._n_bytes = 0
@@ -48,7 +51,7 @@ class MetricsTail:
                 file.seek(self._n_bytes - len(self._before))
                 data = file.read()
                 if not data.startswith(self._before):
-                    self._n_bytes, self._before, self.values = 0, b"", []
+                    self._n_bytes, self._before, self.values, self.n_skipped = 0, b"", [], 0
                     file.seek(0)
                     data = file.read()
         except OSError:
@@ -57,10 +60,13 @@ class MetricsTail:
         new = data[len(self._before) :]
         self._n_bytes += len(new)
         self._before = data[-_COMPARED:]
-        for line in new.splitlines():
-            row = json.loads(line)
+        for line in filter(bytes.strip, new.splitlines()):
+            row = parsed_row(line)
+            if row is None:
+                self.n_skipped += 1
+                continue
+            counts = (f"{row[name]:,} {word}" for name, word in COUNTERS.items() if name in row)
+            self.names.update(row)
             if row.get(self._metric) is not None:
                 self.values.append(row[self._metric])
-            self.at = next(
-                (f"{row[name]:,} {word}" for name, word in COUNTERS.items() if name in row), self.at
-            )
+            self.at = next(counts, self.at)

@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -72,7 +71,7 @@ class SweepDisplay(Closing):
         file = stream or SteadyStream(sys.stdout)
         self._console = Console(file=file, highlight=False, soft_wrap=not file.isatty())  # type: ignore[arg-type]
         self._views: dict[str, RunView] = {}
-        self._warnings: set[str] = set()
+        self._noted: set[str] = set()
         self._next = 0.0
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -98,12 +97,11 @@ class SweepDisplay(Closing):
         """Show a message."""
         self._console.print(Text(f"[sweep] {text}"))
 
-    def warn(self, name: str, warnings: Iterable[str]) -> None:
-        """Show warnings of a run, without those that another run has had."""
-        for text in warnings:
-            if text not in self._warnings:
-                self._warnings.add(text)
-                self.note(f"{name}: {text}")
+    def note_once(self, kind: str, text: str) -> None:
+        """Show a message, unless there was one of its kind."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.note(text)
 
     def show(self, view: RunView) -> None:
         """Show the present state of a run."""

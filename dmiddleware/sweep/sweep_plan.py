@@ -16,12 +16,14 @@ from dmiddleware.sweep.axes import Axis, Values, folder_name, option_words
 
 __all__ = [
     "PLAN_FILE",
+    "TAIL",
     "Search",
     "SweepPlan",
     "SweptRun",
     "held",
     "last_line",
     "read_plan",
+    "reason_in",
     "state_of",
     "write_file",
     "write_plan",
@@ -32,7 +34,9 @@ _LOCK_FILE: Final = ".lock"
 _ENDED_FILE: Final = "exit_code"
 _PRUNED_FILE: Final = "pruned"
 _OUTPUT_FILE: Final = "output.txt"
-_TAIL: Final = 8192
+TAIL: Final = 8192
+"""Bytes at the end of the output of a run that may say why it failed."""
+_FAILED: Final = "the run failed: "
 
 State: TypeAlias = Literal["waiting", "interrupted", "done", "failed", "pruned"]
 
@@ -158,12 +162,17 @@ def last_line(run: SweptRun) -> str:
     """Return the last line that a run has printed: of a failed run, its error."""
     try:
         with run.output.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            lines = file.read().decode(errors="replace").split("\n")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return reason_in(file.read(TAIL).decode(errors="replace"))
     except OSError:
         return ""
-    told = [line.strip() for line in lines if line.strip()]
-    return told[-1].removeprefix("[ditask] ").removeprefix("the run failed: ") if told else ""
+
+
+def reason_in(output: str) -> str:
+    """Return why a run failed: what ``ditask`` says about it, or the last line."""
+    lines = [line.strip().removeprefix("[ditask] ") for line in output.split("\n") if line.strip()]
+    told = [line for line in lines if line.startswith(_FAILED)] or lines
+    return told[-1].removeprefix(_FAILED) if told else ""
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,20 @@ from dmiddleware.launch.leftovers import (
     marked_environment,
     wait_until,
 )
+from dmiddleware.registry import nearest
+from dmiddleware.runs.record import no_values_of
 from dmiddleware.runs.resuming import FOLDER_VARIABLE, RESUME_VARIABLE, has_snapshot
 from dmiddleware.signals import HeldSignals
 from dmiddleware.sweep.metrics_tail import MetricsTail
 from dmiddleware.sweep.sweep_display import RunView, SweepDisplay
-from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, last_line, state_of, write_file
+from dmiddleware.sweep.sweep_plan import (
+    TAIL,
+    SweepPlan,
+    SweptRun,
+    last_line,
+    state_of,
+    write_file,
+)
 from dmiddleware.sweep.swept_process import SweptOrder
 from dmiddleware.sweep.warnings_tail import WarningsTail
 
@@ -115,6 +125,8 @@ class _Running:
         self.warnings = WarningsTail(run.output)
         folder = str(run.folder.resolve())
         variables = {FOLDER_VARIABLE: folder, **({RESUME_VARIABLE: folder} if resumes else {})}
+        self._reason_fd, reason_fd = os.pipe()
+        os.set_blocking(self._reason_fd, False)
         with run.output.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START],
@@ -123,9 +135,11 @@ class _Running:
                 stderr=subprocess.STDOUT,
                 cwd=plan.directory,
                 env={**marked_environment(plan.mark), **variables},
+                pass_fds=(reason_fd,),
                 start_new_session=True,
             )
-        order = SweptOrder(plan.command(run), str(run.ended.resolve()))
+        os.close(reason_fd)
+        order = SweptOrder(plan.command(run), str(run.ended.resolve()), reason_fd)
         with contextlib.suppress(BrokenPipeError):
             self._send(msgspec.json.encode(order) + b"\n")
 
@@ -143,6 +157,15 @@ class _Running:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         return True
+
+    def reason(self) -> str:
+        """Return why the run, which has ended, has failed; empty: it has not, or was killed."""
+        try:
+            return os.read(self._reason_fd, 4 * TAIL).decode(errors="replace")
+        except BlockingIOError:  # a process that the run has left behind has it open
+            return ""
+        finally:
+            os.close(self._reason_fd)
 
     def stop(self) -> None:
         """Ask the run to stop in order; later calls insist once its time is up."""
@@ -211,7 +234,7 @@ def _run_all(
                     running.remove(one)
                     _conclude(one, plan, source, display, is_stopped=bool(signals.reason))
                 else:
-                    _follow(one, source, display)
+                    _follow(one, plan, source, display)
             time.sleep(_POLL_S)
 
 
@@ -226,7 +249,7 @@ def _ended_at_last(running: list[_Running]) -> Iterator[None]:
         wait_until(lambda: all([one.has_ended for one in running]), _KILLED_S)
 
 
-def _follow(one: _Running, source: Source, display: SweepDisplay) -> None:
+def _follow(one: _Running, plan: SweepPlan, source: Source, display: SweepDisplay) -> None:
     """Look at the metrics of a run, at most once a second."""
     now = time.monotonic()
     if now < one.look_at:
@@ -234,9 +257,17 @@ def _follow(one: _Running, source: Source, display: SweepDisplay) -> None:
     one.look_at = now + _METRICS_EVERY_S
     one.tail.update()
     display.show(_view(one.run, one.tail, "running"))
-    display.warn(one.run.name, one.warnings.update())
+    _tell_warnings(one, display)
+    if nearest(plan.metric, one.tail.names):
+        _tell_missing_metric(one.tail, plan, display)
     if source.progressed(one.run, one.tail.values) and not one.run.pruned.exists():
         write_file(one.run.pruned, b"")
+
+
+def _tell_warnings(one: _Running, display: SweepDisplay) -> None:
+    """Show the warnings of a run, without those that another run has had."""
+    for warning in one.warnings.update():
+        display.note_once(warning, f"{one.run.name}: {warning}")
 
 
 def _conclude(
@@ -245,11 +276,27 @@ def _conclude(
     tail = MetricsTail(one.run.folder, plan.metric)  # a run that resumed may have cut its file
     took_s = time.monotonic() - one.started_at
     view = _view(one.run, tail)
+    if view.state == "done":
+        _tell_missing_metric(tail, plan, display)
+    if tail.n_skipped:
+        display.note(
+            f"{one.run.name}: skipped {tail.n_skipped} lines of its metrics, which are cut or "
+            "damaged"
+        )
     source.ended(one.run, tail.score)
-    display.warn(one.run.name, one.warnings.update())
+    _tell_warnings(one, display)
+    reason = one.reason()
     if view.state == "interrupted" and not is_stopped:
         view = msgspec.structs.replace(view, state="failed", text=last_line(one.run))
+    if view.state == "failed" and reason:
+        view = msgspec.structs.replace(view, text=reason)
     display.show(msgspec.structs.replace(view, took_s=took_s))
+
+
+def _tell_missing_metric(tail: MetricsTail, plan: SweepPlan, display: SweepDisplay) -> None:
+    """Say, once for the sweep, that a run has no values of the metric that gives the score."""
+    if not tail.values:
+        display.note_once("metric", f"--metric: {no_values_of(plan.metric, tail.names)}")
 
 
 def _view(run: SweptRun, tail: MetricsTail, state: str = "") -> RunView:

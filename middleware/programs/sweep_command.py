@@ -134,6 +134,8 @@ def sweep_command(
         code = _run(folder, plan, jobs)
     except DMiddlewareError as error:
         raise _Refused(str(error)) from error
+    except OSError as error:  # such as a full disk
+        raise click.ClickException(f"the sweep cannot continue: {error}") from error
     sys.exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,3 +129,108 @@ def test_without_the_client_the_error_says_what_to_install(
         pytest.raises(ConfigError, match=rf"pip install 'dmiddleware\[{kind.client_name}\]'"),
     ):
         kind(run)
+
+
+ODD_NAMES = [
+    "lr 0.1",
+    "größe",
+    "Übung 3 (最高)",
+    "a/b",
+    "100%: is it #1?",
+    "x" * 200,
+    "ü" * 120,
+    "tab\tand\nline",
+    b"caf\xe9".decode("utf-8", "surrogateescape"),
+    "🚀",
+    "registry-a",
+    "all_configs",
+    "some_artifact_versions",
+    "(registry)-my_[traces]",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_become_acceptable_at_the_start_of_the_run(
+    name: str,
+    kind: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The service's own checks of names, of which clients make some only when they send."""
+    begun: dict[str, Any] = {}
+    sent: list[Any] = []
+
+    class Begun:
+        config = dict[str, Any]()
+
+        def define_metric(self, *_: Any, **__: Any) -> None: ...
+        def log(self, *_: Any, **__: Any) -> None: ...
+        def finish(self) -> None: ...
+        def log_artifact(self, artifact: Any) -> None:
+            sent.append(artifact)
+
+    def init(**options: Any) -> Begun:
+        begun.update(options)
+        return Begun()
+
+    monkeypatch.setattr(f"{kind.client_name}.init", init)
+    monkeypatch.setattr(f"{kind.client_name}.finish", lambda: None)
+    folder = tmp_path / os.fsdecode(os.fsencode(name.replace("/", "-"))[:200])
+    folder.mkdir()
+    options = {"tags": [name]} if kind is WandbLogger else {}
+    with RunFolder(folder) as run, Task(OnlineRLContext()) as task:
+        (run.ckpt_dir / "best.safetensors").write_bytes(b"1")
+        tracker = kind(run, project=name, group=name, **options)
+        task.use(online_logger(run)).use(evaluate).use(tracker).run(max_step=5)
+    assert "cannot send" not in caplog.text
+    (artifact,) = sent
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", artifact.name)
+    for text in (begun["name"], begun["project"], begun["group"], *begun.get("tags", ())):
+        assert 0 < len(text.encode()) <= 128 and text.isprintable()
+    check_project(kind, begun["project"])
+    changed = {option for option in ("project", "group") if begun[option] != name}
+    assert all(f"does not take the {option}" in caplog.text for option in changed)
+
+
+def check_project(kind: Any, name: str) -> None:
+    """Let the client check the name of a project."""
+    if kind is WandbLogger:
+        import wandb
+
+        wandb.Settings(project=name, run_tags=(name[:64],))
+    else:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        SQLiteStorage.validate_project_name(name)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["toy", "größe 1", "Übung (最高)"])
+def test_names_that_both_services_take_stay(name: str, kind: Any) -> None:
+    from middleware.tracker import shown_name
+
+    assert shown_name(name) == name
+
+
+def test_the_checkpoints_of_a_run_with_an_odd_name_are_in_trackio(tmp_path: Path) -> None:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    run = RunFolder.create("lr 0.1, größer", root=tmp_path)
+    train_tracked(run, TrackioLogger(run, project="odd / ü"))
+    (record,) = records("odd / ü")
+    assert record["name"].startswith("lr 0.1, größer-")
+    (artifact,) = SQLiteStorage.list_artifacts("odd / ü")
+    assert artifact["name"].startswith("lr-0.1-gro-er-")
+    assert artifact["versions"][0]["num_files"] == len([*run.ckpt_dir.glob("*.safetensors")])
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"\xff\xfe"])
+def test_an_id_that_a_full_disk_has_cut_is_replaced(left: bytes, tmp_path: Path) -> None:
+    run = RunFolder.create("toy", root=tmp_path)
+    (run.path / "trackio_id").write_bytes(left)
+    train_tracked(run, TrackioLogger(run, project="cut"))
+    known = (run.path / "trackio_id").read_text()
+    assert re.fullmatch("[0-9a-f]{8}", known)
+    assert f"toy-{known}" in {record["name"] for record in records("cut")}

@@ -114,3 +114,14 @@ def test_a_resumed_run_continues_under_its_id(tmp_path: Path) -> None:
         one.run.run_id for one in records(run, n_runs=2) if one.WhichOneof("record_type") == "run"
     ]
     assert len(begun) >= 2 and set(begun) == {(run.path / "wandb_id").read_text()}
+
+
+def test_the_checkpoints_of_a_run_with_an_odd_name_are_sent(tmp_path: Path) -> None:
+    run = RunFolder.create("lr 0.1, größer", root=tmp_path)
+    train_tracked(run, WandbLogger(run, project="odd/ü: 1", tags=["x" * 99]))
+    of_kind = {one.WhichOneof("record_type"): one for one in records(run)}
+    begun = of_kind["run"].run
+    assert (begun.display_name, begun.project) == ("lr 0.1, größer", "odd-ü- 1")
+    artifact = of_kind["artifact"].artifact
+    assert artifact.name.startswith("lr-0.1-gro-er-")
+    assert "final.safetensors" in {entry.path for entry in artifact.manifest.contents}

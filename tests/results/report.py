@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dmiddleware.runs import RunRecord, compare_runs
+from dmiddleware.runs import RunRecord, interval_of, mean_score
 from dmiddleware.runs.statistics import short
 from tests.results import bars
 from tests.results.bars import Records
@@ -123,7 +123,8 @@ def runs_of(env: str, records: Iterable[Record]) -> list[RunRecord]:
             settings = {"env": {"id": env}}
             path = path_of(record.command, record.seed)
             points = np.array(at, np.int64), np.array(values, np.float64)
-            found.append(RunRecord(path, settings, (), "env_step", *points))
+            rows = ({"env_step": record.env_step},)
+            found.append(RunRecord(path, settings, rows, "env_step", *points))
     return found
 
 
@@ -133,8 +134,8 @@ def score_text(env: str, records: Sequence[Record]) -> str:
     best = f"({short(statistics.mean(record.figure for record in records))})"
     if not runs:
         return f"not recorded {best}"
-    (row,) = compare_runs({"": runs}).rows
-    return f"{row.mean} {best}"
+    mean = interval_of(mean_score, [[run.score for run in runs]])
+    return f"{mean} {best}"
 
 
 def spread(figures: Sequence[float], *, n_decimals: int = 1) -> str:

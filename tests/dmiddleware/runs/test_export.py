@@ -244,6 +244,27 @@ def test_a_model_card_says_what_the_policy_is(tmp_path: Path) -> None:
     assert ran("export", run, "--format", "torch").exit_code == 0  # it may be written again
 
 
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ('{"mean_return": 487.3, "env_step": "many", "train_s": null}', "487.3"),
+        ('{"mean_return": "high", "env_step": 5}', "no final evaluation"),
+        ('{"mean_return": 487.3, "last_', "no final evaluation"),
+        ("[487.3]", "no final evaluation"),
+        ("", "no final evaluation"),
+    ],
+)
+def test_a_model_card_has_what_is_whole_of_a_damaged_result(
+    result: str, shown: str, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path / "run")
+    (run / "result.json").write_text(result)
+    exported = ran("export", run, "--format", "torch")
+    assert exported.exit_code == 0, exported.output
+    card = (run / "export" / "README.md").read_text()
+    assert shown in card and "many" not in card
+
+
 def test_a_readme_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     (tmp_path / "README.md").write_text("my project")

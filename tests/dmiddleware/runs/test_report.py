@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from PIL import Image
 
 from dmiddleware.launch.cli import ditask
+from dmiddleware.runs import find_runs
+from dmiddleware.runs.comparison_figure import draw_metrics
 from dmiddleware.runs.metrics_file import METRICS_FILE
 from dmiddleware.runs.report import write_report
 from tests.dmiddleware.runs.written_runs import write_run
@@ -61,6 +64,19 @@ def test_a_browser_without_a_network_draws_the_page() -> None:
     picture = (imread("page.png")[..., :3] * 255).round()
     for color in ((0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E), (255, 0, 255)):
         assert (abs(picture - color).max(-1) < 6).sum() > 100, f"nothing in the color {color}"
+
+
+@pytest.mark.parametrize("n_runs", [2, 14, 25])
+def test_each_run_has_a_color_of_its_own_and_a_place_in_the_legend(n_runs: int) -> None:
+    for seed in range(n_runs):
+        write_run(Path("many", f"seed-{seed}"), [1.0 * seed, 2.0 * seed])
+    figure = draw_metrics({"x": find_runs("many"), "a": find_runs("runs/a")}, ["eval/return_mean"])
+    (plot,) = figure.axes
+    assert len({to_hex(line.get_color()) for line in plot.lines}) == len(plot.lines) == n_runs + 2
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.texts]
+    assert len(texts) == n_runs + 2 and "a: runs/a/seed-1" in texts
+    assert plot.get_xlabel() == "env steps"
 
 
 def test_the_page_loads_nothing() -> None:

@@ -10,6 +10,8 @@ from scipy.stats import mannwhitneyu, ttest_ind
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.runs.statistics import (
+    MOST_RUNS,
+    detectable_difference,
     difference_of_means,
     interquartile_mean,
     interval_of,
@@ -18,6 +20,7 @@ from dmiddleware.runs.statistics import (
     mean_score,
     performance_profile,
     probability_of_improvement,
+    runs_to_detect,
 )
 
 
@@ -136,3 +139,38 @@ def test_equal_learners_with_three_runs_are_told_apart_in_a_twentieth_of_the_cas
         for ours, theirs in pairs
     )
     assert 0.02 <= n_seen / 1000 <= 0.06
+
+
+@pytest.mark.parametrize("difference", [0.8, 1.5, 3.0])
+def test_as_many_runs_as_are_named_show_the_difference_four_times_in_five(
+    difference: float,
+) -> None:
+    rng = np.random.default_rng(0)
+    scores = np.array([-1.0, 0.0, 1.0])  # of variance 1
+    n = runs_to_detect(scores + difference, scores)
+    assert n is not None and n > 2
+
+    def share_shown(n: int) -> float:
+        sides = rng.normal(difference, 1.0, (4000, n)), rng.normal(0.0, 1.0, (4000, n))
+        return float((ttest_ind(*sides, axis=1, equal_var=False).pvalue < 0.05).mean())
+
+    assert share_shown(n) > 0.77 and share_shown(n - 1) < 0.83
+
+
+def test_the_detectable_difference_is_that_for_which_the_runs_suffice() -> None:
+    rng = np.random.default_rng(0)
+    sides = rng.normal(0.0, 3.0, 12), rng.normal(0.0, 3.0, 12)
+    sides = tuple(side - side.mean() for side in sides)
+    least = detectable_difference(*sides)
+    assert least > least_visible_difference(*sides)
+    assert runs_to_detect(sides[0] + least * 1.001, sides[1]) == 12
+    assert runs_to_detect(sides[0] + least * 0.98, sides[1]) == 13
+
+
+def test_there_is_no_number_of_runs_without_a_difference_or_a_spread() -> None:
+    assert runs_to_detect([1.0, 2.0], [1.5, 1.5]) is None
+    assert runs_to_detect([1.0], [2.0, 3.0]) is None
+    assert detectable_difference([1.0], [2.0, 3.0]) == np.inf
+    assert runs_to_detect([500.0, 500.0], [9.0, 9.0]) == 2
+    assert detectable_difference([500.0, 500.0], [9.0, 9.0]) == 0.0
+    assert runs_to_detect([0.0, 1.0], [1e-9, 1.0]) == MOST_RUNS

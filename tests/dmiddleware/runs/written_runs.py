@@ -19,13 +19,14 @@ def write_run(
     *,
     settings: dict[str, Any] | None = None,
     axis: str = "env_step",
+    every: int = 100,
 ) -> Path:
-    """Write a run with an evaluation every 100 steps, and a row of other metrics before each."""
+    """Write a run with an evaluation every so many steps, and other metrics before each."""
     folder.mkdir(parents=True, exist_ok=True)
     if settings is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     file = MetricsFile(folder / METRICS_FILE)
     for number, value in enumerate(returns, 1):
-        file.append({axis: 100 * number, "learn/total_loss": 0.5})
-        file.append({axis: 100 * number, "eval/return_mean": value})
+        file.append({axis: every * number, "learn/total_loss": 0.5})
+        file.append({axis: every * number, "eval/return_mean": value})
     return folder

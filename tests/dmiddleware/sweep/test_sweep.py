@@ -16,7 +16,7 @@ from dmiddleware.launch.output import SteadyStream
 from dmiddleware.runs import read_metrics
 from dmiddleware.sweep.new_sweep import SweepOrder, make_sweep
 from dmiddleware.sweep.sweep_display import SweepDisplay
-from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, read_plan, state_of
+from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, read_plan, reason_in, state_of
 from dmiddleware.sweep.sweeping import GridSource, run_sweep
 from tests.dmiddleware.sweep.sweep_process import FOLDER, MAIN, ROOT, start, sweep, wait_for
 
@@ -181,6 +181,72 @@ def test_a_run_that_is_pruned_stops_in_order_and_is_no_failure(
     assert 3 <= evaluations(run) < 100000
     assert source.told[0] is not None
     assert "seed-1: pruned in" in out.getvalue()
+
+
+def run_prepared(folder: Path, *, metric: str = "eval/return_mean", fails: int = 0) -> str:
+    """Make a sweep of one run, of which the disk takes nothing more, and return what it shows.
+
+    The run's folder has a snapshot, so it is kept as it is.
+    """
+    arguments = ["--n-evaluation", "3", "--fails", str(fails)]
+    plan = make_sweep(SweepOrder(MAIN, ["seed=1:2"], Path(), metric, arguments=arguments), folder)
+    (run,) = plan.grid_runs(folder)
+    (run.folder / "snapshots").mkdir(parents=True)
+    (run.folder / "snapshots" / "step_1.safetensors").touch()
+    for file in (run.output, run.ended.with_name(f".{run.ended.name}.partial")):
+        file.symlink_to("/dev/full")
+    out = io.StringIO()
+    with SweepDisplay(SteadyStream(out)) as display:
+        assert run_sweep(folder, plan, GridSource([run]), display, jobs=1) == 1
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (1, "ValueError: bad reward (swept_program.py:"),
+        pytest.param(
+            0, "its end cannot be noted in", marks=pytest.mark.slow, id="a run without a failure"
+        ),
+    ],
+)
+def test_on_a_full_disk_the_sweep_still_says_why_a_run_failed(
+    fails: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (line,) = [
+        line
+        for line in run_prepared(tmp_path / "s", fails=fails).splitlines()
+        if line.startswith("[sweep] failed: seed-1: ")
+    ]
+    assert reason in line
+
+
+def test_what_ditask_says_about_a_failure_counts_more_than_what_it_prints_last() -> None:
+    output = (
+        "Traceback\n[ditask] the run failed: ValueError: bad\n[ditask] could not write logs\n\n"
+    )
+    assert reason_in(output) == "ValueError: bad"
+    assert reason_in("Traceback\n\nOSError: no room\n") == "OSError: no room"
+    assert reason_in("\n") == ""
+
+
+def test_a_metric_that_no_run_has_is_answered_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    order = SweepOrder(
+        MAIN, ["seed=1:3"], Path(), "eval/retrun_mean", arguments=["--n-evaluation", "3"]
+    )
+    plan = make_sweep(order, tmp_path / "s")
+    out = io.StringIO()
+    with SweepDisplay(SteadyStream(out)) as display:
+        run_sweep(tmp_path / "s", plan, GridSource(plan.grid_runs(tmp_path / "s")), display, jobs=2)
+    assert (
+        out.getvalue().count("no values of eval/retrun_mean; did you mean eval/return_mean?") == 1
+    )
 
 
 @pytest.mark.slow
