@@ -30,7 +30,7 @@ from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.selection import make_transport
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.signals import ENDING_SIGNALS, signal_reason
+from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, is_ignored, signal_reason
 from dmiddleware.terminal import needs_terminal
 
 __all__ = ["JoinedNode", "NO_TERMINAL", "Program", "join_run"]
@@ -122,7 +122,7 @@ class JoinedNode:
         self._error, self._where, self._failed_at = "", "", 0.0
         self._is_final, self._left_early = False, False
         self._stop_reason = ""
-        self._pid, self._signal, self._signalled_at = os.getpid(), 0, 0.0
+        self._signal, self._signalled_at = 0, 0.0
         self._is_asked = False
         self.ended_by = 0
         self._progress = Progress()
@@ -314,23 +314,22 @@ class JoinedNode:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {}
+        handler = SignalHandler(self._on_signal)
         for number in ENDING_SIGNALS:
             # Those that the launcher ignores, as after nohup, are ignored here, too.
-            if number != signal.SIGQUIT and signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, self._on_signal)
+            if number != signal.SIGQUIT and not is_ignored(number):
+                handler.install(number)
         try:
             yield
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            handler.restore()
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Stop this node in order; a second signal ends it at once.
 
         What the others do is for the launcher to decide, which has not sent the signal.
         """
-        if self._signal or os.getpid() != self._pid:
+        if self._signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return

@@ -14,6 +14,7 @@ from dmiddleware.launch.node import Program, join_run
 from dmiddleware.launch.options import DEFAULT_PORT
 from dmiddleware.launch.plan import RunPlan, plan_run
 from dmiddleware.run_key import make_key, read_key, write_key
+from dmiddleware.signals import ignore_signal
 
 if TYPE_CHECKING:
     from submitit import JobEnvironment
@@ -69,7 +70,7 @@ class SubmititRun:
 
         job = JobEnvironment()
         # Slurm sends it together with the signal for a requeue, and submitit ignores it, too.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ignore_signal(signal.SIGTERM)
         try:
             return join_run(self._plan(job), job.global_rank, self._program, package=self._package)
         except SystemExit as end:
