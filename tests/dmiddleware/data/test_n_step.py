@@ -147,6 +147,7 @@ def test_episodes_of_collectors_that_use_the_same_ids_are_never_joined(pushes, s
 
 def test_a_new_run_on_a_restored_buffer_does_not_continue_its_episodes(caplog):
     caplog.set_level(logging.INFO)
+
     def make():
         return TensorBuffer(100, n_step=3, discount=1.0, sampler=UniformSampler(replace=False))
 
