@@ -22,7 +22,7 @@ from dmiddleware.errors import ChainError, ConfigError, LaunchError
 from dmiddleware.garbage import kept_for_good
 from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
-from dmiddleware.launch.plan import RunPlan
+from dmiddleware.launch.plan import DEFAULT_RUN_ID, RunPlan
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
@@ -156,6 +156,7 @@ class JoinedNode:
             labels=part.labels,
             clock=self._clock,
             run_token=plan.run_token,
+            run_id="" if plan.run_id == DEFAULT_RUN_ID else plan.run_id,
             run_roles=part.run_roles,
             may_grow=plan.may_grow,
             launch=plan.launch,
