@@ -13,7 +13,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-__all__ = ["ENDING_SIGNALS", "HeldSignals", "Terminated", "signal_reason"]
+__all__ = [
+    "ENDING_SIGNALS",
+    "HeldSignals",
+    "SignalHandler",
+    "Terminated",
+    "ignore_signal",
+    "is_ignored",
+    "signal_reason",
+]
 
 ENDING_SIGNALS: Final = tuple(
     getattr(signal, name)
@@ -48,6 +56,46 @@ def signal_reason(number: int) -> str:
     """Return a signal as a reason to report, such as ``"received SIGTERM"``."""
     name = signal.Signals(number).name
     return f"received {name}{_CAUSES.get(name, '')}"
+
+
+class SignalHandler:
+    """A signal handler of this process alone: a process forked from it has the one before it.
+
+    Args:
+        function: handles a signal, as ``signal.signal`` describes.
+    """
+
+    def __init__(self, function: Callable[[int, FrameType | None], None]) -> None:
+        self._function = function
+        self.replaced: dict[int, Any] = {}
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self._function(number, frame)
+
+    def install(self, number: int) -> None:
+        """Handle a signal from here on; only in the main thread."""
+        self.replaced[number] = signal.signal(number, self)
+
+    def restore(self) -> None:
+        """Put back the handlers that were replaced; those of the program since then stay."""
+        for number, handler in self.replaced.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
+
+
+_IGNORE: Final = SignalHandler(lambda number, frame: None)
+
+
+def ignore_signal(number: int) -> None:
+    """Ignore a signal in this process, but not in those that it starts."""
+    _IGNORE.install(number)
+    _IGNORE.replaced[number] = signal.SIG_DFL
+
+
+def is_ignored(number: int) -> bool:
+    """Whether this process ignores a signal."""
+    return signal.getsignal(number) in (signal.SIG_IGN, _IGNORE)
 
 
 class Terminated(BaseException):
@@ -86,8 +134,7 @@ class HeldSignals:
         self._only_default = only_default
         self._received: signal.Signals | None = None
         self._may_stop = False
-        self._pid = os.getpid()
-        self._previous: dict[signal.Signals, Any] = {}
+        self._handler = SignalHandler(self._handle)
 
     @property
     def reason(self) -> str | None:
@@ -95,19 +142,18 @@ class HeldSignals:
         return None if self._received is None else signal_reason(self._received)
 
     def __enter__(self) -> Self:
-        self._pid = os.getpid()
         if threading.current_thread() is threading.main_thread():
             caught = _caught()
             for number in ENDING_SIGNALS:
                 handler = signal.getsignal(number)
                 # None is a handler that was not installed from Python: it could not be restored.
-                if handler in (signal.SIG_IGN, None):
+                if handler is None or is_ignored(number):
                     continue
                 if handler == signal.SIG_DFL and number in caught:
                     continue
                 held = number in _ALWAYS_HELD and not self._only_default
                 if held or handler == _default(number):
-                    self._previous[number] = signal.signal(number, self._handle)
+                    self._handler.install(number)
         return self
 
     def __exit__(
@@ -118,8 +164,8 @@ class HeldSignals:
     ) -> None:
         received = self._received
         if received is None:
-            self._restore()
-        elif self._previous[received] != _default(received):
+            self._handler.restore()
+        elif self._handler.replaced[received] != _default(received):
             signal.raise_signal(received)
         elif error is None or isinstance(error, Terminated):
             if received is signal.SIGINT:
@@ -143,22 +189,13 @@ class HeldSignals:
             self._may_stop = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._restore()
-        if os.getpid() != self._pid:
-            signal.raise_signal(number)
-            return
+        self._handler.restore()
         self._received = signal.Signals(number)
         if self._on_signal is not None:
             assert self.reason is not None
             self._on_signal(self.reason)
         if self._may_stop:
             self._raise(self._received)
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            # The program may have installed a handler meanwhile.
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, handler)
 
     def _raise(self, received: signal.Signals) -> None:
         self._may_stop = False
@@ -183,3 +220,32 @@ def _caught() -> set[int]:
             mask = int(found[1], 16)
             return {number for number in range(1, 65) if mask >> (number - 1) & 1}
     return set()
+
+
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    for number in ENDING_SIGNALS:
+        handler = signal.getsignal(number)
+        while isinstance(handler, SignalHandler):
+            handler = handler.replaced[number]
+            signal.signal(number, handler)
+    _after_fork()
+
+
+# CPython forgets a signal that reaches a handler of Python in a new child before its first line
+# runs, and ``Process.terminate`` and ``join`` would wait forever. So signals stay blocked until the
+# child has the handlers that it keeps.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )

@@ -324,8 +324,8 @@ def _mapped(
 
 
 def clone(tree: _TreeT) -> _TreeT:
-    """Return a tree with copies of the tensors, without gradient."""
-    copied: _TreeT = _mapped(lambda leaf: leaf.detach().clone(), tree)
+    """Return a tree with copies of the tensors, without gradient, and of its lists."""
+    copied: _TreeT = _mapped(lambda leaf: leaf.detach().clone(), tree, on_list=list)
     return copied
 
 

@@ -27,7 +27,7 @@ from dmiddleware.errors import (
     ConfigError,
     RunFolderError,
 )
-from dmiddleware.pipeline import ChainView, Stateful, Task, middleware_name
+from dmiddleware.pipeline import ChainView, Stateful, Task, current_node, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
 from dmiddleware.settings import Count, takes_settings
 from middleware.base import BaseMiddleware, stock_middleware
@@ -240,6 +240,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         with ExitStack() as stack:
             parts = {name: stack.enter_context(_state_of(p)) for name, p in self._parts.items()}
             state = {
+                "run": _run_id(),
                 "ranks": rank_and_world_size()[1],
                 "task": task.state_dict(),
                 "parts": parts,
@@ -278,10 +279,11 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             CheckpointMismatch: if the snapshot is from another chain, has other parts, or was saved
                 by another number of ranks.
             RunFolderError: if the folder is in use by another task, or cannot be written to; if it
-                has snapshots, but none can be read; or if it has none, and ``ditask resume``
-                continues the run.
+                has snapshots, but none can be read; if it has none, and ``ditask resume`` continues
+                the run; or if another job has finished the run, as far as the jobs are known.
         """
         self._was_asked = True
+        was_stopped = task.finish
         if not any(task.has_role(role) for role in self.roles):
             return False
         self._lock = self._run.lock(task)
@@ -313,6 +315,8 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         for name in envs & saved.keys():
             self._restore(name, saved[name])
         _set_random_state(found["random"])
+        if task.finish and not was_stopped and resumed_folder() is None:
+            self._refuse_finished(found.get("run", ""))
         self._interval.start(task.ctx)
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
@@ -335,6 +339,19 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         is_given = self.settings.every_train_iter or self.settings.every_env_step
         too_early = not is_given and task.clock.now() < self._not_before
         return sum_over_ranks([float(too_early)]) == [0.0]
+
+    def _refuse_finished(self, other: str) -> None:
+        """Refuse a run that nothing is left of, if a job with another name has finished it.
+
+        It would end before the other hosts of this job have connected, which then wait in vain.
+        """
+        run = _run_id()
+        if run and other and run != other:
+            raise RunFolderError(
+                f"{self._run.path} has a run that {other} has finished, and this is {run}; give "
+                "this run a folder with another name, or resume=False, or raise its limits to "
+                "continue that run"
+            )
 
     def _restore(self, name: str, state: Any) -> None:
         try:
@@ -435,6 +452,12 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
             _log.warning("%s; trying the snapshot before it", error)
             problems.append(str(error))
             return None
+
+
+def _run_id() -> str:
+    """Return the name of this run; empty: it has none."""
+    node = current_node()
+    return "" if node is None else node.run_id
 
 
 @contextmanager

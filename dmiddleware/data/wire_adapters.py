@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from dmiddleware.tree import Batch, as_tree, items_of
+from dmiddleware.tree import Batch, as_tree, clone, items_of
 
 __all__ = ["WireAdapter", "ADAPTERS", "TREE_ADAPTERS"]
 
@@ -21,12 +21,14 @@ class WireAdapter(NamedTuple):
         type: the class.
         to_plain: converts an instance to dictionaries, lists and numpy arrays.
         from_plain: the inverse.
+        copy: copies an instance on its device, without gradient.
     """
 
     name: str
     type: type
     to_plain: Callable[[Any], Any]
     from_plain: Callable[[Any], Any]
+    copy: Callable[[Any], Any] = clone
 
 
 def _tensor_to_plain(tensor: torch.Tensor) -> list[Any]:

@@ -28,6 +28,7 @@ from dmiddleware.launch.options import LaunchOptions, RoleCounts, parse_roles
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.launch.owned_folder import OwnedFolder, owned_folder
 from dmiddleware.launch.plan import (
+    DEFAULT_RUN_ID,
     LaunchRequest,
     NodeConfig,
     NodePlan,
@@ -39,8 +40,8 @@ from dmiddleware.launch.plan import (
     plan_at,
     plan_nodes,
 )
-from dmiddleware.launch.platforms import Placement, count_copies, place
-from dmiddleware.launch.ports import free_ports
+from dmiddleware.launch.platforms import Placement, count_copies, place, slurm_step
+from dmiddleware.launch.ports import free_ports, port_of_run
 from dmiddleware.launch.resources import check_resource_roles, local_shares, resources_of
 from dmiddleware.launch.roles import COORDINATOR, LEAD, has_role
 from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
@@ -145,13 +146,24 @@ class _Start:
     folder: OwnedFolder
     program: Program
 
+    @property
+    def step(self) -> str:
+        """The step of a Slurm job in which the launcher runs as its platform; empty: none."""
+        return slurm_step(self.env) if self.options.platform == "slurm" else ""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run: that of the step is part of it, unless it joins another run."""
+        step = "" if self.options.attach_to else self.step
+        return "-".join(name for name in (self.options.run_id, step) if name) or DEFAULT_RUN_ID
+
     def run_plan(self, key: bytes, **differences: Any) -> RunPlan:
         """Return what the nodes have in common."""
         options = self.options
         return RunPlan(
             **{
                 "nodes": (),
-                "run_id": options.run_id or "run",
+                "run_id": self.run_id,
                 "key_hex": key.hex(),
                 "start_timeout_s": options.start_timeout,
                 "tls": _tls(options),
@@ -193,7 +205,10 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     """Prepare the processes of this host, which are all of them, or a part on a platform."""
     options, env, run_dir = start.options, start.env, start.folder.path
     scheme = "tls+tcp" if options.protocol == "tls+tcp" else "tcp"
-    placement = place(options.platform, env, port=options.hub_port, scheme=scheme)
+    port = options.hub_port
+    if port is None and start.step:
+        port = port_of_run(start.step)
+    placement = place(options.platform, env, port=port, scheme=scheme)
     request = _request(options, placement, run_dir)
     ports, rendezvous_port = free_ports(request)
     request = replace(request, rendezvous_port=rendezvous_port)
@@ -211,7 +226,8 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     notes = []
     for plan in plans:
         if plan.listen and request.protocol != "ipc":
-            notes.append(f"node {plan.node_id} listens on {_where(plan)}")
+            name = f" (--run-id {start.run_id})" if start.step else ""
+            notes.append(f"node {plan.node_id} listens on {_where(plan)}{name}")
     if is_new_key and request.protocol != "ipc":
         key_file = run_dir / "key"
         write_key(key_file, key)
@@ -224,7 +240,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
     with owned_folder(_shared(options, plans), mark=start.mark) as shared:
         run = start.run_plan(
             key,
-            run_token=_run_token(placement, env),
+            run_token=_run_token(start.step, placement, env),
             attached=request.joins,
             # Kubernetes stops single pods and replaces them.
             replaced=options.platform == "k8s" and placement.count > 1,
@@ -416,12 +432,11 @@ def _block(placement: Placement, *, joins: bool) -> int:
     return _FIRST_JOINED_BLOCK + secrets.randbelow(_JOINED_BLOCKS)
 
 
-def _run_token(placement: Placement, env: Mapping[str, str]) -> str:
-    """Return a name that all nodes of this run share, and no other run has."""
-    job, step = env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID", "")
-    if placement.count > 1 and job:
-        # The launchers on the other hosts derive the same one. A requeued job is another run.
-        return f"slurm-{job}.{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
+def _run_token(step: str, placement: Placement, env: Mapping[str, str]) -> str:
+    """Return what all nodes of this start of the run share, and no other start has."""
+    if placement.count > 1 and step:
+        # The launchers on the other hosts derive the same one.
+        return f"{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
     return secrets.token_hex(16)
 
 

@@ -24,7 +24,7 @@ from dmiddleware.import_guard import refusing_at_import
 from dmiddleware.launch.main_function import call_main, import_main, with_arguments
 from dmiddleware.launch.mistakes import is_mistake
 from dmiddleware.launch.pauses import Pauses
-from dmiddleware.launch.plan import RunPlan
+from dmiddleware.launch.plan import DEFAULT_RUN_ID, RunPlan
 from dmiddleware.launch.program_lines import program_line
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
@@ -32,7 +32,7 @@ from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.transport.selection import make_transport
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.signals import ENDING_SIGNALS, signal_reason
+from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, is_ignored, signal_reason
 from dmiddleware.terminal import needs_terminal
 
 __all__ = ["JoinedNode", "NO_TERMINAL", "Program", "join_run"]
@@ -123,7 +123,7 @@ class JoinedNode:
         self._error, self._where, self._failed_at = "", "", 0.0
         self._is_final, self._left_early = False, False
         self._stop_reason = ""
-        self._pid, self._signal, self._signalled_at = os.getpid(), 0, 0.0
+        self._signal, self._signalled_at = 0, 0.0
         self._is_asked = False
         self.ended_by = 0
         self._progress = Progress()
@@ -158,6 +158,7 @@ class JoinedNode:
             labels=part.labels,
             clock=self._clock,
             run_token=plan.run_token,
+            run_id="" if plan.run_id == DEFAULT_RUN_ID else plan.run_id,
             run_roles=part.run_roles,
             may_grow=plan.may_grow,
             launch=plan.launch,
@@ -322,23 +323,22 @@ class JoinedNode:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {}
+        handler = SignalHandler(self._on_signal)
         for number in ENDING_SIGNALS:
             # Those that the launcher ignores, as after nohup, are ignored here, too.
-            if number != signal.SIGQUIT and signal.getsignal(number) != signal.SIG_IGN:
-                previous[number] = signal.signal(number, self._on_signal)
+            if number != signal.SIGQUIT and not is_ignored(number):
+                handler.install(number)
         try:
             yield
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            handler.restore()
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Stop this node in order; a second signal ends it at once.
 
         What the others do is for the launcher to decide, which has not sent the signal.
         """
-        if self._signal or os.getpid() != self._pid:
+        if self._signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return

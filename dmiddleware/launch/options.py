@@ -264,7 +264,8 @@ class LaunchOptions(Settings):
     labels: Annotated[_Texts, Flag(metavar="LABEL,...", read=_words)] = ()
     """Labels of the processes, for task.match_labels."""
     run_id: str = ""
-    """The name of the run. Nodes of runs with other names are refused."""
+    """The name of the run. Nodes of runs with other names are refused. With --platform slurm, the
+    name of the job is added."""
     key_file: Annotated[_Path | None, Flag(is_file=True)] = None
     """File with the run's key, at least 32 characters, that no other user can read; DITASK_KEY can
     hold the key instead. A run on one host generates one."""
@@ -300,7 +301,7 @@ class LaunchOptions(Settings):
         PlatformSpec()
     )
     """Roles per host and the learner's port, for slurm and k8s: {"roles": ["learner=1",
-    "collector=8"], "port": 25515}."""
+    "collector=8"], "port": 25515}. Without a port, that of a Slurm job follows from its number."""
     arguments: _Texts = ()
     """The arguments of the program, which follow ``--`` on the command line."""
 

@@ -38,6 +38,7 @@ from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import check_key, make_key
 
 __all__ = [
+    "DEFAULT_RUN_ID",
     "LaunchRequest",
     "NodeConfig",
     "NodePlan",
@@ -53,6 +54,9 @@ __all__ = [
     "plan_nodes",
     "plan_run",
 ]
+
+DEFAULT_RUN_ID: Final = "run"
+"""The name of a run that was given none."""
 
 RANK_STORE: Final = "DITASK_RANK_STORE"
 """The variable that names the folder in which the ranks of one host meet."""
@@ -197,7 +201,7 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     nodes: tuple[NodePlan, ...]
-    run_id: str = "run"
+    run_id: str = DEFAULT_RUN_ID
     run_token: str = ""
     key_hex: str = ""
     start_timeout_s: float = 60.0
@@ -371,7 +375,7 @@ def plan_run(
     addresses: Sequence[str] = (),
     topology: TopologyName = "star",
     key: bytes = b"",
-    run_id: str = "run",
+    run_id: str = DEFAULT_RUN_ID,
     **settings: Any,
 ) -> RunPlan:
     """Plan a run whose processes others start; each of them calls ``join_run``.

@@ -20,6 +20,7 @@ __all__ = [
     "count_copies",
     "place",
     "expand_slurm_hosts",
+    "slurm_step",
 ]
 
 _HOST_PATTERN: Final = re.compile(r"(?:[^,\s\[\]]|\[[^\[\]]*\])+")
@@ -91,6 +92,23 @@ def count_copies(env: Mapping[str, str]) -> int:
     """
     text = env.get("SLURM_STEP_NUM_TASKS", "")
     return int(text) if text.isdecimal() else 1
+
+
+def slurm_step(env: Mapping[str, str]) -> str:
+    """Return the name of the job step that this process belongs to; empty: it is in no job.
+
+    No other job, task of a job array or step has it, and a job that is requeued keeps it.
+
+    Args:
+        env: the environment variables.
+    """
+    job, array_task = env.get("SLURM_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
+    if not job:
+        return ""
+    if array_task:
+        job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{array_task}"
+    step = env.get("SLURM_STEP_ID", "")
+    return f"slurm-{job}.{step}" if step else f"slurm-{job}"
 
 
 def expand_slurm_hosts(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import secrets
 import socket
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,7 +15,7 @@ from dmiddleware.launch.options import DEFAULT_PORT
 from dmiddleware.launch.plan import LaunchRequest, count_hubs
 from dmiddleware.router.protocol.topology import count_listening
 
-__all__ = ["free_port", "free_ports"]
+__all__ = ["free_port", "free_ports", "port_of_run"]
 
 _THIS_HOST: Final = "127.0.0.1"
 _N_PORTS: Final = 4000
@@ -45,6 +46,14 @@ def free_ports(request: LaunchRequest) -> tuple[list[int], int]:
             return ports, port
         ports.append(port)
     return ports, 0
+
+
+def port_of_run(name: str) -> int:
+    """Return the port of a run that all its hosts derive from its name.
+
+    Runs with other names on the same host almost always have other ports.
+    """
+    return DEFAULT_PORT + zlib.crc32(name.encode()) % _N_PORTS
 
 
 def free_port(host: str, wanted: int = 0) -> int:

@@ -23,7 +23,7 @@ from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
-from dmiddleware.signals import ENDING_SIGNALS, signal_reason
+from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, signal_reason
 
 __all__ = ["Supervisor", "SupervisorOptions"]
 
@@ -569,18 +569,16 @@ class Supervisor:
             if not self._signal:
                 self._signal, self._signalled_at = number, self._now()
 
-        previous = {
-            number: signal.signal(number, on_signal)
-            for number in ENDING_SIGNALS
+        handler = SignalHandler(on_signal)
+        for number in ENDING_SIGNALS:
             # nohup ignores SIGHUP. A shell ignores Ctrl-C for its background processes, but other
             # processes than the terminal send it, too.
-            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
-        }
+            if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                handler.install(number)
         try:
             yield
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            handler.restore()
 
     def _is_stopped_by_signal(self) -> bool:
         if not self._signal or self._stopped_by_failure:

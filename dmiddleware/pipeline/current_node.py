@@ -62,6 +62,7 @@ class CurrentNode:
         labels: names by which the process can be selected.
         clock: measures time for its tasks; None: the clock of the machine.
         run_token: identifies the run: all its processes have the same one; empty: none.
+        run_id: the name of the run, for people; empty: it was given none.
         run_roles: the roles of all processes of the run; None: unknown.
         may_grow: whether processes with further roles may join the run.
         launch: the options with which the run was started, as texts by their names.
@@ -85,6 +86,7 @@ class CurrentNode:
         labels: tuple[str, ...] = (),
         clock: Clock | None = None,
         run_token: str = "",
+        run_id: str = "",
         run_roles: tuple[str, ...] | None = None,
         may_grow: bool = False,
         launch: Mapping[str, Any] | None = None,
@@ -106,6 +108,7 @@ class CurrentNode:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._pid = os.getpid()
         self._run_token = run_token
+        self.run_id = run_id
         self._n_names = 0
         self._blocked_s = 0.0
         self._waits, self._waited_at = False, 0.0

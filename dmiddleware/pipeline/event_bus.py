@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dmiddleware.errors import EventError, EventQueueFull, NoSubscriber, WaitTimeout
 from dmiddleware.event_names import base_name, scoped_name, task_number
+from dmiddleware.event_values import copied_arguments
 from dmiddleware.pipeline.clock import Clock, Running, SystemClock
 from dmiddleware.pipeline.event import (
     Emission,
@@ -240,9 +241,13 @@ class EventBus:
     ) -> None:
         """Emit an event to its handlers in this process and, with a router, in other processes.
 
-        Returns when the event is accepted, before the handlers have run. If the queue of a reliable
-        event is full, it waits until the event's deadline. Within a handler it never waits, but can
-        use a reserve as large as the queue.
+        Returns when the event is accepted, before the handlers have run. They receive copies of
+        arrays, tensors, and the dictionaries, lists and tuples that hold them, without gradients,
+        so the caller may change these at once, and so may a handler. In this process, objects of
+        other classes are passed as they are; the router refuses most of them.
+
+        If the queue of a reliable event is full, it waits until the event's deadline. Within a
+        handler it never waits, but can use a reserve as large as the queue.
 
         Args:
             event: the event.
@@ -284,6 +289,8 @@ class EventBus:
                 if to is not None or not received:
                     raise
         if for_here:
+            if received:
+                args, kwargs = copied_arguments(args, kwargs)
             self._accept(declared, Emission(args, kwargs))
 
     def wait_for(

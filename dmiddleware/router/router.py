@@ -21,6 +21,7 @@ from dmiddleware.errors import (
     WaitTimeout,
 )
 from dmiddleware.event_names import base_name, scoped_name, task_number
+from dmiddleware.event_values import Adapter
 from dmiddleware.pipeline import Clock, Event, Patience, Running, SystemClock
 from dmiddleware.pipeline.event_bus import Accept, PeerTask
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
@@ -34,7 +35,7 @@ from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Transport
-from dmiddleware.router.wire.codec import Adapter, Codec
+from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
 from dmiddleware.run_key import check_key
 

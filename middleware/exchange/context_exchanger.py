@@ -25,8 +25,9 @@ class ContextExchangerSettings(Settings):
     samples_per_insert: Positive | None = None
     """How many rows the learner draws from its buffer per collected row, counted from its first
     update. The faster side waits: the learner for data, or the collectors for the learner. It is
-    for chains with a buffer: some steps have no new data, and some do not learn. None: each step
-    has one batch and all updates of the chain."""
+    for chains with a buffer: some steps have no new data, and some do not learn. Another value
+    after a resume holds for what is collected from there on. None: each step has one batch and all
+    updates of the chain."""
     max_ahead: Count = 2
     """How many batches a collector may send before the learner has taken them."""
     timeout_s: Positive = 120.0
@@ -105,6 +106,9 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     def setup(self, task: Task[Any]) -> None:
         """Subscribe to the events of the other nodes, and let several ranks decide on stops."""
         ranks, settings = Ranks(), self.settings
+        if task.router is None or not task.has_role(Role.LEARNER) or task.has_role(Role.COLLECTOR):
+            # Its counters would no longer be those of a learner that has kept to the pace.
+            self._pace = None
         if task.router is None:
             self._side = RankCounters(ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
@@ -140,9 +144,12 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the start of the pace; batches in transit belong to the router."""
-        return {} if self._pace is None else {"pace": self._pace.state_dict()}
+        pace = self._pace
+        return {} if pace is None else {"pace": pace.state_dict(), "pace_ratio": pace.ratio}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        if self._pace is not None and "pace" in state:
-            self._pace.load_state_dict(state["pace"])
+        pace = self._pace
+        if pace is not None and "pace" in state:
+            # Snapshots of earlier versions have no ratio.
+            pace.load_state_dict(state["pace"], ratio=state.get("pace_ratio", pace.ratio))

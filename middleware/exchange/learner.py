@@ -63,6 +63,8 @@ class LearnerData:
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
         task = ctx.task
+        if self._pace is not None:
+            self._pace.begin_step(ctx)
         if not task.has_role(Role.COLLECTOR):
             self._take_collected(ctx, task)
         self.take_evaluated(ctx)

@@ -15,14 +15,24 @@ class Pace:
 
     Args:
         samples_per_insert: rows that the learner draws per collected row, counted from the step of
-            its first update. Before that, its buffer fills.
+            its first update. Before that, its buffer fills. After a resume with another ratio, it
+            holds for what is collected from there on.
+
+    Attributes:
+        ratio: the ratio of the rows that were counted so far.
     """
 
     def __init__(self, samples_per_insert: float) -> None:
-        self._ratio = samples_per_insert
-        self._begin: tuple[int, int] | None = None
+        self.ratio = self._next_ratio = samples_per_insert
+        self._begin: tuple[int, float] | None = None
         self._drawn = 0
         self._stalled = False
+
+    def begin_step(self, ctx: OnlineRLContext) -> None:
+        """Change to this run's ratio, if the run before the resume had another one."""
+        if self._begin is not None and self.ratio != self._next_ratio:
+            self._begin = ctx.env_step, self._allowed(ctx, self._begin)
+        self.ratio = self._next_ratio
 
     def wants_data(self, ctx: OnlineRLContext) -> bool:
         """Return whether this step should take the next batch."""
@@ -31,11 +41,7 @@ class Pace:
 
     def may_learn(self, ctx: OnlineRLContext) -> bool:
         """Return whether the collected rows allow further draws."""
-        if self._begin is None:
-            return True
-        env_step, drawn = self._begin
-        allowed = self._ratio * (ctx.env_step - env_step)
-        return ctx.trained_env_step - drawn < allowed
+        return self._begin is None or ctx.trained_env_step < self._allowed(ctx, self._begin)
 
     def end_step(self, ctx: OnlineRLContext) -> None:
         """Start to count, if this step had the first update."""
@@ -49,7 +55,18 @@ class Pace:
         """Return the counters at the start."""
         return {"begin": None if self._begin is None else list(self._begin)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Any], *, ratio: float) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Args:
+            state: the counters at the start.
+            ratio: that of the pace that was saved.
+        """
         begin = state["begin"]
-        self._begin = None if begin is None else (int(begin[0]), int(begin[1]))
+        self._begin = None if begin is None else (int(begin[0]), begin[1])
+        self.ratio = ratio
+
+    def _allowed(self, ctx: OnlineRLContext, begin: tuple[int, float]) -> float:
+        """Return how many rows may have been drawn by now."""
+        env_step, drawn = begin
+        return drawn + self.ratio * (ctx.env_step - env_step)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import RunFolderError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import Task, current_node
 
 __all__ = [
     "FolderLock",
@@ -53,6 +53,7 @@ class Holder:
         task: identifies the task in the process.
         name: the name of the task.
         since: when it took the lock, for people.
+        run: the name of the run; empty: it has none.
     """
 
     host: str
@@ -62,10 +63,12 @@ class Holder:
     task: str
     name: str
     since: str
+    run: str = ""
 
     @classmethod
     def of(cls, task: Task[Any]) -> Holder:
         """Return what identifies a task of this process."""
+        node = current_node()
         return cls(
             host=socket.gethostname(),
             system=_system(),
@@ -74,6 +77,7 @@ class Holder:
             task=f"{id(task):x}",
             name=task.name,
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            run="" if node is None else node.run_id,
         )
 
     @property
@@ -104,7 +108,10 @@ class Holder:
         return True
 
     def __str__(self) -> str:
-        return f"process {self.pid} on host {self.host} (task {self.name!r}, since {self.since})"
+        run = f"run {self.run}, " if self.run else ""
+        return (
+            f"{run}process {self.pid} on host {self.host} (task {self.name!r}, since {self.since})"
+        )
 
 
 class FolderLock:

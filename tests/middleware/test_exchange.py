@@ -573,6 +573,61 @@ def test_the_pace_continues_from_a_snapshot(learner: Task[Any], tmp_path: Path) 
     assert saved.state_dict()["pace"] == state["pace"] == {"begin": [8, 8]}
 
 
+@pytest.mark.parametrize(("before", "after"), [(1.0, 6.0), (6.0, 1.0), (2.0, 0.5), (3.0, 3.0)])
+def test_another_pace_after_a_resume_holds_from_there_on(
+    learner: Task[Any], tmp_path: Path, before: float, after: float
+) -> None:
+    set_up(learner, ContextExchanger(samples_per_insert=before), draw(4))
+    for number in range(1, 101):
+        arrive(learner, COLLECTED, batch(number))
+    learner.run(max_step=90)
+    state = learner.state_dict()
+    resumed_at = learner.ctx.env_step, learner.ctx.trained_env_step
+    # The second resume has the pace of the first one.
+    for number in (1, 2):
+        with node(tmp_path, number, Role.LEARNER) as task:
+            seen = Seen("env_step", "trained_env_step")
+            task.use(ContextExchanger(samples_per_insert=after)).use(seen).use(draw(4))
+            task.load_state_dict(state)
+            for batch_number in range(1, 101):
+                arrive(task, COLLECTED, batch(batch_number))
+            task.run(max_step=50)
+            state = task.state_dict()
+        for env_step, drawn in seen.steps:
+            ahead = drawn - resumed_at[1] - after * (env_step - resumed_at[0])
+            # A batch allows as many rows; one step draws four.
+            assert -4 * max(before, after) - 4 <= ahead <= 4 * max(before, after) + 4
+        assert seen.steps[-1][0] > resumed_at[0] and seen.steps[-1][1] > resumed_at[1]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 4.0])
+def test_what_one_process_has_learned_in_between_does_not_change_the_pace(
+    learner: Task[Any], tmp_path: Path, ratio: float
+) -> None:
+    def use_chain(task: Task[Any]) -> Seen:
+        seen = Seen("env_step", "trained_env_step")
+        set_up(task, ContextExchanger(samples_per_insert=ratio), seen, collect, draw(4))
+        for number in range(1, 51):
+            arrive(task, COLLECTED, batch(number))
+        return seen
+
+    use_chain(learner)
+    learner.run(max_step=20)
+    with Task(OnlineRLContext()) as alone:
+        use_chain(alone)
+        alone.load_state_dict(learner.state_dict())
+        alone.run(max_step=500)  # each with four rows collected and four drawn
+        state = alone.state_dict()
+    with node(tmp_path, 1, Role.LEARNER) as task:
+        seen = use_chain(task)
+        task.load_state_dict(state)
+        task.run(max_step=20)
+    begin = seen.steps[0]
+    for env_step, drawn in seen.steps:
+        ahead = drawn - begin[1] - ratio * (env_step - begin[0])
+        assert -4 * ratio - 4 <= ahead <= 4 * ratio + 4
+
+
 @pytest.mark.parametrize(
     "options", [{"samples_per_insert": 0}, {"max_ahead": 0}, {"timeout_s": -1}]
 )

@@ -29,6 +29,7 @@ from middleware import (
     OnlineRLContext,
     RunFolder,
     SnapshotSaver,
+    TerminationChecker,
     final_ctx_saver,
     offline_logger,
     online_logger,
@@ -363,3 +364,40 @@ def test_a_snapshot_saved_after_the_task_was_closed_leaves_no_lock(run: RunFolde
         task.use(snapshots).run(max_step=1)
         assert lock_of(run).exists()
     assert not lock_of(run).exists()
+
+
+def start_of(run_id: str, folder: Path, *, max_env_step: int) -> str | None:
+    """Resume the run of the folder in a job with a name, until its limit; return what ended it."""
+    with (
+        running_as(CurrentNode(roles=("learner",), run_id=run_id)),
+        Task(OnlineRLContext()) as task,
+    ):
+        snapshots = SnapshotSaver(RunFolder.create(folder.name, root=folder.parent, resume=True))
+        task.use(step).use(TerminationChecker(max_env_step=max_env_step)).use(snapshots)
+        snapshots.resume(task)
+        task.run()
+        return task.stop_reason
+
+
+def step(ctx: OnlineRLContext) -> None:
+    ctx.env_step += 1
+
+
+def test_a_job_continues_the_run_of_another_one_but_not_if_it_has_finished(run: RunFolder) -> None:
+    assert start_of("slurm-7.0", run.path, max_env_step=5) is not None
+    assert start_of("slurm-8.0", run.path, max_env_step=9) is not None
+    for other in ("slurm-9.0", "slurm-8.1", "slurm-8_1.0"):
+        with pytest.raises(RunFolderError, match=rf"slurm-8\.0 has finished.*{other}"):
+            start_of(other, run.path, max_env_step=9)
+        assert not lock_of(run).exists()
+    # Requeued, or started by hand.
+    for same in ("slurm-8.0", ""):
+        assert "env_step reached 9" in str(start_of(same, run.path, max_env_step=9))
+
+
+def test_a_job_that_runs_is_named_to_another_one(run: RunFolder) -> None:
+    node = CurrentNode(roles=("learner",), run_id="slurm-7_2.0")
+    with running_as(node), build("SnapshotSaver", run) as holder:
+        holder.run(max_step=1)
+        with pytest.raises(RunFolderError, match=r"in use: run slurm-7_2\.0, process"):
+            start_of("slurm-8.0", run.path, max_env_step=5)

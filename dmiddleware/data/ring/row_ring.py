@@ -103,6 +103,8 @@ class RowRing:
         # Renewed when other rows take the indices of those that were held.
         self._history = object()
         self._has_warned = False
+        # Rows from here on were pushed since the ring was restored.
+        self._restored = 0
         # Leaves of next_obs that can be compared with obs of the following row.
         self._compared: list[str] = []
 
@@ -277,6 +279,7 @@ class RowRing:
         self.clear()
         self._history = object()
         self.first, self.total = state["first"], state["total"]
+        self._restored = self.total
         if not state["leaves"]:
             return  # the state of a buffer before its first push
         for block in state["blocks"]:
@@ -534,15 +537,30 @@ class RowRing:
                 same[old] &= same_rows(before, obs[head[old] - first])
             if n_inner:
                 same[new] &= same_rows(rows[path][tail[new] - first], obs[head[new] - first])
-        if not same.all() and not self._has_warned:
+        if not same.all():
+            self._report_gaps(rows["episode_id"].reshape(-1)[head - first], tail, ~same)
+        return same
+
+    def _report_gaps(self, episode_id: Ints, tail: Ints, gap: Bools) -> None:
+        """Log which rows do not continue those of their episode that are held."""
+        # What was collected between a snapshot and a restart is lost.
+        restart = gap & (tail < self._restored)
+        if restart.any():
+            _log.info(
+                "%d episodes, such as episode_id %d, lack the steps between the state that was "
+                "restored and the first rows since then; their parts are separate episodes",
+                np.count_nonzero(restart), episode_id[restart][0],
+            )  # fmt: skip
+        others = gap & ~restart
+        if others.any() and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "rows pushed with episode_id %d do not continue the rows of that id before them: "
-                "obs differs from the last next_obs, as if two collectors used the same ids. They "
-                "are treated as separate episodes; give every episode a unique id",
-                rows["episode_id"].reshape(-1)[head[~same][0] - first],
+                "obs differs from the last next_obs, as if steps between them were left out, or "
+                "two collectors used the same ids. They are treated as separate episodes; push "
+                "every step, and give every episode a unique id",
+                episode_id[others][0],
             )
-        return same
 
     def _next_obs_of_tails(self, path: str, slots: Ints) -> Array:
         if self._side is not None:  # an open tail always has its next_obs there

@@ -11,9 +11,10 @@ import msgspec
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.node import Program, join_run
-from dmiddleware.launch.options import DEFAULT_PORT
 from dmiddleware.launch.plan import RunPlan, plan_run
+from dmiddleware.launch.ports import port_of_run
 from dmiddleware.run_key import make_key, read_key, write_key
+from dmiddleware.signals import ignore_signal
 
 if TYPE_CHECKING:
     from submitit import JobEnvironment
@@ -34,7 +35,8 @@ class SubmititRun:
         roles: number of nodes per role.
         key_file: the file with the run's key, which all hosts can read; made if it is missing.
         package: the folder to put first on the import path, if ``program`` is a name.
-        port: the port of the first task; the others that listen use those that follow.
+        port: the port of the first task; the others that listen use those that follow. None: it
+            follows from the number of the job, so that jobs on the same hosts have different ones.
         **settings: of :func:`~dmiddleware.launch.plan_run`, such as ``start_timeout_s``.
     """
 
@@ -45,7 +47,7 @@ class SubmititRun:
         *,
         key_file: Path | str,
         package: str = "",
-        port: int = DEFAULT_PORT,
+        port: int | None = None,
         **settings: Any,
     ) -> None:
         self._program = program
@@ -69,7 +71,7 @@ class SubmititRun:
 
         job = JobEnvironment()
         # Slurm sends it together with the signal for a requeue, and submitit ignores it, too.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ignore_signal(signal.SIGTERM)
         try:
             return join_run(self._plan(job), job.global_rank, self._program, package=self._package)
         except SystemExit as end:
@@ -95,13 +97,17 @@ class SubmititRun:
                 f"as many: executor.update_parameters(nodes=1, tasks_per_node={n_nodes})"
             )
         hosts = ["127.0.0.1"] if job.num_nodes == 1 else job.hostnames
+        # Of a job array, it has the number of the task too.
+        name = f"submitit-{job.job_id}"
+        port = port_of_run(name) if self._port is None else self._port
+        given = self._settings.get("run_id")
         plan = plan_run(
             self._roles,
             addresses=[
-                f"tcp://{hosts[task * job.num_nodes // job.num_tasks]}:{self._port + task}"
+                f"tcp://{hosts[task * job.num_nodes // job.num_tasks]}:{port + task}"
                 for task in range(job.num_tasks)
             ],
             key=read_key(self._key_file, option="key_file"),
-            **self._settings,
+            **{**self._settings, "run_id": f"{given}-{name}" if given else name},
         )
-        return msgspec.structs.replace(plan, run_token=f"submitit-{job.job_id}")
+        return msgspec.structs.replace(plan, run_token=name)

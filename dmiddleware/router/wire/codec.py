@@ -6,9 +6,7 @@ natively by msgpack. Everything else is an extension: tuples, ordered dictionari
 numpy arrays and scalars, and the types of a :class:`TypeAdapter`, such as torch tensors and
 treetensors, which this package does not import.
 
-Adapters are found through the entry-point group ``dmiddleware.wire``. The entry's name is the root
-module of the adapted types, so a process loads torch's adapters only when it sends or receives
-torch tensors.
+Adapters are found through the entry-point group ``dmiddleware.wire``.
 """
 
 from __future__ import annotations
@@ -18,21 +16,20 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from dmiddleware.errors import DecodeError, EncodeError
+from dmiddleware.event_values import Adapter, installed_adapters
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Adapter", "TypeAdapter", "Codec", "MAX_DEPTH"]
+__all__ = ["TypeAdapter", "Codec", "MAX_DEPTH"]
 
 MAX_DEPTH: Final = 64
 """The deepest allowed nesting of a value."""
-
-ENTRY_POINT_GROUP: Final = "dmiddleware.wire"
 
 _TUPLE, _PAIRS, _BIG_INT, _ARRAY, _SCALAR, _ADAPTED, _PICKLE, _ORDERED = range(1, 9)
 _NATIVE: Final = frozenset({type(None), bool, float, str, bytes})
@@ -41,30 +38,6 @@ _INDEX: Final = struct.Struct("<I")
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 _encoder = msgspec.msgpack.Encoder()
-
-
-class Adapter(Protocol):
-    """The interface of an adapter; see :class:`TypeAdapter`."""
-
-    @property
-    def name(self) -> str:
-        """The type's name on the wire."""
-        ...
-
-    @property
-    def type(self) -> type:
-        """The class."""
-        ...
-
-    @property
-    def to_plain(self) -> Callable[[Any], Any]:
-        """Converts an instance to a value that the codec can encode."""
-        ...
-
-    @property
-    def from_plain(self) -> Callable[[Any], Any]:
-        """Converts that value back to an instance."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +50,15 @@ class TypeAdapter:
         to_plain: converts an instance to a value that the codec can encode (arrays, dictionaries,
             …).
         from_plain: converts that value back; it must not execute code from the value.
+        copy: copies an instance, for handlers of the process that has emitted it; None: it is
+            converted, and a copy of the plain value back.
     """
 
     name: str
     type: type
     to_plain: Callable[[Any], Any]
     from_plain: Callable[[Any], Any]
+    copy: Callable[[Any], Any] | None = None
 
 
 class Codec:
@@ -248,13 +224,9 @@ class Codec:
         return adapter
 
     def _load_installed(self, root: str) -> None:
-        # Imported here because most processes need no adapters.
-        from importlib.metadata import entry_points
-
-        for entry in entry_points(group=ENTRY_POINT_GROUP, name=root):
-            for adapter in entry.load():
-                if adapter.name not in self._by_name:
-                    self.add(adapter)
+        for adapter in installed_adapters(root):
+            if adapter.name not in self._by_name:
+                self.add(adapter)
 
 
 @dataclass(slots=True)

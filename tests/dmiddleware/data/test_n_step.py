@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +146,8 @@ def test_episodes_of_collectors_that_use_the_same_ids_are_never_joined(pushes, s
 
 
 def test_a_new_run_on_a_restored_buffer_does_not_continue_its_episodes(caplog):
+    caplog.set_level(logging.INFO)
+
     def make():
         return TensorBuffer(100, n_step=3, discount=1.0, sampler=UniformSampler(replace=False))
 
@@ -155,6 +159,34 @@ def test_a_new_run_on_a_restored_buffer_does_not_continue_its_episodes(caplog):
     for i, row in enumerate(every_row(buffer)["next_obs"]["episode"].tolist()):
         assert (row > 500) == (i >= 3)
     assert "episode_id 1" in caplog.text
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_steps_that_a_restart_has_lost_are_not_blamed_on_the_collectors(once, caplog):
+    caplog.set_level(logging.INFO)
+
+    def make():
+        return TensorBuffer(200, n_step=3, discount=1.0, store_next_obs=not once)
+
+    collector = Collector(3, seed=3)
+    saved = make()
+    for _ in range(4):
+        saved.push(as_batch(collector.step(), (1, 3)))
+    state = saved.state_dict()
+    for _ in range(2):  # learned, and lost with the learner that was killed
+        collector.step()
+    buffer = make()
+    buffer.load_state_dict(state)
+    for _ in range(20):
+        buffer.push(as_batch(collector.step(), (1, 3)))
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "restored" in caplog.text
+    # The ids that two sources share since then are still warned about.
+    other = Collector(3, seed=4, first_episode=900, first_id=collector.n_episodes - 3)
+    for _ in range(4):
+        buffer.push(as_batch(other.step(), (1, 3)))
+        buffer.push(as_batch(collector.step(), (1, 3)))
+    assert "same ids" in caplog.text
 
 
 def test_two_collectors_in_turns_are_warned_about_once(caplog):

@@ -6,10 +6,13 @@ import json
 import socket
 import subprocess
 import textwrap
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from dmiddleware.launch.platforms import slurm_step
 from tests.dmiddleware.launch import ditask_process
 from tests.variants import mostly_slow
 
@@ -17,6 +20,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 PROGRAM = """
     from dmiddleware import Context, Task, middleware
+    from dmiddleware.pipeline import current_node
 
     def main():
         with Task(Context()) as task:
@@ -24,6 +28,7 @@ PROGRAM = """
             @middleware(roles=["learner"])
             def learn(ctx):
                 print("peers at the first step:", sorted(task.router.peer_ids()), flush=True)
+                print("of the run", current_node().run_id)
                 ctx.task.stop("all connected")
 
             @middleware(roles=["collector", "evaluator"])
@@ -42,12 +47,18 @@ JOB = {"SLURM_JOB_ID": "4711"}
 
 
 def start(
-    folder: Path, index: int, *options: str, port: int, roles: list[str] = ROLES
+    folder: Path,
+    index: int,
+    *options: str,
+    port: int | None,
+    roles: list[str] = ROLES,
+    job: Mapping[str, str] = JOB,
 ) -> subprocess.Popen[str]:
-    spec = json.dumps({"roles": roles, "port": port})
-    job = JOB | {"SLURM_PROCID": str(index), "SLURM_NTASKS": str(len(roles))}
-    job["SLURM_JOB_NODELIST"] = f"127.0.0.[2-{len(roles) + 1}]"
-    return ditask_process.start(folder, *OPTIONS, *options, "--platform-spec", spec, env=job)
+    spec = json.dumps({"roles": roles} | ({} if port is None else {"port": port}))
+    variables = {**job, "SLURM_PROCID": str(index), "SLURM_NTASKS": str(len(roles))}
+    variables["SLURM_JOB_NODELIST"] = f"127.0.0.[2-{len(roles) + 1}]"
+    options = (*OPTIONS, *options, "--platform-spec", spec)
+    return ditask_process.start(folder, *options, env=variables)
 
 
 def free_port(host: str) -> int:
@@ -99,3 +110,48 @@ def test_the_learner_may_be_on_any_host_and_anywhere_in_its_roles(
     bound = f" (bound to tcp://0.0.0.0:{port})" if "--bind" in options else ""
     assert f"node 1001 listens on tcp://127.0.0.3:{port}{bound}" in text
     assert "peers at the first step: [0, 1, 1000]" in text
+
+
+ARRAY = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712"}
+OTHER_JOBS = {
+    "another job": {"SLURM_JOB_ID": "4712", "SLURM_STEP_ID": "0"},
+    "another task of an array": ARRAY | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_STEP_ID": "0"},
+    "another step": JOB | {"SLURM_STEP_ID": "1"},
+}
+FIRST_STEP = JOB | {"SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize("other", mostly_slow(OTHER_JOBS, keep=1))
+def test_runs_on_the_same_hosts_with_one_key_do_not_mix(folder: Path, other: str) -> None:
+    roles = ["learner", "collector"]
+    jobs = (FIRST_STEP, OTHER_JOBS[other])
+    # A collector waits for its own learner, also while only the other learner listens.
+    order = [(jobs[0], 0), (jobs[1], 1), (jobs[0], 1), (jobs[1], 0)]
+    with ExitStack() as stack:
+        launchers = [
+            stack.enter_context(start(folder, index, port=None, roles=roles, job=job))
+            for job, index in order
+        ]
+        texts = [launcher.communicate(timeout=80)[0] for launcher in launchers]
+        assert [launcher.returncode for launcher in launchers] == [0] * 4, texts
+    for number in (0, 3):
+        assert "peers at the first step: [1000]" in texts[number]
+        assert f"of the run {slurm_step(order[number][0])}" in texts[number]
+
+
+def test_only_processes_that_name_the_run_of_the_job_may_join_it(folder: Path) -> None:
+    roles, port = ["learner", "collector"], free_port("127.0.0.2")
+    join = ("--main", "program.main", "--protocol", "tcp", "--key-file", "key", "--roles",
+            "collector=1", "--attach-to", f"tcp://127.0.0.2:{port}")  # fmt: skip
+    with (
+        start(folder, 0, "--run-id", "mine", port=port, roles=roles, job=FIRST_STEP) as learner,
+        start(folder, 1, port=port, roles=roles, job=OTHER_JOBS["another step"]) as other,
+    ):
+        text, _ = other.communicate(timeout=80)
+        assert other.returncode == 1
+        assert "'mine-slurm-4711.0'" in text and "'slurm-4711.1'" in text
+        with ditask_process.start(folder, *join, "--run-id", "mine-slurm-4711.0") as joined:
+            for launcher in (joined, learner):
+                text, _ = launcher.communicate(timeout=80)
+                assert launcher.returncode == 0, text
+    assert "(--run-id mine-slurm-4711.0)" in text

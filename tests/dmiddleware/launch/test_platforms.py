@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.platforms import Placement, expand_slurm_hosts, place
+from dmiddleware.launch.platforms import Placement, expand_slurm_hosts, place, slurm_step
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -54,6 +54,28 @@ def test_a_step_on_a_part_of_the_hosts_uses_only_these() -> None:
     placement = place("slurm", STEP)
     assert placement.hosts == ("gpu02", "gpu07")
     assert (placement.index, placement.address) == (1, "gpu07")
+
+
+def test_each_step_of_each_job_has_a_name_that_it_keeps_when_it_is_requeued() -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "4710"}
+    others = [
+        {},
+        {"SLURM_JOB_ID": "4712"},
+        {"SLURM_STEP_ID": "0"},
+        {"SLURM_STEP_ID": "1"},
+        {"SLURM_STEP_ID": "11"},
+        {"SLURM_JOB_ID": "47111"},
+        array | {"SLURM_ARRAY_TASK_ID": "1"},
+        array | {"SLURM_ARRAY_TASK_ID": "1", "SLURM_STEP_ID": "1"},
+        array | {"SLURM_ARRAY_TASK_ID": "11"},
+        {"SLURM_ARRAY_TASK_ID": "2"},
+    ]
+    names = [slurm_step(SLURM | other) for other in others]
+    assert len(set(names)) == len(others)
+    assert names[0] == "slurm-4711"
+    assert names[7] == "slurm-4710_1.1"
+    assert slurm_step(SLURM | {"SLURM_RESTART_COUNT": "3"}) == names[0]
+    assert slurm_step({}) == ""
 
 
 def test_hosts_that_use_tls_dial_over_tls() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import stat
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,42 @@ def test_a_job_with_another_number_of_tasks_is_refused(folder: Path) -> None:
     wait_until(job.done, lambda: output(job))
     with pytest.raises(submitit.core.utils.FailedJobError, match="3 nodes, but the job 2 tasks"):
         job.results()
+
+
+TWO_JOBS = """
+    from pathlib import Path
+
+    from submitit import JobEnvironment
+
+    from dmiddleware import Context, Task, middleware
+
+    def main():
+        job_id = JobEnvironment().job_id
+        with Task(Context()) as task:
+            received = set()
+            task.on("hello", received.add)
+
+            @middleware(roles=["learner"])
+            def learn(ctx):
+                Path(f"learns-{job_id}").touch()
+                task.wait_for("hello", 60.0)
+                if len(list(Path().glob("learns-*"))) == 2:
+                    task.stop("both jobs run")
+
+            @middleware(roles=["collector"])
+            def collect(ctx):
+                task.emit("hello", job_id, only_remote=True)
+
+            task.use(learn).use(collect).run()
+            return sorted(received)
+"""
+
+
+def test_two_jobs_on_one_host_with_one_key_do_not_mix(folder: Path) -> None:
+    (folder / "together.py").write_text(textwrap.dedent(TWO_JOBS))
+    roles = {"learner": 1, "collector": 1}
+    run = SubmititRun("together.main", roles, key_file=folder / "key", package=str(folder))
+    jobs = [submit(folder, run, n_tasks=2) for _ in range(2)]
+    for job in jobs:
+        wait_until(job.done, lambda job=job: output(job))  # type: ignore[misc]
+        assert job.results() == [[job.job_id], []]
