@@ -142,11 +142,16 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how long the run has taken, the position in the metrics file, and the interval."""
+        """Return the position in the metrics file, and what the next write will be made of."""
+        self._read_outputs()
         return {
             "time_s": self._time_s,
             "metrics": self._run.metrics.state_dict(),
             "interval": self._interval.state_dict(),
+            "sums": {name: list(entry) for name, entry in self._sums.items()},
+            "others": {key: _as_plain(value) for key, value in self._others.items()},
+            "before": dict(self._before),
+            "elapsed_s": self._clock.now() - self._written_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,6 +159,12 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._earlier_s = state["time_s"]
         self._run.metrics.load_state_dict(state["metrics"])
         self._interval.load_state_dict(state["interval"])
+        self._unread.clear()
+        self._sums = {name: list(entry) for name, entry in state.get("sums", {}).items()}
+        self._others = dict(state.get("others", {}))
+        if "before" in state:
+            self._before = dict(state["before"])
+            self._written_at = self._clock.now() - state["elapsed_s"]
 
     @property
     def _time_s(self) -> float:
@@ -220,10 +231,13 @@ class MetricsLogger(BaseMiddleware[RLContext]):
                 self._run.tb_logger.add_scalar(f"router/{name}", total, self._at[self._axis])
         self._written_at, self._before = now, self._at
 
-    def _flush(self) -> None:
+    def _read_outputs(self) -> None:
         unread, self._unread = self._unread, []
         for output in unread:
             self._add_output(output)
+
+    def _flush(self) -> None:
+        self._read_outputs()
         writer, at = self._run.tb_logger, self._at[self._axis]
         means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
         self._write_row(means)
@@ -252,6 +266,13 @@ def _as_number(value: object) -> float | None:
         number = value.item()
         return float(number) if isinstance(number, float | int) else None
     return None
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a histogram, or the numbers of one plot by name, as a snapshot can save it."""
+    if isinstance(value, Mapping):
+        return {str(name): to_float(number) for name, number in value.items()}
+    return _finite(value)
 
 
 def _finite(values: Any) -> Any:

@@ -47,7 +47,7 @@ class Opponents(Protocol):
 
 
 @runtime_checkable
-class _FollowsGames(Protocol):
+class _FollowsGames(Opponents, Protocol):
     """Opponents who keep what games in progress use."""
 
     def follow(self, game: OpponentEnv) -> None:
