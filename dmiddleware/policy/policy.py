@@ -22,6 +22,7 @@ from dmiddleware.distributed import (
 )
 from dmiddleware.env import agent_spaces
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
@@ -189,6 +190,7 @@ class Policy:
     explores: bool = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
 
+    @checks_options
     def __init__(
         self,
         cfg: PolicySettings | Mapping[str, Any] | None = None,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dmiddleware.env import OpponentEnv
 from dmiddleware.errors import CheckpointMismatch, ConfigError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
 from dmiddleware.settings import Count, checked
 from dmiddleware.tree import from_numpy, index_rows, map_leaves, to_numpy
@@ -39,6 +40,7 @@ class OpponentPool:
             action masks to act.
     """
 
+    @checks_options
     def __init__(
         self,
         make_policy: Callable[[], HasModes],
