@@ -1,6 +1,6 @@
-"""What settings of other libraries are called here.
+"""What settings of other libraries are called here, and which class has a setting.
 
-These are stable-baselines3, CleanRL, Tianshou, Spinning Up, and the launcher of DI-engine.
+The libraries are stable-baselines3, CleanRL, Tianshou, Spinning Up, and the launcher of DI-engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
 
-__all__ = ["checks_options", "hint_for", "unknown_name", "unknown_option"]
+__all__ = ["POLICIES", "checks_options", "declare", "hint_for", "unknown_name", "unknown_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +36,10 @@ _RATES: Final = (
 )
 _SIZES: Final = "encoder_hidden_sizes actor_hidden_sizes hidden_sizes"
 _POLICY: Final = "an option of the policies that have it"
+_SET: Final = f"{_POLICY}, set where the policy is built: for_env(env, {{name}}=...)"
+POLICIES: Final = "policies"
+"""The owner of the options of all policies; see :func:`declare`."""
+_MANY: Final = 3
 _DI_ENGINE: Final = frozenset(("discount_factor", "nstep"))
 """Names in the configs of DI-engine, which policies with sections accept."""
 
@@ -193,6 +197,21 @@ _HOMES: Final = {
 }
 
 
+_OWNERS: Final[dict[str, set[str]]] = {}
+"""By the name of an option: the classes and functions that take it."""
+
+
+def declare(owner: str, names: Iterable[str]) -> None:
+    """Note which options a class or function takes, for the errors of others.
+
+    Args:
+        owner: its name, or :data:`POLICIES`.
+        names: the options.
+    """
+    for name in names:
+        _OWNERS.setdefault(name, set()).add(owner)
+
+
 def hint_for(name: str, known: Iterable[str]) -> str | None:
     """Say what a setting of another library is called here, or where it lives.
 
@@ -212,7 +231,9 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
         return f"did you mean {' or '.join(meant)}?"
     if home.where is _POLICY:
         ours = [name for name in home.ours if name not in _DI_ENGINE]
-        return f"here it is {' or '.join(ours)}, {_POLICY}"
+        if name in ours:
+            return f"here it is {_SET.format(name=name)}"
+        return f"here it is {' or '.join(ours)}, {_SET.format(name=ours[0])}"
     return f"here it is {home.where}"
 
 
@@ -228,6 +249,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters
     names = [name for name in parameters if name != "self"]
     owner = function.__qualname__.removesuffix(".__init__")
+    declare(owner, names)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -253,7 +275,25 @@ def unknown_name(name: str, known: Iterable[str], *, only_here: bool = False) ->
         only_here: whether to leave out what has the setting elsewhere.
     """
     names = sorted(known)
-    hint, near = hint_for(name, names), nearest(name, names, n=1)
+    hint, near = hint_for(name, names) or _owners_of(name), nearest(name, names, n=1)
     if hint and not (only_here and hint.startswith("here it is")):
         return hint
-    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(names) or 'none'}"
+    if near:
+        return f"did you mean {near[0]}?"
+    known_names = f"known are: {', '.join(names) or 'none'}"
+    elsewhere = None if only_here else next(iter(nearest(name, _OWNERS, n=1)), None)
+    if elsewhere is None:
+        return known_names
+    return f"{known_names}; if {elsewhere} was meant, {_owners_of(elsewhere)}"
+
+
+def _owners_of(name: str) -> str | None:
+    """Say which classes take an option; None: none does, or too many to name."""
+    owners = _OWNERS.get(name, set())
+    if POLICIES in owners:
+        return f"here it is {_SET.format(name=name)}"
+    if not 0 < len(owners) <= _MANY:
+        return None
+    *first, last = sorted(owners)
+    of = f"{', '.join(first)} and {last}" if first else last
+    return f"here it is an option of {of}: {last}(..., {name}=...)"

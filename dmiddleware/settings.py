@@ -46,7 +46,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dmiddleware.docstrings import sentences_below, with_arguments
 from dmiddleware.errors import ConfigError, DMiddlewareError
-from dmiddleware.foreign_names import unknown_name, unknown_option
+from dmiddleware.foreign_names import declare, unknown_name, unknown_option
 from dmiddleware.registry import nearest
 
 if typing.TYPE_CHECKING:
@@ -446,6 +446,7 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
         all_parameters = [*parameters.values(), *fields.values()]
         known = [name for name in (*parameters, *fields) if name != "self"]
         is_method = "self" in parameters
+        declare(function.__qualname__.removesuffix(".__init__"), known)
 
         @functools.wraps(function)
         def with_fields(*args: Any, settings: Settings | None = None, **given: Any) -> R:

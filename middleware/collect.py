@@ -16,6 +16,7 @@ from dmiddleware.settings import Count, Settings, Whole, takes_settings
 from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
+from middleware.metrics import FAILURES
 from middleware.roles import Role
 
 __all__ = [
@@ -44,6 +45,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
         check_env_manager(env_manager, user=name)
         self._envs = env_manager
         self._launched_here = False
+        self._failed = (0, 0)
         self._worker = RolloutCollector(self._mode, env_manager)
         self.owns = (env_manager,)
         self.components = {"env_num": env_manager.env_num}
@@ -58,6 +60,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
             SpaceError: if the policy's model does not fit the envs' spaces.
         """
         self._launched_here = self._envs.closed
+        self._failed = (0, 0) if self._envs.closed else self._failures()
         self._worker.start()
         if (task.router is not None or task.rank > 0) and task.ctx.total_step == 0:
             # The policies of all processes were built from one seed.
@@ -90,6 +93,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._worker.load_state_dict(state)
+        self._failed = self._failures()
 
     def _count(self, ctx: OnlineRLContext, env_step: int, env_episode: int) -> None:
         """Add the steps and episodes collected since the worker's counters had these values."""
@@ -102,6 +106,19 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
             ctx.log("collect/length_mean", sum(worker.episode_lengths) / len(returns))
         if successes := worker.episode_successes:
             ctx.log("collect/success_rate", sum(successes) / len(successes))
+        self._count_failures(ctx)
+
+    def _count_failures(self, ctx: OnlineRLContext) -> None:
+        """Log how often envs were restarted since the last step, if they were."""
+        before, self._failed = self._failed, self._failures()
+        if self._failed == before:
+            return
+        for name, was, now in zip(FAILURES, before, self._failed, strict=True):
+            # Another collector of the chain may have counted some in this step.
+            ctx.log(name, ctx.logged.get(name, 0.0) + now - was)
+
+    def _failures(self) -> tuple[int, int]:
+        return self._envs.restarts, self._envs.dropped_steps
 
 
 def collectors_of(chain: ChainView) -> list[_Collector]:

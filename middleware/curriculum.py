@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 
+from dmiddleware.data import check_saveable
 from dmiddleware.distributed import gather_from_ranks
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError
@@ -44,7 +49,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
     """Change attributes of the envs, or the options of their resets, with the progress of the run.
 
     At the end of each step, a rule gets the context and a copy of the present values, and returns
-    those that change::
+    those that change. What it changes in the copy counts only if it returns it::
 
         def harder(ctx, now):
             if ctx.eval_value is not None and ctx.eval_value > 400:
@@ -52,14 +57,14 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
 
         task.use(Curriculum(harder, envs, start={"length": 0.25}))
 
-    All envs get the same values. They hold until the rule changes them: also in envs that are
-    restarted, and in a run that is resumed. Numbers are logged. The position in the chain does not
-    matter.
+    All envs get the same values, each a copy of its own. They hold until the rule changes them:
+    also in envs that are restarted, and in a run that is resumed. Numbers are logged. The position
+    in the chain does not matter.
 
     In a run of several processes, the learner decides. Its rule sees the counters of the whole run
     and the evaluations that arrive. The other processes set the newest values before each of their
     steps, and wait for the first ones before their first step. Values must be of kinds that can be
-    sent and saved: numbers, strings, arrays, and lists and dictionaries of these.
+    sent and saved: numbers, strings, arrays, tensors, and lists, tuples and dictionaries of these.
 
     Args:
         rule: decides. If it has a state of its own, the state is not saved; keep it in the values.
@@ -75,7 +80,8 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
 
     Raises:
         ConfigError: if an argument has the wrong type, an option is not valid, or the envs cannot
-            be changed; in a step, if the rule returns something else than a dictionary or None.
+            be changed; in a step, if the rule returns something else than a dictionary by name or
+            None, or a value that cannot be saved.
         EnvCallError: if the envs do not have an attribute.
         WaitTimeout: if the first values do not arrive in time.
     """
@@ -143,8 +149,9 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
         if self._values.change(self._decided(ctx)) and ctx.task.router is not None:
             self._send(ctx.task)
         for name, value in self._values.now.items():
-            if isinstance(value, int | float | np.number):
-                ctx.log(f"{self.settings.name}/{name}", float(value))
+            if isinstance(value, int | float) or getattr(value, "shape", None) == ():
+                with contextlib.suppress(TypeError, ValueError):  # text, or not a metric's name
+                    ctx.log(f"{self.settings.name}/{name}", value)
 
     def _send(self, task: Task[Any]) -> None:
         # Nodes that connect later get the newest of these at once.
@@ -154,7 +161,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
     def _decided(self, ctx: OnlineRLContext) -> Mapping[str, Any]:
         """Return the values that the rule changes."""
         ranks = Ranks()
-        decided = self._rule(ctx, dict(self._values.now)) if ranks.leads else None
+        decided = self._rule(ctx, copy.deepcopy(self._values.now)) if ranks.leads else None
         if not isinstance(decided, Mapping | None):
             raise ConfigError(
                 "the rule of a Curriculum returns a dictionary of the values that change, or None; "
@@ -216,24 +223,27 @@ class CurriculumValues:
         self.change(settings.start)
 
     def change(self, values: Mapping[str, Any]) -> bool:
-        """Set values in the envs, as far as they differ from the present ones.
+        """Set copies of values in the envs, as far as they differ from the present ones.
 
         Returns:
             Whether any of them differs.
+
+        Raises:
+            ConfigError: if a name is not a text, or a value cannot be copied and saved.
         """
         changed = {
-            name: value
+            name: _copied(name, value)
             for name, value in values.items()
             if name not in self.now or not _is_same(self.now[name], value)
         }
         self.now.update(changed)
         for manager in self.env_managers if changed else ():
             if self._sets == "reset_options":
-                manager.set_reset_options(self.now)
+                manager.set_reset_options(_of_each_env(self.now, manager))
                 continue
             for name, value in changed.items():
                 # A list is one value here, not one per env.
-                manager.set_attr(name, [value] * manager.env_num)
+                manager.set_attr(name, _of_each_env(value, manager))
         return bool(changed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -245,5 +255,44 @@ class CurriculumValues:
         self.change(state["now"])
 
 
+def _of_each_env(value: Any, manager: BaseEnvManager) -> list[Any]:
+    """Return a copy for each env, which may change it in place."""
+    return [copy.deepcopy(value) for _ in range(manager.env_num)]
+
+
+def _copied(name: object, value: Any) -> Any:
+    """Return a copy of a value, which its rule may change in place later.
+
+    Raises:
+        ConfigError: if it is not a value of a curriculum, naming it.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"the values of a Curriculum have texts for names, got {name!r:.100}; name an "
+            "attribute of the envs, or a reset option"
+        )
+    try:
+        copied = copy.deepcopy(value)
+        check_saveable(copied)
+    except TypeError as error:
+        raise ConfigError(
+            f"the value {name!r} of a Curriculum is {value!r:.100}, which can be neither sent nor "
+            f"saved: {error}"
+        ) from error
+    return copied
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(np.array_equal(one, other))
+    """Return whether two values are equal, of the same types and shapes; NaN equals NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        same_keys = one.keys() == other.keys()
+        return same_keys and all(_is_same(item, other[key]) for key, item in one.items())
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, np.ndarray | torch.Tensor | np.generic):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(one == other or (one != one and other != other))

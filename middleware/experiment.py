@@ -21,6 +21,7 @@ from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
 from dmiddleware.errors import ConfigError, TaskStateError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Context, Stateful, Task, current_node, middleware_name
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
@@ -406,6 +407,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     roles = (Role.LEARNER,)
     lead_only = True
 
+    @checks_options
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="FinalCtxSaver")
         self._path = run.path / "final_ctx.json"

@@ -19,6 +19,7 @@ from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.evaluate import evaluation_prefixes
+from middleware.metrics import COUNTS
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.interval import Interval, IntervalSettings, axis_of
 
@@ -53,8 +54,9 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
     such), evaluations (``eval/return_mean`` and so on, or the name of the evaluator in place of
     ``eval``, and videos), and throughput (``speed/…``).
-    Each value is a mean since the last write; evaluations are written at once. TensorBoard draws
-    them over env steps, or over updates if the context has no env steps.
+    Each value is a mean since the last write, or the sum over the run where it counts failures
+    (:data:`~middleware.metrics.COUNTS`); evaluations are written at once. TensorBoard draws them
+    over env steps, or over updates if the context has no env steps.
 
     Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
     of the run (``time_s``). The lines survive if the process is killed, and a resumed run continues
@@ -94,6 +96,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._prefixes: tuple[str, ...] = ("eval",)
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
+        self._totals: dict[str, float] = {}
         self._others: dict[str, Any] = {}
         self._unread: list[UpdateOutput] = []
         self._at: dict[str, int] = {}  # the counters now
@@ -125,7 +128,10 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         """Collect the metrics of the step on its way back; write them at intervals."""
         yield
         for name, value in ctx.logged.items():
-            self._add(name, value)
+            if name in COUNTS:
+                self._totals[name] = self._totals.get(name, 0.0) + value
+            else:
+                self._add(name, value)
         output = ctx.train_output
         if output is not None:
             for one in output if isinstance(output, list) else [output]:
@@ -151,11 +157,17 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how long the run has taken, the position in the metrics file, and the interval."""
+        """Return the position in the metrics file, and what the next write will be made of."""
+        self._read_outputs()
         return {
             "time_s": self._time_s,
             "metrics": self._run.metrics.state_dict(),
             "interval": self._interval.state_dict(),
+            "totals": dict(self._totals),
+            "sums": {name: list(entry) for name, entry in self._sums.items()},
+            "others": {key: _as_plain(value) for key, value in self._others.items()},
+            "before": dict(self._before),
+            "elapsed_s": self._clock.now() - self._written_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +175,13 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._earlier_s = state["time_s"]
         self._run.metrics.load_state_dict(state["metrics"])
         self._interval.load_state_dict(state["interval"])
+        self._unread.clear()
+        self._sums = {name: list(entry) for name, entry in state.get("sums", {}).items()}
+        self._others = dict(state.get("others", {}))
+        self._totals = dict(state.get("totals", {}))
+        if "before" in state:
+            self._before = dict(state["before"])
+            self._written_at = self._clock.now() - state["elapsed_s"]
 
     @property
     def _time_s(self) -> float:
@@ -228,15 +247,19 @@ class MetricsLogger(BaseMiddleware[RLContext]):
                 self._run.tb_logger.add_scalar(f"router/{name}", total, self._at[self._axis])
         self._written_at, self._before = now, self._at
 
-    def _flush(self) -> None:
+    def _read_outputs(self) -> None:
         unread, self._unread = self._unread, []
         for output in unread:
             self._add_output(output)
+
+    def _flush(self) -> None:
+        self._read_outputs()
         writer, at = self._run.tb_logger, self._at[self._axis]
-        means = {name: total / count for name, (total, count) in sorted(self._sums.items())}
-        self._write_row(means)
-        for name, mean in means.items():
-            writer.add_scalar(name, mean, at)
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        written = dict(sorted((means | self._totals).items()))
+        self._write_row(written)
+        for name, value in written.items():
+            writer.add_scalar(name, value, at)
         for key, value in self._others.items():
             kind, _, name = key.partition("]")
             if kind == "[histogram":
@@ -246,10 +269,17 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             elif kind == "[scalars":
                 writer.add_scalars(f"learn/{name}", value, at)
         writer.flush()
-        text = ", ".join(f"{name} {short(mean)}" for name, mean in means.items())
+        text = ", ".join(f"{name} {short(value)}" for name, value in written.items())
         _log.info("%s %d: %s", self._axis, at, text)
         self._sums.clear()
         self._others.clear()
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a histogram, or the numbers of one plot by name, as a snapshot can save it."""
+    if isinstance(value, Mapping):
+        return {str(name): to_float(number) for name, number in value.items()}
+    return _finite(value)
 
 
 def _finite(values: Any) -> Any:

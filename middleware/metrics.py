@@ -7,7 +7,13 @@ from typing import Final
 
 from dmiddleware.policy.metrics import Metric
 
-__all__ = ["MIDDLEWARE_METRICS"]
+__all__ = ["COUNTS", "FAILURES", "MIDDLEWARE_METRICS"]
+
+FAILURES: Final = ("collect/env_restarts", "collect/dropped_steps")
+"""What a collector logs when environments fail: how much was added in a step."""
+
+COUNTS: Final = frozenset(FAILURES)
+"""Metrics that a step adds to: loggers write their sums over the run, and not means."""
 
 _IN_GROWTH: Final = "rises over the run"
 _STEADY: Final = "steady"
@@ -35,6 +41,18 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
             _IN_GROWTH,
         ),
         Metric("collect/eps", "0 to 1", "ε of `EpsGreedyHandler`", "follows its schedule"),
+        Metric(
+            FAILURES[0],
+            "restarts",
+            "how often environments failed and were restarted, in total over the run",
+            "absent",
+        ),
+        Metric(
+            FAILURES[1],
+            "steps",
+            "the steps of the episodes that these failures cut off, in total over the run",
+            "absent",
+        ),
     ),
     "Evaluation": (
         Metric(

@@ -10,6 +10,7 @@ import torch
 
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.settings import Settings, takes_settings
 from dmiddleware.tree import Batch, as_tree
 from middleware.base import BaseMiddleware
@@ -108,6 +109,7 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("trajectories",)
 
+    @checks_options
     def __init__(self, priority_fn: Callable[[Batch], torch.Tensor]) -> None:
         self._priority_fn = priority_fn
 

@@ -646,7 +646,7 @@ class Policy(CorePolicy, Configurable):
         user = type(self).__name__
         check_number_of_agents(observation_space, several_agents=self.several_agents, user=user)
 
-        def act(obs: Value) -> torch.Tensor | None:
+        def act(obs: Value) -> Value | None:
             return self._probe(obs, action_space)
 
         check_spaces(self.model, act, observation_space, action_space)

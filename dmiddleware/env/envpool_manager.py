@@ -25,6 +25,7 @@ from dmiddleware.errors import (
     RegistryError,
     StructureError,
 )
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.registry import nearest
 
 __all__ = ["EnvPoolManager"]
@@ -65,6 +66,7 @@ class EnvPoolManager(BaseEnvManager):
         RegistryError: if EnvPool has no env with this id; the message lists the nearest ones.
     """
 
+    @checks_options
     def __init__(
         self,
         env_id: str,

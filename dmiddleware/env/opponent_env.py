@@ -22,6 +22,10 @@ class Opponents(Protocol):
     :class:`~dmiddleware.rollout.OpponentPool` has past versions of a policy. A snapshot of an env
     has the numbers of the opponents in its episode, and its random generator, but nothing else that
     an opponent keeps from one action to the next.
+
+    Opponents that change during a run, as the pool's do, also have a method ``follow(game)``. It
+    gets each :class:`OpponentEnv` that is built with them, whose property ``opponents`` has the
+    numbers that must stay the same until its game ends.
     """
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -39,6 +43,15 @@ class Opponents(Protocol):
             mask: which actions it may take, ``[A]``; None: all.
             rng: the random generator of the env, for actions that are drawn.
         """
+        ...
+
+
+@runtime_checkable
+class _FollowsGames(Opponents, Protocol):
+    """Opponents who keep what games in progress use."""
+
+    def follow(self, game: OpponentEnv) -> None:
+        """Take note of an env, without keeping it alive."""
         ...
 
 
@@ -88,6 +101,13 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
         self._drawn: dict[int, int] = {}
         self._given_seat = seat
         self.observation_space, self.action_space = game.observation_space, game.action_space
+        if isinstance(opponents, _FollowsGames):
+            opponents.follow(self)
+
+    @property
+    def opponents(self) -> frozenset[int]:
+        """The numbers of the opponents in the present game."""
+        return frozenset(self._drawn.values())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -124,6 +144,7 @@ class OpponentEnv(InnerAttributes, gym.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the game."""
+        self._drawn = {}
         self._game.close()
 
     def _inner_env(self) -> Any:

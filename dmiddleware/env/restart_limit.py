@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from dmiddleware.env.contract import contract_break
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+_LOG_EVERY_S: Final = 60.0
+
 
 class FailureBudget:
     """Counts each env's failures in a row.
@@ -26,10 +29,14 @@ class FailureBudget:
     episode. An env that crashes occasionally is thus always restarted, and an env that no longer
     finishes any episode stops the run.
 
+    The first failure of a kind is logged with its traceback; after it, one line a minute says how
+    many there were.
+
     Args:
         env_num: the number of envs.
         max_retry: how often one env may be restarted in a row; with 0 its first failure is final.
         kind: the word for an env in messages.
+        now: the clock, in seconds.
 
     Attributes:
         in_a_row: the failures of each env since it last finished an episode. The code that steps
@@ -39,8 +46,17 @@ class FailureBudget:
         ConfigError: if ``max_retry`` is not an integer of at least 0.
     """
 
-    def __init__(self, env_num: int, *, max_retry: int, kind: str = "env") -> None:
-        self._kind = kind
+    def __init__(
+        self,
+        env_num: int,
+        *,
+        max_retry: int,
+        kind: str = "env",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kind, self._now = kind, now
+        self._logged: set[tuple[type, str]] = set()
+        self._logged_at, self._n_unlogged = -_LOG_EVERY_S, 0
         self._max_retry: int = checked("max_retry", max_retry, Whole)
         self.in_a_row = [0] * env_num
         self._restarts = [0] * env_num
@@ -76,16 +92,30 @@ class FailureBudget:
                 f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
             )
         self._restarts[env_id] += 1
+        self._log(env_id, doing, error, details)
+
+    def _log(self, env_id: int, doing: str, error: EnvError, details: str) -> None:
+        """Log a failure, unless one of its kind was logged in the last minute."""
+        of_kind = type(error), str(error).partition(":")[0]
+        is_new = of_kind not in self._logged
+        if not is_new and self._now() - self._logged_at < _LOG_EVERY_S:
+            self._n_unlogged += 1
+            return
         logger.warning(
-            "%s %d failed in %s: it %s; restarting it (failure %d in a row, %d allowed).\n%s",
+            "%s %d failed in %s: it %s; restarting it (failure %d in a row, %d allowed)%s%s",
             self._kind,
             env_id,
             doing,
             error,
-            failures,
+            self.in_a_row[env_id],
             self._max_retry,
-            details,
+            f"; {self.restarts} restarts so far, {self._n_unlogged + 1} of them since the last line"
+            if self._n_unlogged
+            else "",
+            f".\n{details}" if is_new else "",
         )
+        self._logged.add(of_kind)
+        self._logged_at, self._n_unlogged = self._now(), 0
 
     def record_exception(self, env_id: int, doing: str, error: Exception) -> None:
         """Count and log an exception that an env has raised; see :meth:`record_failure`."""

@@ -48,6 +48,7 @@ from dmiddleware.errors import (
     EnvProtocolError,
     StructureError,
 )
+from dmiddleware.foreign_names import checks_options
 
 __all__ = ["VectorEnvManager", "VectorEnvFn"]
 
@@ -105,6 +106,7 @@ class VectorEnvManager(BaseEnvManager):
     _ended: IdArray
     _abandoned: BoolArray | None
 
+    @checks_options
     def __init__(
         self,
         vector_fn: VectorEnvFn,

@@ -40,8 +40,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dmiddleware.env.team import ACTION_MASK
-from dmiddleware.errors import SpaceError
+from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
+from dmiddleware.errors import DMiddlewareError, SpaceError
 from dmiddleware.model.action_mask import sorted_names
 from dmiddleware.tree import Nested, Value, from_numpy, leaves
 
@@ -65,6 +65,7 @@ __all__ = [
     "HasSpaces",
     "check_spaces",
     "spaces_of",
+    "try_model",
 ]
 
 ObsShape: TypeAlias = Any
@@ -81,6 +82,8 @@ ActionShape: TypeAlias = Any
 _SIMPLE_KINDS: tuple[SimpleKind, ...] = get_args(SimpleKind)
 ONE_HOT = "one_hot"
 UNSCALED = "unscaled"
+_N_TRIED = 2
+"""The observations that a model is tried with; of a single one, a dimension may be lost unseen."""
 _LEAST_PIXELS = 28
 """The least height and width of images: smaller arrays are boards and grids of codes."""
 
@@ -397,11 +400,11 @@ def check_spaces(
     """Reject spaces that do not fit a model.
 
     A model with a method ``check_spaces`` checks its shapes itself; any other model is tried with
-    one observation of zeros.
+    observations of zeros.
 
     Args:
         model: the policy's model.
-        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to check.
+        act: observations ``[E, …]`` in, actions ``[E, …]`` out; None if there are none to check.
         observation_space: that of one environment.
         action_space: that of one environment.
 
@@ -412,8 +415,31 @@ def check_spaces(
     if own_check is not None:
         own_check(observation_space, action_space)
         return
+    try_model(model, act, observation_space, action_space)
+
+
+def try_model(
+    model: nn.Module,
+    act: Callable[[Any], Value | None],
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> None:
+    """Let a model act on observations of zeros, and reject what it does not fit.
+
+    Args:
+        model: the policy's model, for the message.
+        act: observations ``[E, …]`` in, actions ``[E, …]`` out; None if there are none to check.
+        observation_space: that of one environment.
+        action_space: that of one environment.
+
+    Raises:
+        SpaceError: naming what the environment has and what the model did with it.
+        PolicyOutputError: from ``act``, if the model's outputs are not those of the action.
+    """
     try:
-        action = act(_zero_observation(observation_space))
+        action = act(_zero_observations(observation_space))
+    except DMiddlewareError:
+        raise  # it names what is wrong
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
         raise SpaceError(
             f"the model {type(model).__name__} cannot take observations of {observation_space}: "
@@ -422,7 +448,7 @@ def check_spaces(
     if action is None:
         return
     given = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(action)}
-    sample = gym.vector.utils.create_empty_array(action_space, n=1)
+    sample = gym.vector.utils.create_empty_array(action_space, n=_N_TRIED)
     taken = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(from_numpy(sample))}
     if given != taken:
         raise SpaceError(
@@ -469,12 +495,13 @@ def _is_size(size: object) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size > 0)
 
 
-def _zero_observation(space: gym.Space[Any]) -> Any:
-    """Return one observation of zeros, ``[1, …]``: a tensor, or a treetensor for nested spaces.
+def _zero_observations(space: gym.Space[Any]) -> Any:
+    """Return two observations of zeros: a tensor, or a treetensor for nested spaces.
 
-    An action mask allows every action.
+    An action mask allows every action, and all agents take part.
     """
-    obs = gym.vector.utils.create_empty_array(space, n=1)
-    if isinstance(obs, Mapping) and ACTION_MASK in obs:
-        obs = {**obs, ACTION_MASK: np.ones_like(obs[ACTION_MASK])}
+    obs = gym.vector.utils.create_empty_array(space, n=_N_TRIED)
+    if isinstance(obs, Mapping):
+        masks = {ACTION_MASK, AGENT_MASK}
+        obs = {key: np.ones_like(part) if key in masks else part for key, part in obs.items()}
     return from_numpy(obs)

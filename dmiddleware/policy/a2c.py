@@ -14,7 +14,7 @@ from dmiddleware.policy.actor_critic import (
 )
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 
 __all__ = ["A2CPolicy", "A2CSettings"]
@@ -71,6 +71,6 @@ class A2CPolicy(AdvantagePolicy):
             distribution,
             log_prob,
             self.learned_advantage(batch),
-            values_of_rows(output["value"], log_prob.shape),
+            value_output(output, log_prob.shape),
             self.as_output(batch["ret"]),
         )

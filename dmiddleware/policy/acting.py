@@ -103,20 +103,23 @@ def first_inputs(
 
 
 def probe_inputs(
-    names: Iterable[str], initial_state: Callable[[int], Any], action_space: gym.Space[Any]
+    names: Iterable[str],
+    initial_state: Callable[[int], Any],
+    action_space: gym.Space[Any],
+    n: int,
 ) -> dict[str, Value] | None:
-    """Return inputs ``[1, …]`` to try a policy with, as in the first step; None if unknown.
+    """Return inputs ``[n, …]`` to try a policy with, as in the first step; None if unknown.
 
     A mask allows every action. Infos have no space that describes them.
     """
     if info_names(names):
         return None
-    inputs = first_inputs(names, initial_state, action_space, 1)
+    inputs = first_inputs(names, initial_state, action_space, n)
     if "action_mask" in names:
         parts = action_parts(action_kind_of(action_space), action_shape_of(action_space))
         n_logits = sum(part.n_logits for part in parts)
         if n_logits:
-            inputs["action_mask"] = torch.ones(1, n_logits, dtype=torch.bool)
+            inputs["action_mask"] = torch.ones(n, n_logits, dtype=torch.bool)
     return inputs
 
 

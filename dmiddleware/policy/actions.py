@@ -24,11 +24,11 @@ from dmiddleware.model.spaces import (
     action_shape_of,
     inner_spaces,
 )
+from dmiddleware.policy.network_outputs import named_outputs, with_rows
 from dmiddleware.policy.part_codec import (
     ActionBounding,
     PartCodec,
     codec_of,
-    required_output,
 )
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import Distribution, Hybrid
@@ -134,6 +134,7 @@ class ActionCodec:
             self._given = _checked_bounds(low, high)
         self._parts: dict[str, PartCodec] = {}
         self._only: PartCodec | None = None
+        self._output_sizes: dict[str, int] = {}
         self._was_used = False
         self.is_lossless = True
         if parts:
@@ -178,10 +179,13 @@ class ActionCodec:
             mask: ``[…, A]`` bool, one entry per logit, True where the action is allowed.
 
         Raises:
-            StructureError: if outputs are missing, or the mask has another length.
+            PolicyOutputError: if outputs are missing.
+            SpaceError: if they have another length than the action.
+            StructureError: if the action is unknown, or the mask has another length.
         """
         if not self._parts:
             self._build(_parts_of_outputs(outputs))
+        self.check_outputs(outputs)
         if mask is not None:
             self._check_mask(mask)
         if self._only is not None:
@@ -198,6 +202,35 @@ class ActionCodec:
             own = {name: pieces[place] for name, pieces in columns.items()}
             parts[path] = part.distribution(own, masks[place])
         return Hybrid(parts)
+
+    def check_outputs(self, outputs: Any, *, draws: bool = False) -> None:
+        """Reject outputs of a network that are not those of this action.
+
+        Args:
+            outputs: what the network returned.
+            draws: whether a Box needs ``sigma`` too, because its actions are drawn.
+
+        Raises:
+            PolicyOutputError: if they are not a dictionary, or one of them is missing.
+            SpaceError: if the last dimension of one of them is not that of the action.
+        """
+        sizes = self._output_sizes
+        named_outputs(outputs, *(name for name in sizes if draws or name != "sigma"))
+        for name, size in sizes.items():
+            output = outputs.get(name)
+            if type(output) is not torch.Tensor or output.shape[-1:] != (size,):
+                self._check_output(name, output, size)
+
+    def _check_output(self, name: str, output: Any, size: int) -> None:
+        if output is None and name == "sigma":
+            return
+        if not isinstance(output, torch.Tensor) or output.dim() == 0:
+            with_rows(output, ("…", size), what=name)
+        if output.shape[-1] != size:
+            raise SpaceError(
+                f"the output {name} of the model has {output.shape[-1]} numbers for an action, but "
+                f"the action, {self}, needs {size}; give the last layer {size} outputs"
+            )
 
     def _check_mask(self, mask: torch.Tensor) -> None:
         n_logits = sum(self._n_logits)
@@ -381,6 +414,9 @@ class ActionCodec:
         self._parts = {part.name: codec_of(part, self._bounding) for part in parts}
         self._only = self._parts.get("")
         self._n_logits = [part.n_logits for part in self._parts.values()]
+        n_means = sum(part.n_means for part in self._parts.values())
+        sizes = {"logit": sum(self._n_logits), "mu": n_means, "sigma": n_means}
+        self._output_sizes = {name: size for name, size in sizes.items() if size > 0}
         self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
         if self._given is None:
             return
@@ -410,7 +446,12 @@ def _parts_of_outputs(outputs: Mapping[str, torch.Tensor]) -> tuple[ActionPart, 
         )
     if "logit" in outputs:
         return action_parts("discrete", outputs["logit"].shape[-1])
-    return action_parts("continuous", required_output(outputs, "mu").shape[-1])
+    if "mu" not in outputs:
+        raise StructureError(
+            f"the model returned {', '.join(outputs) or 'nothing'}, but the action needs mu; "
+            "return it"
+        )
+    return action_parts("continuous", outputs["mu"].shape[-1])
 
 
 def _checked_bounds(low: Bounds, high: Bounds) -> tuple[torch.Tensor, torch.Tensor]:

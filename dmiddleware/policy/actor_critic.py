@@ -11,16 +11,15 @@ import numpy as np
 import torch
 
 from dmiddleware.policy.actions import ActorSettings, mask_of
-from dmiddleware.policy.agents import present_agents
 from dmiddleware.policy.component import Component, adam, adamw, rmsprop
 from dmiddleware.policy.modes import PolicySpec
-from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.network_outputs import named_outputs, value_output, values_of_rows
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_settings import DiscountedSettings
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
 from dmiddleware.settings import Count, Fraction, NonNegative, Positive
-from dmiddleware.tree import Nested, Value, leaves
+from dmiddleware.tree import Nested, Value
 
 __all__ = [
     "ActorCriticPolicy",
@@ -98,9 +97,8 @@ class ActorCriticPolicy(Policy):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Draw actions, and return what learning needs; see :meth:`Policy.act_collect`."""
-        output = dict(self.acting_output(obs, **kwargs))
-        value = values_of_rows(output["value"], self._lead_of(obs, 1))
-        output["value"] = self.as_return(value)
+        output = {**named_outputs(self.acting_output(obs, **kwargs))}
+        output["value"] = self.as_return(value_output(output, self.rows_of(obs)))
         distribution = self.acting_distribution(output, obs, action_mask)
         raw = distribution.sample(self.generator)
         drawn = {} if self.codec.is_lossless else {"raw_action": raw}
@@ -133,18 +131,19 @@ class ActorCriticPolicy(Policy):
             n_lead: the number of its leading dimensions; None: one, or as many as the output has.
         """
         critic = getattr(self.model, "compute_critic", None)
-        value = self.model(obs)["value"] if critic is None else critic(obs)
+        value = named_outputs(self.model(obs), "value")["value"] if critic is None else critic(obs)
         if n_lead is None:
             is_flat = value.dim() < 2 or value.shape[1:] == (1,)
             n_lead = 1 if is_flat else value.dim() - int(value.shape[-1] == 1)
-        return values_of_rows(value, self._lead_of(obs, n_lead))
+        return values_of_rows(value, self.rows_of(obs, n_lead))
 
-    def _lead_of(self, obs: Any, n_lead: int) -> torch.Size:
-        """Return for which rows there is one value each, of observations ``[…, *obs_shape]``."""
-        if self.several_agents:
-            return present_agents(obs).shape
-        shape: torch.Size = next(iter(leaves(obs)))[1].shape[:n_lead]
-        return shape
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse a network without a value, or whose actions cannot be drawn."""
+        output = self.acting_output(obs, **inputs)
+        self.codec.check_outputs(output, draws=True)
+        value_output(output, self.rows_of(obs))
+        if hasattr(self.model, "compute_critic"):
+            self.critic_output(obs, n_lead=1)
 
     def value_fn(self, obs: Nested) -> torch.Tensor:
         """Return V of observations ``[…, *obs_shape]``: ``[…]`` float32, on the CPU."""

@@ -73,6 +73,8 @@ class DDPGPolicy(TDPolicy):
     model_type: ClassVar[str] = "actor_q"
     model_defaults: ClassVar[Mapping[str, Any]] = {"deterministic": True, "n_critics": 1}
 
+    action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
+
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
         cfg, rates = self.cfg, self.schedules
@@ -83,6 +85,13 @@ class DDPGPolicy(TDPolicy):
             "actor": Component(actor, adam(rate), target=follow, acts=True),
             "critic": Component(critic, adam(critic_rate), target=follow),
         }
+
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
+        output = self.components["actor"].module(obs)
+        self.codec.check_outputs(output)
+        action = torch.zeros_like(output["mu"])
+        critic_values(self.components["critic"].module(obs, action), len(action))
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the random numbers of an update, and whether it moves the actor."""

@@ -79,6 +79,13 @@ class DiscreteSACPolicy(TDPolicy):
             "temperature": Component(Temperature(cfg.alpha), tuned),
         }
 
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse an actor or critics of other actions; see :meth:`Policy.check_outputs`."""
+        output = self.components["actor"].module(obs)
+        self.codec.check_outputs(output)
+        shape = ("n_critics", *output["logit"].shape)
+        with_rows(self.components["critic"].module(obs), shape, what="of the critics")
+
     def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""
         actor, critic, temperature = (

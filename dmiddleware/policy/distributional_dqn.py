@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, PolicyOutputError
 from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.q_learning import QLearningPolicy, QLearningSettings
@@ -23,7 +23,7 @@ from dmiddleware.rl import (
     taken_rows,
     weighted_mean,
 )
-from dmiddleware.tree import Batch
+from dmiddleware.tree import Batch, Value
 
 __all__ = ["C51Policy", "C51Settings", "QRDQNPolicy", "QRDQNSettings", "QuantilePolicy"]
 
@@ -69,6 +69,17 @@ class C51Policy(QLearningPolicy):
 
     learned: ClassVar[str] = "log_prob"
     _has_warned_of_clipping = False
+
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse a network without a support of its atoms; see :meth:`Policy.check_outputs`."""
+        super().check_outputs(obs, **inputs)
+        support = getattr(self.model, "support", None)
+        n_atoms = self.model(obs)["log_prob"].shape[-1]
+        if not isinstance(support, torch.Tensor) or support.shape != (n_atoms,):
+            raise PolicyOutputError(
+                f"{type(self).__name__} needs a model with a buffer support [{n_atoms}], the "
+                "returns that its atoms stand for; derive it from CategoricalQNetwork"
+            )
 
     def loss(
         self,

@@ -16,7 +16,7 @@ from dmiddleware.policy.actor_critic import (
     policy_gradient_component,
 )
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import episode_cuts, vtrace
 from dmiddleware.schedule import LearningRate
@@ -101,7 +101,7 @@ class IMPALAPolicy(ActorCriticPolicy):
         log_prob = distribution.log_prob(self.raw_action(batch))
         with torch.no_grad():
             next_value = self.critic_output(batch["next_obs"], n_lead=2)
-        value = values_of_rows(output["value"], log_prob.shape)
+        value = value_output(output, log_prob.shape)
         target = vtrace(
             batch["reward"],
             value.detach(),

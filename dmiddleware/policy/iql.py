@@ -18,6 +18,7 @@ from dmiddleware.policy.td import TD_COLUMNS
 from dmiddleware.rl import ensemble_td_loss, td_target
 from dmiddleware.schedule import LearningRate
 from dmiddleware.settings import Fraction, NonNegative, Positive
+from dmiddleware.tree import Value
 
 __all__ = ["IQLPolicy", "IQLSettings"]
 
@@ -73,6 +74,7 @@ class IQLPolicy(Policy):
     )
     model_type: ClassVar[str] = "actor_qv"
 
+    action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
     learn_columns: ClassVar[tuple[str, ...]] = TD_COLUMNS
 
     def make_components(self) -> dict[str, Component]:
@@ -88,6 +90,15 @@ class IQLPolicy(Policy):
             "critic": part("critic", target=TargetRule(1, self.cfg.target_tau)),
             "value": part("value"),
         }
+
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse an actor without draws, or critics of other actions."""
+        actor, critic, value = (self.components[n].module for n in ("actor", "critic", "value"))
+        output = actor(obs)
+        self.codec.check_outputs(output, draws=True)
+        n_rows = len(output["mu"])
+        critic_values(critic(obs, torch.zeros_like(output["mu"])), n_rows)
+        values_of_rows(value(obs), (n_rows,))
 
     def update(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Make one update; see :meth:`Policy.update`."""

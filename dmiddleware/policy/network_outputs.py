@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dmiddleware.errors import PolicyOutputError
 
-__all__ = ["critic_values", "values_of_rows", "with_rows"]
+__all__ = ["critic_values", "named_outputs", "value_output", "values_of_rows", "with_rows"]
+
+
+def named_outputs(output: Any, *names: str) -> Mapping[str, Any]:
+    """Return what a network returned, if it is a dictionary that has these names.
+
+    Raises:
+        PolicyOutputError: with what it is, or the names that it has.
+    """
+    if type(output) is dict or isinstance(output, Mapping):
+        if all(name in output for name in names):
+            return output
+        kind = f"the keys {_quoted(output)}" if output else "an empty dictionary"
+    else:
+        kind = _kind_of(output)
+    keys = f" with the key{'s' * (len(names) > 1)} {_quoted(names)}" if names else ""
+    raise PolicyOutputError(
+        f"the model returned {kind}; it must return a dictionary{keys} (see "
+        "docs/howto/custom-model.md)"
+    )
+
+
+def value_output(output: Any, rows: Sequence[int]) -> torch.Tensor:
+    """Return the output ``value`` of a network, one number for each row.
+
+    Raises:
+        PolicyOutputError: if it is missing, or has another shape.
+    """
+    return values_of_rows(named_outputs(output, "value")["value"], rows)
 
 
 def values_of_rows(value: Any, rows: Sequence[int], *, what: str = "value") -> torch.Tensor:
@@ -71,6 +99,18 @@ def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.T
 
 def _shape(sizes: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, sizes))}]"
+
+
+def _quoted(names: Iterable[object]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _kind_of(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of shape {_shape(output.shape)}"
+    if isinstance(output, tuple | list):
+        return f"a {type(output).__name__} of {len(output)}"
+    return f"{output!r:.60} of type {type(output).__name__}"
 
 
 def _unfit(output: Any, what: str, wanted: str) -> PolicyOutputError:

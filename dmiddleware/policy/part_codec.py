@@ -22,7 +22,7 @@ from dmiddleware.rl import (
     TanhGaussian,
 )
 
-__all__ = ["ActionBounding", "PartCodec", "codec_of", "required_output"]
+__all__ = ["ActionBounding", "PartCodec", "codec_of"]
 
 ActionBounding: TypeAlias = Literal["rescale", "clip", "tanh"]
 """How actions stay within the bounds of a Box; see :class:`~dmiddleware.policy.ActionCodec`."""
@@ -128,7 +128,7 @@ class _DiscreteCodec(PartCodec):
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Categorical:
-        return Categorical(required_output(outputs, "logit"), mask)
+        return Categorical(outputs["logit"], mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return mask.gather(-1, raw.unsqueeze(-1)).squeeze(-1)
@@ -156,7 +156,7 @@ class _MultiDiscreteCodec(PartCodec):
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> MultiCategorical:
-        return MultiCategorical(required_output(outputs, "logit"), self.sizes, mask)
+        return MultiCategorical(outputs["logit"], self.sizes, mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         ends = torch.tensor(self.sizes, device=raw.device).cumsum(0)
@@ -191,7 +191,7 @@ class _MultiBinaryCodec(PartCodec):
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Bernoulli:
-        return Bernoulli(required_output(outputs, "logit"), mask)
+        return Bernoulli(outputs["logit"], mask)
 
     def allows(self, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
         return ((raw == 0) | mask).all(-1)
@@ -218,7 +218,7 @@ class _BoxCodec(PartCodec):
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
     ) -> Gaussian | TanhGaussian:
-        mu = required_output(outputs, "mu")
+        mu = outputs["mu"]
         sigma = outputs["sigma"] if "sigma" in outputs else torch.zeros_like(mu)
         kind = TanhGaussian if self._bounding == "tanh" else Gaussian
         return kind(mu, sigma)
@@ -356,20 +356,6 @@ def _inner_bounds(space: gym.spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
         torch.from_numpy(np.where(has_some, least, low)),
         torch.from_numpy(np.where(has_some, largest, high)),
     )
-
-
-def required_output(outputs: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """Return one of a network's outputs.
-
-    Raises:
-        StructureError: if the network did not return it.
-    """
-    if name not in outputs:
-        raise StructureError(
-            f"the model returned {', '.join(outputs) or 'nothing'}, but the action needs {name}; "
-            "return it"
-        )
-    return outputs[name]
 
 
 def _as_integers(action: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,11 @@ from dmiddleware.distributed import (
 )
 from dmiddleware.env import agent_spaces
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
-from dmiddleware.model.spaces import HasSpaces, check_spaces, spaces_of
+from dmiddleware.model.spaces import HasSpaces, spaces_of, try_model
 from dmiddleware.policy.acting import (
     ACT_KEYWORDS,
     STATE,
@@ -34,7 +35,7 @@ from dmiddleware.policy.acting import (
     probe_inputs,
 )
 from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
-from dmiddleware.policy.agents import present_observations
+from dmiddleware.policy.agents import present_agents, present_observations
 from dmiddleware.policy.component import Component
 from dmiddleware.policy.env_spaces import check_action_kind, check_number_of_agents, network_shapes
 from dmiddleware.policy.hooks import Hook, check_keywords
@@ -189,6 +190,7 @@ class Policy:
     explores: bool = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
 
+    @checks_options
     def __init__(
         self,
         cfg: PolicySettings | Mapping[str, Any] | None = None,
@@ -434,6 +436,21 @@ class Policy:
         """
         return None
 
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse a model whose outputs do not fit the actions; by default, nothing.
+
+        Called where an env becomes known, in addition to acting, with observations ``[E, …]`` of
+        zeros: for what only collecting and learning use, such as values and critics.
+
+        Args:
+            obs: normalized with ``obs_norm``.
+            **inputs: the :attr:`act_inputs`, and ``state``, as at the start of an episode.
+
+        Raises:
+            PolicyOutputError: naming the output, and what it must be.
+            SpaceError: if it has another length than the action.
+        """
+
     def check_batch(self, batch: Batch) -> Batch:
         """Return the batch to learn from, or refuse it; by default as it is.
 
@@ -453,6 +470,13 @@ class Policy:
         return batch
 
     # What an algorithm calls.
+
+    def rows_of(self, obs: Any, n_lead: int = 1) -> torch.Size:
+        """Return the leading dimensions of the outputs for observations ``[…, *obs_shape]``."""
+        if self.several_agents:
+            return present_agents(obs).shape
+        shape: torch.Size = next(iter(leaves(obs)))[1].shape[:n_lead]
+        return shape
 
     def submodule(self, name: str) -> nn.Module:
         """Return a submodule of the model.
@@ -665,15 +689,16 @@ class Policy:
         if several:
             space = agent_spaces(observation_space, action_space).action
         check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        if not hasattr(self.model, "check_spaces"):
-            # The model is tried, for which the codec has to know what its outputs mean.
-            self.codec.set_space(space)
+        own_check: Any = getattr(self.model, "check_spaces", None)
+        if own_check is not None:
+            own_check(observation_space, action_space)
+        # To try the model, the codec has to know what its outputs mean.
+        self.codec.set_space(space)
 
-        def act(obs: Value) -> torch.Tensor | None:
+        def act(obs: Value) -> Value | None:
             return self._probe(obs, action_space)
 
-        check_spaces(self.model, act, observation_space, action_space)
-        self.codec.set_space(space)
+        try_model(self.model, act, observation_space, action_space)
         self.spaces = self.spaces or (observation_space, action_space)
 
     def __repr__(self) -> str:
@@ -854,22 +879,37 @@ class Policy:
             common["obs_norm"] = Component(self.obs_norm, acts=True)
         return common
 
-    def _probe(self, obs: Value, action_space: gym.Space[Any]) -> torch.Tensor | None:
-        """Return the action for one observation, leaving the policy as it was."""
+    def _probe(self, obs: Value, action_space: gym.Space[Any]) -> Value | None:
+        """Return the actions for observations, leaving the policy as it was."""
         mode: Mode = "eval" if "eval" in self.modes else "collect"
+        n_rows = len(next(iter(leaves(obs)))[1])
         inputs: dict[str, Any] | None = probe_inputs(
-            self.act_inputs, self.initial_state, action_space
+            self.act_inputs, self.initial_state, action_space, n_rows
         )
-        if self.modes.isdisjoint(("eval", "collect")) or inputs is None:
+        if inputs is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()
         try:
-            action: torch.Tensor = self._act(mode, obs, **inputs)["action"]
+            self._check_outputs(obs, inputs)
+            if self.modes.isdisjoint(("eval", "collect")):
+                return None
+            action: Value = self._act(mode, obs, **inputs)["action"]
         finally:
             self._state.load_generators(generators)
             self._state.load_acting(acting)
             self.reset()
         return action
+
+    @torch.no_grad()
+    def _check_outputs(self, obs: Value, inputs: Mapping[str, Any]) -> None:
+        """Call :meth:`check_outputs` on the device, with normalized observations."""
+        self.set_training(False)
+        seen = {
+            name: self.as_obs(value) if name in ACT_KEYWORDS else value
+            for name, value in inputs.items()
+        }
+        seen.pop("action_mask", None)
+        self.check_outputs(self.obs_norm(self.as_obs(obs)), **seen)
 
     # States.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import torch
 
 from dmiddleware.distributed import rank_and_world_size, require_process_group
 from dmiddleware.errors import ConfigError, PolicyError
+from dmiddleware.foreign_names import POLICIES, declare
 from dmiddleware.settings import BY_PROGRAM, Count, Fraction, Options, Settings, Whole
 
 __all__ = ["DiscountedSettings", "PolicySettings", "annotated_settings", "device_for"]
@@ -36,6 +37,10 @@ class PolicySettings(Settings):
     """Whether to compile the update with torch.compile, which takes a minute at the start."""
     batch_size: Count = 64
     """Rows per update."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declare(POLICIES, cls.__dataclass_fields__)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from dmiddleware.distributed import sum_over_ranks
 from dmiddleware.policy.advantage import AdvantagePolicy, AdvantageSettings
 from dmiddleware.policy.agents import present_agents, weights_of_agents
 from dmiddleware.policy.component import Component, adam
-from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.rl import ppo_policy_loss, ppo_value_loss
 from dmiddleware.schedule import LearningRate, Schedule, Scheduled
@@ -123,7 +123,7 @@ class PPOPolicy(AdvantagePolicy):
             weight=weight,
         )
         value_loss = ppo_value_loss(
-            values_of_rows(output["value"], log_prob.shape),
+            value_output(output, log_prob.shape),
             self.as_output(batch["ret"]),
             old_value=self.as_output(batch["value"]),
             clip_range=cfg.value_clip,

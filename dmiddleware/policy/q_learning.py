@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from annotated_types import Gt, Le
 
-from dmiddleware.errors import PolicyOutputError
 from dmiddleware.policy.actions import mask_of
 from dmiddleware.policy.component import Component, TargetRule, adam
-from dmiddleware.policy.network_outputs import with_rows
+from dmiddleware.policy.network_outputs import named_outputs, with_rows
 from dmiddleware.policy.td import TDPolicy, TDSettings
 from dmiddleware.rl import epsilon_greedy, mask_logit, taken_rows
 from dmiddleware.schedule import (
@@ -158,15 +157,20 @@ class QLearningPolicy(TDPolicy):
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
-        if (type(output) is not dict and not isinstance(output, Mapping)) or "logit" not in output:
-            raise PolicyOutputError(
-                f"the model returned {output!r:.100}; it must return a dictionary with the key "
-                '"logit", the values of all actions'
-            )
-        logit = output["logit"]
-        if isinstance(logit, torch.Tensor) and logit.shape[:-1] == rows:
-            return logit
-        return with_rows(logit, (*rows, "n_actions"), what="logit")
+        logit = named_outputs(output, "logit")["logit"]
+        if not isinstance(logit, torch.Tensor) or logit.shape[:-1] != rows:
+            logit = with_rows(logit, (*rows, "n_actions"), what="logit")
+        self.codec.check_outputs(output)
+        return logit
+
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse a network without what the algorithm learns; see :meth:`Policy.check_outputs`."""
+        rows = self.rows_of(obs)
+        output = self.model(obs, **self.draw_inputs("online", rows[0], torch.Generator()))
+        logit = self.values_of(output, rows)
+        learned = named_outputs(output, self.learned)[self.learned]
+        if self.learned != "logit":
+            with_rows(learned, (*logit.shape, "n"), what=self.learned)
 
     def loss(
         self,

@@ -113,6 +113,10 @@ class R2D2Policy(QLearningPolicy):
         """The rows at the start of a sequence that only update the state; the buffer's too."""
         return int(self.cfg.burn_in)
 
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse a network without the values of all actions; see :meth:`Policy.check_outputs`."""
+        self.values_of(self.memory.run(obs, inputs, inputs["state"]), self.rows_of(obs))
+
     def act_collect(
         self,
         obs: Value,

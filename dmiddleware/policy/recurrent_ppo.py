@@ -10,7 +10,7 @@ import torch
 
 from dmiddleware.data.minibatches import MinibatchUnit
 from dmiddleware.errors import StructureError
-from dmiddleware.policy.network_outputs import values_of_rows
+from dmiddleware.policy.network_outputs import value_output
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.ppo import PPOPolicy, PPOSettings
 from dmiddleware.policy.recurrent import Memory
@@ -125,6 +125,6 @@ class RecurrentPPOPolicy(PPOPolicy):
                     seen[name] = stack([rows[name], rows[following]])
             seen = {name: self.as_obs(column) for name, column in seen.items()}
             both = self.obs_norm(self.as_obs(stack([rows["obs"], obs])))
-            value = self.memory.run(both, seen, rows["state"].to(self.device))["value"]
-            value = values_of_rows(value, (2, len(rows["is_first"])))[1]
+            output = self.memory.run(both, seen, rows["state"].to(self.device))
+            value = value_output(output, (2, len(rows["is_first"])))[1]
         return self.as_return(value).cpu()

@@ -63,6 +63,8 @@ class SACPolicy(TDPolicy):
     reports = (*TDPolicy.reports, "critic_loss", "policy_loss", "entropy", "alpha")
     model_type: ClassVar[str] = "actor_q"
 
+    action_kinds: ClassVar[tuple[str, ...]] = ("continuous",)
+
     def make_components(self) -> dict[str, Component]:
         """Return the networks, and how each is trained."""
         cfg, rates = self.cfg, self.schedules
@@ -74,6 +76,12 @@ class SACPolicy(TDPolicy):
             "critic": Component(critic, adam(rates["learning_rate_q"]), target=follow),
             "temperature": Component(Temperature(cfg.alpha), tuned),
         }
+
+    def check_outputs(self, obs: Value, **inputs: Any) -> None:
+        """Refuse an actor without draws, or critics of other actions."""
+        output = self.components["actor"].module(obs)
+        self.codec.check_outputs(output, draws=True)
+        self.value_of(obs, torch.zeros_like(output["mu"]))
 
     def draw(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the random numbers of an update."""

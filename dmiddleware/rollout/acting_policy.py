@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dmiddleware.env.batching import has_items
-from dmiddleware.env.team import AGENT_MASK
+from dmiddleware.env.batching import describe_unusable, has_items, make_check, make_value_check
+from dmiddleware.env.batching import index_rows as row_of
+from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
+from dmiddleware.env.team import STATE as TEAM_STATE
 from dmiddleware.errors import ConfigError, StructureError
 from dmiddleware.model import action_mask_of
 from dmiddleware.model.action_mask import as_mask
-from dmiddleware.model.spaces import array_shape, is_one_hot, shape_leaves
+from dmiddleware.model.spaces import array_shape, is_one_hot, obs_shape_of, shape_leaves
 from dmiddleware.policy import Policy
 from dmiddleware.policy.acting import STATE, info_names
 from dmiddleware.tree import (
+    Batch,
     Nested,
     Value,
     as_tree,
@@ -100,9 +104,7 @@ class ActingPolicy:
                 remembers them, or an observation has another form.
             ConfigError: if an input that the policy asks for is missing, or it cannot draw actions.
         """
-        arrays = map_leaves(np.array, map_leaves(to_array, obs))  # its own, to be written to
-        is_batch = self._is_batch(arrays)
-        batch = _rows(arrays, is_batch=is_batch)
+        batch, is_batch = self._batch_of(obs)
         n = len(next(leaves(batch))[1])
         self._begin(n)
         inputs = self._inputs(batch, n, is_batch=is_batch, mask=action_mask, info=info)
@@ -209,7 +211,59 @@ class ActingPolicy:
                 )
             return torch.zeros(n)
         reward = torch.as_tensor(np.asarray(given, np.float32)).reshape(-1)
+        if len(reward) not in (1, n) or not reward.isfinite().all():
+            raise StructureError(
+                f"prev_reward must be a finite number for each of the {n} observation(s), got "
+                f"{given!r:.100}"
+            )
         return reward.expand(n).masked_fill(self._is_first, 0.0)
+
+    def _batch_of(self, obs: Nested) -> tuple[Value, bool]:
+        """Return checked observations as a batch, and whether they were one already.
+
+        The check is that of env managers: the structure, shapes and dtypes of the space of the env
+        that the policy was built for, and values that a network can use.
+        """
+        if self.policy.spaces is None:
+            arrays = map_leaves(np.array, map_leaves(to_array, obs))  # its own, to be written to
+            is_batch = self._is_batch(arrays)
+            return _rows(arrays, is_batch=is_batch), is_batch
+        space, user = self.policy.spaces[0], type(self.policy).__name__
+        try:
+            arrays = _arrays_of(space, obs)
+            is_batch = self._is_batch(arrays)
+            rows = arrays if is_batch else map_leaves(lambda leaf: leaf[None], arrays)
+            space = self._without_absent(space, rows)
+            checked = make_check(space, is_strict=True)(rows)
+            lengths = {len(leaf) for _, leaf in leaves(checked)}
+            if len(lengths) > 1:
+                raise ValueError(f"its parts have {sorted(lengths)} rows")
+        except (TypeError, ValueError) as error:  # of which a StructureError is one
+            if isinstance(error, StructureError) and "dimension(s)" in str(error):
+                raise
+            raise StructureError(
+                f"{user} takes one observation of {space}, or a batch of them, got "
+                f"{_described(obs)}: {error}"
+            ) from error
+        if not make_value_check(space)(checked):
+            described = (
+                describe_unusable(space, row_of(checked, row)) for row in range(lengths.pop())
+            )
+            raise StructureError(
+                f"{user} was given an observation with the value {next(filter(None, described))}; "
+                "no network can act on it. Correct what makes the observations"
+            )
+        return from_numpy(checked), is_batch
+
+    def _without_absent(self, space: gym.Space[Any], obs: Nested) -> gym.Space[Any]:
+        """Return the space without the parts that acting does not need, if they are absent."""
+        if not isinstance(space, gym.spaces.Dict) or not isinstance(obs, Mapping):
+            return space
+        optional = {ACTION_MASK, TEAM_STATE} if self.policy.several_agents else {ACTION_MASK}
+        absent = optional - obs.keys()
+        return gym.spaces.Dict(
+            [(key, part) for key, part in space.spaces.items() if key not in absent]
+        )
 
     def _is_batch(self, obs: Nested) -> bool:
         """Return whether there are several observations, by the dimensions of one array."""
@@ -234,6 +288,8 @@ def _one_observation(policy: Policy) -> tuple[tuple[str, ...], int]:
     if policy.several_agents:
         return (AGENT_MASK,), 1
     shape = policy.cfg.model.get("obs_shape")
+    if shape is None and policy.spaces is not None:
+        shape = obs_shape_of(policy.spaces[0])
     if shape is None:
         raise ConfigError(
             f"this {type(policy).__name__} does not say which observations it takes, because its "
@@ -242,6 +298,30 @@ def _one_observation(policy: Policy) -> tuple[tuple[str, ...], int]:
     path, leaf = next(shape_leaves(shape))
     # One-hot vectors are made of a number, or of a vector of numbers.
     return path, min(len(leaf) - 2, 1) if is_one_hot(leaf) else len(array_shape(leaf))
+
+
+def _arrays_of(space: gym.Space[Any], obs: Nested) -> Any:
+    """Return observations as new arrays, nested like their space as far as they are.
+
+    Raises:
+        ValueError: for a list that is not an array, or a tuple of another length.
+    """
+    if isinstance(space, gym.spaces.Dict) and isinstance(obs, Mapping | Batch):
+        inner = space.spaces
+        return {
+            key: _arrays_of(inner[key], obs[key]) if key in inner else np.array(to_array(obs[key]))
+            for key in obs
+        }
+    if isinstance(space, gym.spaces.Tuple) and isinstance(obs, list | tuple):
+        if len(obs) != len(space.spaces):
+            raise ValueError(f"it has {len(obs)} parts, but the space has {len(space.spaces)}")
+        pairs = zip(space.spaces, obs, strict=True)
+        return tuple(_arrays_of(part, item) for part, item in pairs)
+    if isinstance(obs, Mapping | Batch | tuple):
+        return map_leaves(lambda leaf: np.array(to_array(leaf)), obs)
+    array = np.array(to_array(obs))
+    is_flag = isinstance(space, gym.spaces.Discrete) and array.dtype.kind == "b"
+    return array.astype(np.int64) if is_flag else array
 
 
 def _rows(arrays: Nested, *, is_batch: bool) -> Value:
@@ -260,6 +340,9 @@ def _with_tuples(action: Any) -> Any:
 
 
 def _described(obs: Nested) -> str:
-    found = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
+    try:
+        found = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
+    except ValueError:  # of a list that is not an array
+        return f"{obs!r:.100}"
     shape = found.get("", found)
     return f"the shape {shape}" if isinstance(shape, tuple) else f"the shapes {shape}"

@@ -125,7 +125,9 @@ class _Exporter:
             )
         self._mask: torch.Tensor | None = None
         if action_mask:
-            probe = probe_inputs(policy.act_inputs, policy.initial_state, self._action_space) or {}
+            probe = (
+                probe_inputs(policy.act_inputs, policy.initial_state, self._action_space, 1) or {}
+            )
             if "action_mask" not in probe:
                 raise ConfigError("the policy takes no action mask; export it without one")
             (_, mask) = next(leaves(probe["action_mask"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -13,9 +14,9 @@ import gymnasium as gym
 from dmiddleware.command_line import arguments_with, called_as
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
-from dmiddleware.foreign_names import unknown_option
+from dmiddleware.foreign_names import unknown_name, unknown_option
 from dmiddleware.rollout import ActingPolicy
-from dmiddleware.settings import Settings, taken_back
+from dmiddleware.settings import Settings, Whole, checked, taken_back
 from dmiddleware.zoo import tuned, tuned_options
 from middleware.experiment import ExperimentResult
 from middleware.programs.code import chain_code
@@ -85,17 +86,23 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
 
     Raises:
         RegistryError: for an unknown algorithm or environment, with the nearest known one.
-        ConfigError: for an unknown option, with the nearest known one, or an invalid value, or if
+        ConfigError: for an unknown option, with what was probably meant, or an invalid value, or if
             the environment needs an extra that is not installed.
         SpaceError: if the algorithm does not support the environment's spaces.
     """
+    if not isinstance(algo, str):
+        raise ConfigError(
+            f"train: algo must be the name of an algorithm, such as 'dqn', got {algo!r:.100}; a "
+            "policy of your own learns in a chain"
+        )
+    seed = checked("train: seed", seed, Whole)
     program = program_of(algo)
     values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
     given = {"seed": seed, **options}
     known = inspect.signature(program).parameters
     for name, value in given.items():
         if name not in known or name == "algo":
-            raise ConfigError(unknown_option("train", name, known))
+            raise ConfigError(_unknown(name, program, algo))
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
             default = known[name].default
             back = taken_back(type(default), value) if isinstance(default, Settings) else {}
@@ -108,6 +115,28 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
     arguments = arguments_with(program, plain, at=f"train {algo}") | objects
     with called_as(program, arguments):
         return result_of(program(**arguments), arguments)
+
+
+def _unknown(name: str, program: Program, algo: str) -> str:
+    """Return the message for an unknown option, which may be one of the settings of another."""
+    parameters = [one for one in inspect.signature(program).parameters if one != "algo"]
+    groups = arguments_with(program, {"algo": algo}, at=f"train {algo}")
+    settings = {
+        f"{group}.{one.name}": f'{group}={{"{one.name}": ...}}'
+        for group, value in groups.items()
+        if isinstance(value, Settings)
+        for one in dataclasses.fields(value)
+    }
+    meant = [given for path, given in settings.items() if path.partition(".")[2] == name]
+    if meant or name in settings:
+        given = " or ".join(meant or [settings[name]])
+        return f"train: unknown keyword {name}; give it as {given}"
+    hint = unknown_name(name, [*parameters, *settings])
+    if not hint.startswith(("did you mean", "here it is")):
+        return unknown_option("train", name, parameters)
+    for path, given in settings.items():
+        hint = re.sub(rf"\b{re.escape(path)}\b", given, hint)
+    return f"train: unknown keyword {name}; {hint}"
 
 
 def program_of(algo: str) -> Program:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import dmiddleware.data
+import dmiddleware.env
+import dmiddleware.rollout
+import middleware
 from dmiddleware.classic import DequeBuffer, create_policy
 from dmiddleware.data import PrioritySampler, TensorBuffer
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import SyncEnvManager, make_env_manager
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import DQNPolicy, PPOPolicy, SACPolicy, TD3Policy
+from dmiddleware.rollout import RolloutCollector
+from dmiddleware.settings import hints_of
 from middleware import (
     EpisodeCollector,
     Experiment,
+    GAEEstimator,
     OffPolicyLearner,
     OnPolicyLearner,
     StepCollector,
@@ -23,6 +31,7 @@ from middleware import (
     interaction_evaluator,
     termination_checker,
 )
+from middleware.base import BaseMiddleware
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 
 
@@ -121,9 +130,10 @@ BUFFER = TensorBuffer(100)
         (
             lambda **k: OffPolicyLearner(POLICY, BUFFER, **k),
             "batch_size",
-            "here it is batch_size, an option of the policies",
+            "here it is an option of the policies that have it, set where the policy is built",
         ),
         (lambda **k: OnPolicyLearner(POLICY, **k), "n_epochs", "here it is epoch_per_collect"),
+        (lambda **k: OnPolicyLearner(POLICY, **k), "lr", "for_env(env, learning_rate=...)"),
         (lambda **k: StepCollector(POLICY, ENVS, **k), "train_freq", "did you mean n_sample?"),
         (lambda **k: StepCollector(POLICY, ENVS, **k), "n_steps", "did you mean n_sample?"),
         (
@@ -145,3 +155,61 @@ def test_so_does_an_argument(build: Callable[..., Any], name: str, ours: str) ->
     with pytest.raises(ConfigError, match=f"unknown keyword {name}; ") as caught:
         build(**{name: 1})
     assert ours in str(caught.value)
+
+
+def middleware_that_take_options() -> list[Any]:
+    """Return all public classes of middleware, buffers and collectors that have options."""
+    found = [
+        getattr(module, name)
+        for module in (middleware, dmiddleware.data, dmiddleware.rollout, dmiddleware.env)
+        for name in module.__all__
+    ]
+    return [
+        cls
+        for cls in found
+        if inspect.isclass(cls)
+        and any(issubclass(cls, base) for base in (BaseMiddleware, TensorBuffer, RolloutCollector))
+        and cls is not BaseMiddleware
+    ]
+
+
+@pytest.mark.parametrize("cls", middleware_that_take_options())
+def test_every_option_of_a_policy_says_where_it_is_set(cls: Any) -> None:
+    own = inspect.signature(cls).parameters
+    names = {name for policy in EVERY for name in hints_of(policy.settings_class())}
+    required = [
+        object()
+        for one in own.values()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    for name in names - own.keys() - {"eps", "cuda", "optimizer"}:
+        with pytest.raises(ConfigError, match=f"unknown keyword {name}; ") as caught:
+            cls(*required, **{name: 1})
+        hint = str(caught.value).partition("; ")[2]
+        # What a class has under another name comes first.
+        assert f"for_env(env, {name}=...)" in hint or hint.startswith("did you mean"), hint
+        assert f"here it is {name}," not in hint
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "home"),
+    [
+        (lambda **k: OnPolicyLearner(POLICY, **k), "clip_ratio", "for_env(env, clip_ratio=...)"),
+        (lambda **k: OnPolicyLearner(POLICY, **k), "rho_clip", "for_env(env, rho_clip=...)"),
+        (lambda **k: GAEEstimator(POLICY, **k), "gae_lambda", "for_env(env, gae_lambda=...)"),
+        (lambda **k: StepCollector(POLICY, ENVS, **k), "stop_value", "InteractionEvaluator"),
+        (lambda **k: OffPolicyLearner(POLICY, BUFFER, **k), "max_env_step", "TerminationChecker"),
+        (lambda **k: SyncEnvManager([], **k), "step_timeout_s", "AsyncEnvManager"),
+        (
+            lambda **k: OnPolicyLearner(POLICY, **k),
+            "batch_sise",
+            "if batch_size was meant, here",
+        ),
+        (lambda **k: DQNPolicy({}, **k), "batch_size", "for_env(env, batch_size=...)"),
+    ],
+)
+def test_an_option_of_another_class_names_that_class(
+    build: Callable[..., Any], name: str, home: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(home)):
+        build(**{name: 1})

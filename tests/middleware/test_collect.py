@@ -1,8 +1,11 @@
+import copy
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +14,8 @@ from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy, PPOPolicy
-from middleware import OnlineRLContext, Role
+from dmiddleware.runs import read_metrics
+from middleware import MetricsLogger, OnlineRLContext, Role, RunFolder
 from middleware.collect import EpisodeCollector, StepCollector
 
 
@@ -269,3 +273,75 @@ def test_sizes_must_be_positive(dqn: DQNPolicy, envs: Any) -> None:
         StepCollector(dqn.collect_mode, envs, n_sample=1, random_steps=-1)
     with pytest.raises(ValueError, match="n_episode must be an integer ≥ 1, got 0"):
         EpisodeCollector(dqn.collect_mode, envs, n_episode=0)
+
+
+class Crashing(gym.Env[Any, Any]):
+    """Episodes of nine steps, whose every third step raises with a given probability."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t % 3 == 0 and self.np_random.random() < 0.2:
+            raise RuntimeError("the simulator crashed")
+        return self.np_random.random(2, np.float32), 1.0, self.t == 9, False, {}
+
+
+def crashing(n_collectors: int = 1) -> tuple[list[Any], list[Any]]:
+    """Return collectors and their envs."""
+    envs = [
+        make_env_manager(Crashing, env_num=4, max_retry=50, seed=at) for at in range(n_collectors)
+    ]
+    policy = DQNPolicy.for_env(envs[0], seed=0)
+    return [StepCollector(policy, one, n_sample=20) for one in envs], envs
+
+
+@pytest.mark.parametrize("n_collectors", [1, 2])
+def test_metrics_have_the_restarts_of_envs_and_the_steps_that_they_cost(
+    tmp_path: Path, n_collectors: int
+) -> None:
+    collectors, envs = crashing(n_collectors)
+    with RunFolder(tmp_path) as run, Task(seed=0) as task:
+        task.use(MetricsLogger(run, every_env_step=100))
+        for collector in collectors:
+            task.use(collector)
+        task.run(max_step=20)
+        restarts = sum(one.restarts for one in envs)
+        dropped = sum(one.dropped_steps for one in envs)
+    last = read_metrics(tmp_path)[-1]
+    assert restarts > 5
+    assert (last["collect/env_restarts"], last["collect/dropped_steps"]) == (restarts, dropped)
+
+
+def test_envs_that_do_not_fail_leave_no_such_metric(tmp_path: Path) -> None:
+    envs = make_env_manager("CartPole-v1", env_num=2, seed=0)
+    with RunFolder(tmp_path) as run, Task(seed=0) as task:
+        task.use(MetricsLogger(run, every_env_step=20))
+        task.use(StepCollector(DQNPolicy.for_env(envs, seed=0), envs, n_sample=20)).run(max_step=3)
+    assert not any("collect/env_restarts" in row for row in read_metrics(tmp_path))
+
+
+def test_a_resumed_run_continues_the_number_of_restarts(tmp_path: Path) -> None:
+    def rows_with(stop: int | None) -> list[Any]:
+        folder, state = tmp_path / str(stop), None
+        for n_steps in (20,) if stop is None else (stop, 20 - stop):
+            (collector,), (envs,) = crashing()
+            with RunFolder(folder) as run, Task(seed=0) as task, envs:
+                task.use(MetricsLogger(run, every_env_step=100)).use(collector)
+                if state is not None:
+                    task.load_state_dict(state)
+                task.run(max_step=n_steps)
+                state = copy.deepcopy(task.state_dict())
+        names = ("collect/env_restarts", "collect/dropped_steps", "collect/return_mean")
+        return [[row.get(name) for name in names] for row in read_metrics(folder)]
+
+    expected = rows_with(None)
+    assert expected[-1][0] > 5
+    for stop in (3, 7, 10):
+        assert rows_with(stop) == expected

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +182,168 @@ def test_a_list_is_one_value_for_all_envs() -> None:
         assert envs.get_attr("level") == [[1, 2], [1, 2]]
 
 
+class Holding(Leveled):
+    """An env with attributes of any kind, which it changes in place in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thing: Any = None
+        self.options: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.options.append(copy.deepcopy((options or {}).get("thing")))
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if isinstance(self.thing, list):
+            self.thing.append("changed by the env")
+        elif isinstance(self.thing, np.ndarray | torch.Tensor) and self.thing.shape:
+            self.thing[...] = 77
+        return super().step(action)
+
+
+def holding() -> SyncEnvManager:
+    return SyncEnvManager([Holding] * 2, seed=0)
+
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "dictionaries of arrays": ({"low": np.zeros(2)}, {"low": np.array([0.0, 1.0])}),
+    "nested dictionaries": ({"a": {"b": [np.zeros(2)]}}, {"a": {"b": [np.ones(2)]}}),
+    "lists of arrays": ([np.zeros(2), 1], [np.zeros(2), 2]),
+    "ragged lists": ([[1], [1, 2]], [[1], [1, 3]]),
+    "tuples of tensors": ((torch.zeros(2), "a"), (torch.ones(2), "a")),
+    "arrays of other shapes": (np.zeros(2), np.zeros(3)),
+    "arrays of other dtypes": (np.zeros(2), np.zeros(2, np.float32)),
+    "tensors": (torch.zeros(2, 2), torch.eye(2)),
+    "numbers and NaN": (1.0, math.nan),
+    "NaN in arrays": (np.array([0.0, np.nan]), np.array([np.nan, 0.0])),
+    "NaN in dictionaries": ({"a": math.nan}, {"a": 0.0}),
+    "texts": ("easy", "hard"),
+    "None": (None, 0),
+    "types": (1, True),
+    "keys": ({"a": 1}, {"a": 1, "b": 1}),
+    "keys that are numbers": ({1: np.zeros(1)}, {2: np.zeros(1)}),
+    "sets": ({1, 2}, {1, 3}),
+    "scalars": (np.float32(1), np.float64(1)),
+    "large integers": (2**70, 2**70 + 1),
+}
+
+
+def counted(envs: BaseEnvManager) -> tuple[list[Any], list[Any]]:
+    """Return what is set in envs from now on: attributes, and reset options."""
+    attributes, options = list[Any](), list[Any]()
+    set_attr, set_options = envs.set_attr, envs.set_reset_options
+
+    def on_attr(name: str, values: Any) -> None:
+        attributes.append(values[0])
+        set_attr(name, values)
+
+    def on_options(values: Any) -> None:
+        options.append(values[0])
+        set_options(values)
+
+    envs.set_attr, envs.set_reset_options = on_attr, on_options  # type: ignore[method-assign]
+    return attributes, options
+
+
+@pytest.mark.parametrize("sets", ["attributes", "reset_options"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_any_value_is_set_when_it_changes_and_only_then(kind: str, sets: Any) -> None:
+    first, second = VALUES[kind]
+    envs, plan = holding(), [first, first, second, second, second]
+
+    def rule(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:
+        return {"thing": copy.deepcopy(plan[ctx.total_step])}
+
+    with Task(seed=0) as task, envs:
+        curriculum = Curriculum(rule, envs, sets=sets, start={"thing": copy.deepcopy(first)})
+        seen = counted(envs)[sets == "reset_options"]
+        task.use(StepCollector(small(envs), envs, n_sample=8)).use(learn).use(curriculum)
+        task.run(max_step=len(plan))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("sets", ["attributes", "reset_options"])
+def test_a_rule_may_change_what_it_gets_or_what_it_has_returned(sets: Any) -> None:
+    mine: dict[str, Any] = {"thing": [0]}
+
+    def in_place(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:
+        now["thing"].append(ctx.total_step)
+        return now
+
+    def the_same_object(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:
+        mine["thing"].append(ctx.total_step)
+        return mine
+
+    def not_returned(ctx: OnlineRLContext, now: dict[str, Any]) -> None:
+        now["thing"].append("not returned")
+
+    for rule, expected in (
+        (in_place, [0, 0, 1, 2]),
+        (the_same_object, [0, 0, 1, 2]),
+        (not_returned, [0]),
+    ):
+        envs = holding()
+        with Task(seed=0) as task, envs:
+            curriculum = Curriculum(rule, envs, sets=sets, start={"thing": [0]})
+            task.use(curriculum).run(max_step=3)
+            now = curriculum.snapshot_parts["values"].now
+            assert now == {"thing": expected}
+            if sets == "attributes":
+                assert envs.get_attr("thing") == [expected, expected]
+            else:
+                assert envs.reset_options == [{"thing": expected}] * 2
+
+
+@pytest.mark.parametrize("value", [[1], np.zeros(2), torch.zeros(2)])
+def test_an_env_may_change_its_value_in_place(value: Any) -> None:
+    envs, seen = holding(), list[Any]()
+
+    def rule(ctx: OnlineRLContext, now: dict[str, Any]) -> None:
+        seen.append(now["thing"])
+
+    with Task(seed=0) as task, envs:
+        task.use(StepCollector(small(envs), envs, n_sample=8)).use(learn)
+        task.use(Curriculum(rule, envs, start={"thing": value})).run(max_step=2)
+    assert str(seen) == str([value, value])
+
+
+@pytest.mark.process
+def test_dictionaries_of_arrays_resume_exactly() -> None:
+    def rule(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:
+        now["goal"][0][...] += 0.5
+        return now
+
+    def make(envs: BaseEnvManager) -> Curriculum:
+        start = {"goal": [np.zeros(()), 9.0], "other": {"a": (np.arange(3), torch.ones(2))}}
+        return Curriculum(rule, envs, sets="reset_options", start=start)
+
+    assert_resume_exact(chain_of(Leveled, "sync", make), n_step=5, stop_after=[2])
+
+
 # Mistakes
+
+
+@pytest.mark.parametrize(
+    "value", [len, threading.Lock(), Leveled(), np.array([None]), as_tree({"a": torch.ones(1)})]
+)
+def test_a_value_that_can_be_neither_sent_nor_saved_is_named(value: Any) -> None:
+    for nested in (value, {"inside": [value]}):
+        envs = holding()
+        with Task() as task, envs:
+            task.use(Curriculum(lambda *_, nested=nested: {"thing": nested}, envs))
+            with pytest.raises(ConfigError, match="value 'thing' of a Curriculum"):
+                task.run(max_step=1)
+
+
+@pytest.mark.parametrize("name", [3, "", None, ("a",)])
+def test_a_name_that_is_not_a_text_is_named(name: Any) -> None:
+    for sets in ("attributes", "reset_options"):
+        envs = holding()
+        with Task() as task, envs:
+            task.use(Curriculum(lambda *_: {name: 1}, envs, sets=sets))  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="texts for names, got"):
+                task.run(max_step=1)
 
 
 def test_wrong_arguments_are_refused() -> None:

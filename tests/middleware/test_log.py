@@ -1,6 +1,7 @@
 import logging
 import math
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmiddleware.data import load_checkpoint, save_checkpoint
 from dmiddleware.errors import ChainError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import UpdateOutput
@@ -316,6 +318,64 @@ def test_a_resumed_run_continues_its_metrics(run: RunFolder, clock: Any, n_after
     rows = read_metrics(run.path)
     assert [row["env_step"] for row in rows] == [16, 32, 48, 64]
     assert [row["time_s"] for row in rows] == [2.0, 4.0, 6.0, 8.0]
+
+
+def learn_in_every_way(ctx: Any) -> None:
+    """Report numbers, lazy numbers of a GPU, a histogram and several numbers of one plot."""
+    ctx.train_iter += 1
+    at = float(ctx.train_iter)
+    if ctx.train_iter % 2:
+        ctx.train_output = [{"total_loss": at}, {"total_loss": torch.tensor(at + 1)}]
+    else:
+        ctx.train_output = UpdateOutput({"total_loss": torch.tensor(at)}, lambda: None)
+    if ctx.train_iter % 3 == 0:
+        ctx.train_output = {
+            "[histogram]error": torch.arange(3.0) + at,
+            "[scalars]parts": {"one": at, "other": torch.tensor(-at)},
+        }
+    ctx.log("my/number", math.nan if ctx.train_iter == 2 else at)
+
+
+def histograms_of(run: RunFolder) -> list[tuple[int, float]]:
+    return [
+        (step, value.histo.sum)
+        for step, value in values_in(run.path / "tb")
+        if value.tag == "learn/error"
+    ]
+
+
+@pytest.mark.parametrize("make_ctx", [OnlineRLContext, OfflineRLContext])
+@pytest.mark.parametrize("stops", [[1], [2], [3], [5, 6], [1, 2, 4, 8, 9], [5, 5, 11]])
+def test_rows_of_a_resumed_run_are_those_of_one_that_never_stopped(
+    tmp_path: Path, clock: Any, make_ctx: Any, stops: list[int]
+) -> None:
+    def work(ctx: Any) -> None:
+        if isinstance(ctx, OnlineRLContext):
+            collect(ctx)
+        clock.advance(1.0 + ctx.total_step % 3)
+
+    def rows_with(stops: list[int]) -> tuple[list[dict[str, Any]], list[tuple[int, float]]]:
+        state, path = None, tmp_path / str(len(stops))
+        for before, after in pairwise([0, *stops, 12]):
+            with (
+                RunFolder(path) as run,
+                Task(make_ctx(), clock=clock) as task,
+            ):
+                logger = MetricsLogger(run, every_train_iter=5)
+                task.use(logger).use(work).use(learn_in_every_way)
+                if state is not None:
+                    task.load_state_dict(load_checkpoint(path / "state"))
+                task.run(max_step=after - before)
+                save_checkpoint(path / "state", task.state_dict())
+                state = path
+            clock.advance(100.0)
+        return read_metrics(path), histograms_of(RunFolder(path))
+
+    rows, histograms = rows_with([])
+    assert len(rows) == 3
+    resumed_rows, resumed_histograms = rows_with(stops)
+    assert resumed_rows == rows
+    assert set(resumed_histograms) >= set(histograms)
 
 
 def test_a_full_disk_costs_only_lines_of_metrics(

@@ -14,7 +14,7 @@ from dmiddleware.command_line import arguments_of
 from dmiddleware.data import leaves, save_dataset
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
 from dmiddleware.errors import ConfigError, RegistryError, RunFolderError, SpaceError
-from dmiddleware.policy import BCPolicy, DQNSettings
+from dmiddleware.policy import BCPolicy, DQNPolicy, DQNSettings
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
 from dmiddleware.zoo import tuned_options
@@ -193,6 +193,47 @@ GAMES = {
     "LunarLander-v3": ("Box2D", {"max_episode_steps": 60}),
     "Hopper-v5": ("mujoco", {"max_episode_steps": 60}),
 }
+
+
+class NoName:
+    """What is neither the name of an algorithm nor an env."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 32}, 'give it as policy={"batch_size": ...}'),
+        ({"n_sample": 8}, 'give it as collector={"n_sample": ...}'),
+        ({"policy.discount": 0.9}, 'give it as policy={"discount": ...}'),
+        ({"gamma": 0.9}, 'did you mean policy={"discount": ...}?'),
+        ({"buffer_size": 100}, 'did you mean buffer={"size": ...}?'),
+        ({"num_envs": 2}, 'did you mean env={"env_num": ...}?'),
+        ({"total_timesteps": 64}, "did you mean max_env_step?"),
+        ({"max_env_stp": 64}, "did you mean max_env_step?"),
+        ({"nonsense": 64}, "known are: buffer, "),
+        ({"policy": {"gamma": 0.9}}, "unknown option gamma; did you mean discount?"),
+        ({"policy": 3}, "policy must have options by name, got 3"),
+        ({"max_env_step": "many"}, "max_env_step must be an integer"),
+        ({"seed": None}, "seed must be an integer ≥ 0, got None"),
+        ({"seed": -1}, "seed must be an integer ≥ 0, got -1"),
+    ],
+)
+def test_options_of_settings_say_how_they_are_given(options, words):
+    with pytest.raises(ConfigError) as caught:
+        train("dqn", "CartPole-v1", **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("algo", [None, 3, DQNPolicy, NoName()])
+def test_an_algorithm_is_a_name(algo):
+    with pytest.raises(ConfigError, match=r"algo must be the name of an algorithm.*own learns"):
+        train(algo, "CartPole-v1")
+
+
+@pytest.mark.parametrize("env", [None, 3, NoName(), gym.make("CartPole-v1"), ["CartPole-v1"]])
+def test_an_env_is_an_id_or_a_function(env):
+    with pytest.raises(ConfigError, match="id of an env or a function that makes one"):
+        train("dqn", env)
 
 
 @pytest.mark.parametrize("game", GAMES)

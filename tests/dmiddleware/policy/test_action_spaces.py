@@ -179,7 +179,7 @@ def test_a_custom_model_acts_in_a_space_of_several_parts():
     with envs_of(SPACES["dict"]) as envs:
         policy = PPOPolicy.for_env(envs, model=OwnModel(4 + 2 + 5, 2), seed=0)
         RolloutCollector(policy, envs).collect(30)
-        with pytest.raises(SpaceError, match="cannot take observations"):
+        with pytest.raises(SpaceError, match=r"output logit .* 5 numbers .* needs 11"):
             PPOPolicy.for_env(envs, model=OwnModel(5, 2), seed=0)
 
 

@@ -12,7 +12,7 @@ import torch
 from dmiddleware.classic.monitored import monitored_of
 from dmiddleware.data import TensorBuffer
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import SpaceError
+from dmiddleware.errors import PolicyOutputError, SpaceError
 from dmiddleware.policy import DQNPolicy, PPOPolicy, QMIXPolicy, VDNPolicy
 from dmiddleware.rollout import RolloutCollector, evaluate_episodes
 from dmiddleware.tree import as_tree
@@ -181,5 +181,5 @@ def test_a_model_of_ones_own_is_tried_with_an_observation() -> None:
             return {"logit": self.layer(obs["agents"])}
 
     assert VDNPolicy.for_env(CountingTeam(), model=Values(3))
-    with pytest.raises(SpaceError, match="cannot take observations"):
+    with pytest.raises(PolicyOutputError, match='must return a dictionary with the key "logit"'):
         VDNPolicy.for_env(CountingTeam(), model=torch.nn.Linear(2, 3))

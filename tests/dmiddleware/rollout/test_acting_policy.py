@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
+import re
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, StructureError
@@ -19,7 +22,9 @@ from dmiddleware.policy import (
     RecurrentPPOPolicy,
     SACPolicy,
 )
+from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy, policy_from
 from dmiddleware.rollout import ActingPolicy, evaluate_episodes
+from tests.dmiddleware.policy.drawn_envs import Drawn
 from tests.dmiddleware.team_envs import CountingTeam
 
 SMALL = {"encoder_hidden_sizes": [8]}
@@ -187,3 +192,111 @@ def test_slips_are_refused():
         act(np.zeros((2, 4), np.float32))
     act.reset()
     act(np.zeros((2, 4), np.float32), prev_reward=0.0)
+
+
+VECTOR = gym.spaces.Box(-1, 1, (4,), np.float32)
+GRID = gym.spaces.Box(-1, 1, (2, 3), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (3, 36, 36), np.uint8)
+CHOICE = gym.spaces.Discrete(3)
+CHOICES = gym.spaces.MultiDiscrete([3, 2])
+PARTS = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2,)), "b": CHOICE})
+PAIR = gym.spaces.Tuple((gym.spaces.Box(-1, 1, (2,)), CHOICE))
+ZEROS = np.zeros(2)
+
+
+@functools.cache
+def loaded(space_text):
+    """Return a policy for an observation space, as it is loaded from a checkpoint."""
+    spaces = {str(one): one for one in (VECTOR, GRID, IMAGE, CHOICE, CHOICES, PARTS, PAIR)}
+    env = Drawn(spaces[space_text], gym.spaces.Discrete(2))
+    policy = DQNPolicy.for_env(env, seed=0)
+    described = {DESCRIPTION: describe_policy(policy.eval_mode.spec)}
+    return ActingPolicy(policy_from({**policy.eval_mode.state_dict(), **described}))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "words"),
+    [
+        (VECTOR, np.zeros(5), "(1, 5)"),
+        (VECTOR, np.zeros((2, 3)), "(2, 3)"),
+        (VECTOR, np.zeros((2, 2, 4)), "1 dimension"),
+        (VECTOR, [], "(1, 0)"),
+        (VECTOR, None, "1 dimension"),
+        (VECTOR, "text", "1 dimension"),
+        (VECTOR, [[0.0] * 4, [0.0] * 3], "inhomogeneous"),
+        (VECTOR, np.array(["a"] * 4), "dtype <U1"),
+        (VECTOR, np.zeros(4, complex), "dtype complex128"),
+        (VECTOR, np.array([None] * 4), "dtype object"),
+        (VECTOR, (np.zeros(4), {}), "1 dimension"),
+        (VECTOR, {"a": np.zeros(4)}, "1 dimension"),
+        (VECTOR, np.array([0, 0, np.nan, 0]), "the value nan at [2]"),
+        (VECTOR, np.array([[0, 0, 0, 0], [0, 0, 0, -np.inf]]), "the value -inf at [3]"),
+        (VECTOR, torch.full((4,), torch.nan), "the value nan at [0]"),
+        (GRID, np.zeros((3, 2)), "(1, 3, 2)"),
+        (IMAGE, np.zeros((36, 36, 3), np.uint8), "(1, 36, 36, 3)"),
+        (IMAGE, np.zeros((3, 36, 36), np.float32), "float32, but the space has uint8"),
+        (IMAGE, np.full((3, 36, 36), 300), "300"),
+        (IMAGE, np.full((2, 3, 36, 36), -1), "-1"),
+        (CHOICE, 3, "the value 3, which is not in Discrete(3)"),
+        (CHOICE, -1, "the value -1"),
+        (CHOICE, 1.5, "integers"),
+        (CHOICE, np.array([0, 7]), "the value 7"),
+        (CHOICES, np.array([1, 2]), "[1, 2], which is not in"),
+        (CHOICES, np.array([1]), "(1, 1)"),
+        (PARTS, {"a": ZEROS}, "['a']"),
+        (PARTS, {"b": 1}, "at a"),
+        (PARTS, {}, "at a"),
+        (PARTS, {"a": ZEROS, "b": 1, "c": 3}, "['a', 'b', 'c']"),
+        (PARTS, {"a": np.zeros(3), "b": 1}, "(1, 3)"),
+        (PARTS, {"a": ZEROS, "b": 5}, "Discrete(3) of its part ['b']"),
+        (PARTS, {"a": np.array([0, np.nan]), "b": 1}, "nan at [1] of its part ['a']"),
+        (PARTS, {"a": np.zeros((2, 2)), "b": 1}, "Discrete(3)"),
+        (PARTS, {"a": np.zeros((2, 2)), "b": np.zeros(3, int)}, "[2, 3] rows"),
+        (PARTS, ZEROS, "at a"),
+        (PARTS, [{"a": ZEROS, "b": 1}] * 2, "at a"),
+        (PAIR, (ZEROS,), "1 parts, but the space has 2"),
+        (PAIR, (ZEROS, 1, 2), "3 parts, but the space has 2"),
+        (PAIR, (np.zeros((2, 2)), 1), "Discrete(3)"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_named(space, obs, words):
+    with pytest.raises(StructureError, match=re.escape(words)) as caught:
+        loaded(str(space))(obs)
+    assert "DQNPolicy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "n"),
+    [
+        (VECTOR, [0.0, 0, 0, 0], None),
+        (VECTOR, np.zeros(4, np.float16), None),
+        (VECTOR, torch.zeros(4, requires_grad=True), None),
+        (VECTOR, [[0, 0, 0, 0]] * 3, 3),
+        (VECTOR, np.full(4, 9.0), None),
+        (IMAGE, np.full((3, 36, 36), 255), None),
+        (CHOICE, True, None),
+        (CHOICE, [1, 2], 2),
+        (PARTS, {"a": [0, 0], "b": 1}, None),
+        (PARTS, {"a": np.zeros((3, 2)), "b": [0, 1, 2]}, 3),
+        (PAIR, [ZEROS, 1], None),
+        (PAIR, (np.zeros((2, 2)), np.array([1, 2])), 2),
+    ],
+)
+def test_an_observation_in_another_form_is_taken(space, obs, n):
+    action = loaded(str(space))(obs)
+    assert action.shape == (() if n is None else (n,))
+
+
+def test_a_mask_and_a_state_that_acting_does_not_need_may_be_absent():
+    policy = PPOPolicy.for_env(Shapes(), seed=1)
+    obs, _ = Shapes().reset()
+    action = ActingPolicy(policy)({name: obs[name] for name in ("where", "image")})
+    assert policy.spaces[1].contains(action)
+
+
+@pytest.mark.parametrize("reward", [np.nan, [1.0, 2.0, 3.0], np.inf])
+def test_a_previous_reward_is_a_number_for_each_row(reward):
+    act = ActingPolicy(RecurrentPPOPolicy.for_env(cartpole(), seed=1))
+    act(np.zeros((2, 4)))
+    with pytest.raises(StructureError, match="prev_reward must be a finite number"):
+        act(np.zeros((2, 4)), prev_reward=reward)
