@@ -140,7 +140,7 @@ ODD_NAMES = [
     "x" * 200,
     "ü" * 120,
     "tab\tand\nline",
-    b"caf\xe9".decode("utf-8", "surrogateescape"),
+    b"na\xefve".decode("utf-8", "surrogateescape"),
     "🚀",
     "registry-a",
     "all_configs",
