@@ -28,6 +28,19 @@ def test_the_workflow_runs_the_commands_that_people_run():
     assert ci[-2:] == ["make check", "make test"]
 
 
+def test_the_workflows_run_commands_that_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE))
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+        commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+        made = {target for text in commands for target in re.findall(r"\bmake ([a-z-]+)", text)}
+        assert made <= targets, workflow
+        modules = {name for text in commands for name in re.findall(r"-m (tests\.\w+)", text)}
+        for module in modules:
+            assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), workflow
+
+
 def test_every_pinned_dependency_is_one_version():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     names = [line.split("==")[0].lower() for line in lines if line and not line.startswith("#")]

@@ -167,7 +167,6 @@ class _Start:
                 "key_hex": key.hex(),
                 "start_timeout_s": options.start_timeout,
                 "tls": _tls(options),
-                "mq_type": options.mq_type,
                 "max_event_bytes": options.max_event_bytes,
                 "launch": options.recorded(),
                 **differences,

@@ -30,7 +30,7 @@ from dmiddleware.launch.status import NodeStatus
 from dmiddleware.pipeline import CurrentNode, Progress, SystemClock, running_as
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.selection import make_transport
+from dmiddleware.router import transport as transports
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, is_ignored, signal_reason
 from dmiddleware.terminal import needs_terminal
@@ -145,7 +145,7 @@ class JoinedNode:
             advertise=part.advertise,
             dial=part.dial,
             key=bytes.fromhex(plan.key_hex) or None,
-            transport=make_transport(tls=plan.tls, mq_type=plan.mq_type),
+            transport=transports.NngStreamTransport(tls=plan.tls),
             shared_memory=_shared_memory(plan),
             options=_router_options(plan),
             clock=self._clock,

@@ -229,10 +229,8 @@ class LaunchOptions(Settings):
     mesh, each to all others; alone, only to the addresses in --attach-to."""
     protocol: ProtocolName = "ipc"
     """ipc on one host; tcp or tls+tcp between hosts."""
-    mq_type: Literal["socket", "nng"] = "socket"
-    """What carries ipc and tcp: socket, sockets of the system, which are faster; nng, the nng
-    library, which always carries tls+tcp. Processes that use different ones understand each
-    other."""
+    mq_type: str = "nng"
+    """DI-engine's option; nng carries all events, so it is the only choice."""
     shared_memory: Annotated[str, Flag(metavar="FOLDER")] = "/dev/shm"
     """Where processes of one host exchange large arrays. Pass an empty string to send arrays over
     sockets instead."""
@@ -313,6 +311,11 @@ class LaunchOptions(Settings):
         self._check_tls()
         self._check_ports()
         self._check_resources()
+        if self.mq_type != "nng":
+            raise LaunchError(
+                f"--mq-type is {self.mq_type!r}, but nng carries all events between the processes "
+                "of a run; leave the option out"
+            )
         if self.platform == "ray":
             self._check_for_ray()
         for address in self.attach_to:

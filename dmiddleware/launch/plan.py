@@ -33,7 +33,6 @@ from dmiddleware.router.protocol.topology import (
     is_loopback,
     plan,
 )
-from dmiddleware.router.transport.selection import MqType
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import check_key, make_key
 
@@ -189,7 +188,6 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
         key_hex: the run's key; empty: none.
         start_timeout_s: how long to wait for peers.
         tls: certificates for ``tls+tcp``, or None.
-        mq_type: what carries ``ipc`` and ``tcp``: ``socket`` or ``nng``.
         attached: whether the nodes joined a run of another launcher. When they are stopped, the
             other nodes continue.
         replaced: whether the platform starts a node again that its launcher has stopped. Its peers
@@ -206,7 +204,6 @@ class RunPlan(msgspec.Struct, kw_only=True, frozen=True):
     key_hex: str = ""
     start_timeout_s: float = 60.0
     tls: TlsFiles | None = None
-    mq_type: MqType = "socket"
     attached: bool = False
     replaced: bool = False
     may_grow: bool = False

@@ -24,6 +24,7 @@ from dmiddleware.event_names import base_name, scoped_name, task_number
 from dmiddleware.event_values import Adapter
 from dmiddleware.pipeline import Clock, Event, Patience, Running, SystemClock
 from dmiddleware.pipeline.event_bus import Accept, PeerTask
+from dmiddleware.router import transport as transports
 from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
@@ -33,7 +34,6 @@ from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Transport
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import SUBSCRIPTIONS_EVENT, EncodedEvent
@@ -70,7 +70,7 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: plain sockets, for ipc and tcp.
+        transport: moves the bytes; None: nng, for ipc and tcp.
         shared_memory: carries large arrays to and from peers of this host that have the same
             folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.
@@ -151,7 +151,7 @@ class Router:
         self._memory = shared_memory
         self._connections = Connections(
             self._engine,
-            transport if transport is not None else SocketTransport(),
+            transport if transport is not None else transports.NngStreamTransport(),
             memory=shared_memory,
             start_timeout_s=start_timeout_s,
         )

@@ -103,8 +103,8 @@ def _print_list(names: Iterable[str]) -> None:
     click.echo(
         "\nThe goal is a mean return that ends the training, and the env steps are those to it, "
         "from the\nleast to the most over the seeds. Without a goal, the env steps are the budget, "
-        "and the best and\nthe last policy have mean returns over fresh episodes. In other envs, the "
-        "algorithms have their\ndefaults."
+        "and the best and\nthe last policy have mean returns over fresh episodes. In other envs, "
+        "the algorithms have their\ndefaults."
     )
 
 

@@ -6,7 +6,7 @@ same meter works in a simulation and in a real process::
 
     meter = CpuMeter()
     clock = MeteredClock(SystemClock(), meter)
-    router = Router(transport=MeteredTransport(SocketTransport(), meter), clock=clock)
+    router = Router(transport=MeteredTransport(NngStreamTransport(), meter), clock=clock)
     clock.spawn(program, name="program")
     meter.cpu_s
 """

@@ -32,7 +32,7 @@ from dmiddleware.pipeline import (
     running_as,
 )
 from dmiddleware.router import Router
-from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from tests.benchmarks.cpu_meter import CpuMeter, MeteredClock, MeteredTransport
 
 KEY: Final = bytes(range(32))
@@ -172,7 +172,7 @@ class LearnerProcess:
             listen=address,
             key=KEY,
             clock=self._clock,
-            transport=MeteredTransport(SocketTransport(), self._meter),
+            transport=MeteredTransport(NngStreamTransport(), self._meter),
         )
         self._learner = Learner(self.router, self._clock)
 

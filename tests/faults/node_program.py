@@ -24,7 +24,7 @@ import numpy as np
 from dmiddleware.errors import DeliveryTimeout, RouterError
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.selection import make_transport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import MIN_BYTES, SharedMemory
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.envelope import EncodedEvent
@@ -141,7 +141,7 @@ class _Node:
             dial=spec.dial,
             roles=spec.roles,
             key=bytes.fromhex(spec.key) or None,
-            transport=make_transport(tls=spec.tls),
+            transport=NngStreamTransport(tls=spec.tls),
             shared_memory=_shared_memory(spec),
             options=NodeOptions(**spec.options),
             expected_peers=spec.expected,

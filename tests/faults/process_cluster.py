@@ -25,7 +25,7 @@ import psutil
 
 from dmiddleware.closing import Closing
 from dmiddleware.router import Router
-from dmiddleware.router.transport.selection import make_transport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.faults.ledger import Ledger
@@ -291,7 +291,7 @@ class Cluster(Closing):
 
     def router(self, node_id: int, **settings: Any) -> Router:
         """Return a node in this process, with the run's key by default."""
-        transport = make_transport(tls=self.tls)
+        transport = NngStreamTransport(tls=self.tls)
         return Router(node_id=node_id, **{"key": KEY, "transport": transport, **settings})
 
     def raw_peer(self, *, secured: bool = True, timeout_s: float = 2.0) -> RawPeer:

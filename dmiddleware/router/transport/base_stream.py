@@ -1,4 +1,4 @@
-"""What the streams and listeners of every transport share: their rules, callbacks and errors."""
+"""What streams share, plain and encrypted: their rules, callbacks and errors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
-from dmiddleware.router.transport.ipc_path import PublishedPath
-from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
+from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece
 
-__all__ = ["IPC", "BaseListener", "BaseStream"]
+__all__ = ["BaseStream"]
 
 _logger = logging.getLogger(__name__)
-
-IPC: Final = "ipc://"
-
-_PAUSE_S: Final = 0.1
-"""How long a listener waits after it could not accept a connection."""
 
 
 class BaseStream(ABC):
@@ -45,8 +38,6 @@ class BaseStream(ABC):
         self._is_closed = False
         # Why nothing more is sent or received.
         self._error: RouterError | None = None
-        # Whether the transport receives without being asked again.
-        self._is_receiving = False
         self._targets: Sequence[memoryview] = ()
         self._on_bytes: OnBytes | None = None
         self._unsent: list[Piece] = []
@@ -62,7 +53,7 @@ class BaseStream(ABC):
             if self._error is not None:
                 self._report(partial(on_sent, self._error))
                 return False
-            self._unsent, self._on_sent = list(pieces), on_sent
+            self._unsent, self._on_sent = [piece for piece in pieces if len(piece)], on_sent
             if self._unsent and not (self._is_connected and self._send()):
                 return False
             self._on_sent = None
@@ -79,7 +70,7 @@ class BaseStream(ABC):
                 self._report(partial(on_bytes, self._error))
                 return
             self._targets, self._on_bytes = targets, on_bytes
-            if self._is_connected and not self._is_receiving:
+            if self._is_connected:
                 self._start_receiving()
 
     def close(self) -> None:
@@ -113,18 +104,16 @@ class BaseStream(ABC):
             n_bytes -= len(piece)
         unsent.clear()
 
-    def _fail_pending(self, error: RouterError, send_error: RouterError | None = None) -> None:
-        """Report why what is pending has failed; called with the lock held.
-
-        Args:
-            error: the reason.
-            send_error: a better one why the pieces were not sent.
-        """
+    def _fail_sending(self, error: RouterError) -> None:
+        """Report why the pieces were not sent; called with the lock held."""
         if self._on_sent is not None:
-            self._report(partial(self._on_sent, send_error or error))
+            self._report(partial(self._on_sent, error))
+        self._unsent, self._on_sent = [], None
+
+    def _fail_receiving(self, error: RouterError) -> None:
+        """Report why nothing more is received; called with the lock held."""
         if self._on_bytes is not None:
             self._report(partial(self._on_bytes, error))
-        self._unsent, self._on_sent = [], None
         self._targets, self._on_bytes = (), None
 
     def _dial_error(self, reason: str) -> TransportError:
@@ -147,57 +136,3 @@ class BaseStream(ABC):
         except Exception:
             _logger.exception("closed the connection with %s, its callback failed", self._address)
             self.close()
-
-
-class BaseListener(ABC):
-    """An address that is listened on; see :class:`~dmiddleware.router.transport.stream.Listener`.
-
-    Args:
-        address: the address.
-        on_connection: takes each connection.
-        thread: the transport's thread, which runs all callbacks.
-
-    Attributes:
-        address: where others can dial.
-    """
-
-    def __init__(self, address: str, on_connection: OnConnection, thread: IoThread) -> None:
-        self.address = address
-        self._on_connection = on_connection
-        self._thread = thread
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._path = PublishedPath(address.removeprefix(IPC)) if address.startswith(IPC) else None
-
-    def close(self) -> None:
-        """Stop listening; accepted connections stay open."""
-        if self._thread.is_forked:
-            return
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                if self._path is not None:
-                    self._path.remove()
-                self._close()
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Release everything; called with the lock held."""
-
-    def _pass_on(self, accept: Callable[[], BaseStream | None]) -> float | None:
-        """Pass a connection on, if there is one; return for how long no other may be accepted."""
-        try:
-            stream = accept()
-        except (OSError, RouterError) as error:
-            # For example, the process has no descriptor left. Dialers wait meanwhile.
-            if not self._thread.is_exiting:
-                _logger.warning("could not accept a connection to %s: %s", self.address, error)
-            return _PAUSE_S
-        if stream is None:
-            return None
-        try:
-            return self._on_connection(stream)
-        except Exception:
-            _logger.exception("closed a connection to %s, its callback failed", self.address)
-            stream.close()
-            return None

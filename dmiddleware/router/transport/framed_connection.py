@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, TypeAlias
 from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.byte_pieces import WireBytes
-from dmiddleware.router.wire.old_version import OldVersionError
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES, FrameReader, FrameWriter
 
 __all__ = ["Callbacks", "FramedConnection"]
@@ -148,14 +147,6 @@ class FramedConnection:
         if self.has_room and self._may_send and self._callbacks is not None:
             self._callbacks.on_room()
 
-    def _refuse(self, error: OldVersionError) -> None:
-        """Answer a peer with an old version, and end the connection."""
-        with self._lock:
-            self._error = self._error or error
-            may_send, self._may_send = self._may_send and not self._is_sending, False
-        if not may_send or self._stream.send([error.answer], lambda _: self.close()):
-            self.close()
-
     def _on_bytes(self, outcome: int | RouterError) -> None:
         callbacks = self._callbacks
         assert callbacks is not None
@@ -169,8 +160,6 @@ class FramedConnection:
                 if self._is_closed:
                     break
                 callbacks.on_frame(frame)
-        except OldVersionError as error:
-            self._refuse(error)
         except (FrameError, MemoryError) as error:
             self.close(error if isinstance(error, RouterError) else FrameError("out of memory"))
         except BaseException as error:

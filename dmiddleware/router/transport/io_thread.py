@@ -1,20 +1,17 @@
-"""The thread of a transport: it waits for sockets, and runs all callbacks one at a time."""
+"""The thread of a transport, which runs all callbacks one at a time."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import heapq
 import itertools
 import logging
 import os
-import selectors
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from dmiddleware.errors import RouterStateError, TransportError
 
@@ -35,7 +32,7 @@ class User(Protocol):
 
 
 class IoThread:
-    """Calls functions on one thread: when they are added, at a time, or when a socket is ready.
+    """Calls functions on one thread, when they are added or at a time.
 
     It runs while it has users, and is started again for later ones. It keeps them alive, because
     nng's operations refer to them by their address only.
@@ -47,17 +44,14 @@ class IoThread:
 
     def __init__(self) -> None:
         self.is_exiting = False
-        self._calls: deque[Callable[[], None]] = deque()
+        # nng's threads add to it, at any moment.
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._users: set[User] = set()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self.pid = os.getpid()
-        # What it waits with while it runs, and the two ends of the pipe that wakes it.
-        self._selector: selectors.BaseSelector | None = None
-        self._wakened = self._wakes = -1
-        self._is_asleep = False
 
     @property
     def is_forked(self) -> bool:
@@ -84,12 +78,7 @@ class IoThread:
 
     def call(self, call: Callable[[], None]) -> None:
         """Call a function soon, if there is a user; nng's threads add calls too."""
-        self._calls.append(call)
-        # It looks for calls after it has said that it sleeps.
-        if self._is_asleep:
-            self._is_asleep = False
-            with contextlib.suppress(OSError):
-                os.write(self._wakes, b"\0")
+        self._calls.put(call)
 
     def post(self, call: Callable[[], None]) -> None:
         """Call a function soon, also without a user; dropped when the program exits."""
@@ -108,25 +97,6 @@ class IoThread:
         if first:
             # The thread has to know that it waits for less long now.
             self.call(_do_nothing)
-
-    def watch(
-        self, watched: Any, before: int, events: int, on_ready: Callable[[int], None]
-    ) -> None:
-        """Call a function whenever a socket is ready; called on this thread.
-
-        Args:
-            watched: the socket.
-            before: the events that it was watched for so far, as in :mod:`selectors`; 0: none.
-            events: those that it is watched for from now on.
-            on_ready: called with those that have happened, perhaps once more after it has stopped.
-        """
-        assert self._selector is not None
-        if not events:
-            self._selector.unregister(watched)
-        elif not before:
-            self._selector.register(watched, events, on_ready)
-        else:
-            self._selector.modify(watched, events, on_ready)
 
     def close_users(self, timeout_s: float) -> bool:
         """Close what is open, and wait for the end of the thread, unless it is the caller's.
@@ -147,31 +117,13 @@ class IoThread:
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="router-io", daemon=True)
         try:
-            self._open()
             thread.start()
-        except (RuntimeError, OSError) as error:
-            self._close()
+        except RuntimeError as error:
             raise TransportError(f"could not start a thread: {error}") from error
         self._thread = thread
         # pynng has registered a function that ends nng, and any later use of nng would abort the
         # process. Functions that were registered later are called earlier.
         atexit.register(self._exit)
-
-    def _open(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._wakened, self._wakes = os.pipe()
-        for descriptor in (self._wakened, self._wakes):
-            os.set_blocking(descriptor, False)
-        self._selector.register(self._wakened, selectors.EVENT_READ, self._on_wakened)
-
-    def _close(self) -> None:
-        self._is_asleep = False
-        if self._selector is not None:
-            self._selector.close()
-        pipe, self._wakened, self._wakes = (self._wakened, self._wakes), -1, -1
-        for descriptor in pipe:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def _exit(self) -> None:
         """Close what is still open when the program exits; a fork of it has nothing to close."""
@@ -183,31 +135,24 @@ class IoThread:
         self.close_users(_EXIT_S)
 
     def _run(self) -> None:
-        calls, selector = self._calls, self._selector
-        assert selector is not None
         while self._users or not self._has_ended():
             left_s = self._call_due() if self._timers else None
-            self._is_asleep = True
-            ready = selector.select(0 if calls else left_s)
-            self._is_asleep = False
-            calls.extend(partial(key.data, events) for key, events in ready)
-            for _ in range(len(calls)):
-                try:
-                    calls.popleft()()
-                except Exception:
-                    # The other connections must still be served.
-                    _logger.exception("processing a connection failed")
-
-    def _on_wakened(self, _: int) -> None:
-        os.read(self._wakened, 4096)
+            try:
+                call = self._calls.get(timeout=left_s)
+            except queue.Empty:
+                continue
+            try:
+                call()
+            except Exception:
+                # The other connections must still be served.
+                _logger.exception("processing a connection failed")
 
     def _has_ended(self) -> bool:
         with self._lock:
-            if self._users or self._calls:
+            if self._users or not self._calls.empty():
                 return False
             self._thread = None
             self._timers.clear()
-            self._close()
             atexit.unregister(self._exit)
             return True
 
@@ -221,7 +166,7 @@ class IoThread:
                 if left_s > 0:
                     return left_s
                 _, _, call = heapq.heappop(self._timers)
-            self._calls.append(call)
+            self._calls.put(call)
 
 
 def fork_error() -> RouterStateError:

@@ -1,8 +1,8 @@
 """The file of a listening Unix-domain socket.
 
-nng replaces whatever is at the path of a listener, and removes it when the listener is closed, even
-if it belongs to another listener by then. So nng listens at a hidden path next to it, and the
-visible path is a link to that socket, which only takes the place of a dead one.
+nng replaces whatever is at the path that it listens on, and later removes it, even if it belongs to
+another listener by then. So nng gets a hidden path, and the visible one is a link to that socket,
+which replaces only a dead one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Streams over nng's byte streams: ``ipc``, ``tcp`` and ``tls+tcp``.
+"""Streams over nng's byte streams: ``ipc``, ``tcp``, and the bytes below ``tls+tcp``.
 
-nng owns the sockets, the polling and TLS. Here are only the operations that it performs: one
-receives and one sends for each connection, one accepts for each listener.
+nng owns the sockets and the polling; OpenSSL encrypts above it. Here are only the operations that
+it performs: one receives and one sends for each connection, one accepts for each listener.
 
 These facts about nng 1.11 shape the code:
 
@@ -10,55 +10,53 @@ These facts about nng 1.11 shape the code:
   end, and uses it after it was freed; nng's own dialer does so when a dial is canceled. So no
   operation that has a callback is canceled. Its connection, dialer or listener is closed, which
   ends it, and freed when its completion has been processed.
-- If nng cannot send over TLS because the peer has died, it closes its socket and fails the pending
-  operations. One that starts to receive after that never ends, and later ones that send seem to
-  succeed. So whenever one starts to receive, the socket is asked for its peer.
 - Closing a websocket, or its listener, does not always end the pending operations. So ``ws`` is not
   offered.
 - A timeout of nng may expire while another thread closes the connection, and abort the process.
   None is used.
 - After a fork, nng aborts the process.
+- It calls back on threads of its own, which need the GIL and must not wait. Such a callback only
+  adds a call to the thread of the transport.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import RouterError, TransportError
-from dmiddleware.router.transport.base_stream import IPC, BaseListener, BaseStream
+from dmiddleware.router.transport.base_stream import BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
+from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.nng_library import ffi, lib
-from dmiddleware.router.transport.nng_operation import (
-    MAX_PIECES,
-    Operation,
-    failure,
-    text_of,
+from dmiddleware.router.transport.stream import (
+    OnConnection,
+    Stream,
+    encrypts,
 )
-from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
 from dmiddleware.router.transport.tls import TlsFiles
+from dmiddleware.router.transport.tls_stream import TlsStream
 
 __all__ = ["NngStream", "NngStreamListener", "NngStreamTransport"]
 
+_logger = logging.getLogger(__name__)
+
+_IPC: Final = "ipc://"
 _TCP: Final = "tcp://"
 _TLS: Final = "tls+tcp://"
 
-_CHECK_S: Final = 1.0
-"""How long the search for the reason of a failed TLS handshake may wait for the peer."""
-
-_GONE_S: Final = 0.1
-"""How long receiving may take once the socket has no peer; what has arrived comes at once."""
+_PAUSE_S: Final = 0.1
+"""How long a listener waits after it could not accept a connection."""
 
 _NO_DELAY: Final = b"tcp-nodelay"
 """Otherwise the second of two short frames may wait until the first one is acknowledged."""
 
-_PEER: Final = b"remote-address"
-
-_JOINED: Final = 16 * 1024
-"""Neighboring pieces that are shorter are sent as one."""
+_MAX_PIECES: Final = 8
+"""The most buffers of one operation."""
 
 _ENDED: Final = frozenset({lib.NNG_ECLOSED, lib.NNG_ECONNSHUT, lib.NNG_ECONNRESET})
 
@@ -74,32 +72,31 @@ class NngStreamTransport:
         self._tls = tls
         self._thread = IoThread()
 
-    def dial(self, address: str, *, timeout_s: float) -> NngStream:
+    def dial(self, address: str, *, timeout_s: float) -> Stream:
         """Connect to an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
         self._check(address, "dial")
+        secure = self._security(address, listens=False)
         made = ffi.new("nng_stream_dialer **")
-        _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, address.encode()))
+        _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, _plain(address)))
         dialer = made[0]
         try:
-            if not address.startswith(IPC):
+            if not address.startswith(_IPC):
                 code = lib.nng_stream_dialer_set_bool(dialer, _NO_DELAY, True)
-                _check_code(f"dial {address}", code)
-            if address.startswith(_TLS):
-                config = self._config(address, listens=False)
-                code = lib.nng_stream_dialer_set_ptr(dialer, b"tls-config", config)
                 _check_code(f"dial {address}", code)
             stream = NngStream(address, self._thread)
         except BaseException:
             lib.nng_stream_dialer_free(dialer)
             raise
-        stream.connect(dialer, timeout_s, self._tls if address.startswith(_TLS) else None)
-        return stream
+        stream.connect(dialer, timeout_s)
+        return secure(stream)
 
     def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
         """Listen on an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
         self._check(address, "listen on")
-        config = self._config(address, listens=True) if address.startswith(_TLS) else None
-        return NngStreamListener(address, on_connection, self._thread, config)
+        secure = self._security(address, listens=True)
+        return NngStreamListener(
+            address, lambda stream: on_connection(secure(stream)), self._thread
+        )
 
     def close(self, *, timeout_s: float) -> bool:
         """Close everything; see :class:`~dmiddleware.router.transport.stream.Transport`."""
@@ -108,19 +105,105 @@ class NngStreamTransport:
     def _check(self, address: str, doing: str) -> None:
         if self._thread.is_forked:
             raise fork_error()
-        is_valid = address.startswith((f"{IPC}/", _TCP, _TLS)) and "\0" not in address
+        is_valid = address.startswith((f"{_IPC}/", _TCP, _TLS)) and "\0" not in address
         if not is_valid:
             raise TransportError(
                 f"could not {doing} {address!r}: write ipc:///path, tcp://host:port or "
                 "tls+tcp://host:port"
             )
 
-    def _config(self, address: str, *, listens: bool) -> Any:
+    def _security(self, address: str, *, listens: bool) -> Callable[[Stream], Stream]:
+        """Return what encrypts a connection, if its address says so."""
+        if not encrypts(address):
+            return lambda stream: stream
         if self._tls is None:
             raise TransportError(
                 f"{address} needs certificates; pass tls=TlsFiles(…) to the transport"
             )
-        return self._tls.config(listens=listens)
+        files = self._tls
+        return partial(
+            TlsStream,
+            address,
+            self._thread,
+            context=files.context(listens=listens),
+            server_name=None if listens else files.server_name,
+            explain=partial(files.explain, address, listens=listens),
+        )
+
+
+def _complete(handle: Any) -> None:
+    ffi.from_handle(handle)()
+
+
+_COMPLETE: Final = ffi.callback("void(void *)", _complete)
+
+
+class Operation:
+    """One operation at a time, which nng performs in the background.
+
+    Args:
+        on_done: called on one of nng's threads when an operation has ended; it must return at
+            once. None: an operation is only tried, see :meth:`end_at_once`.
+    """
+
+    __slots__ = ("_buffers", "_handle", "_iov", "aio")
+
+    def __init__(self, on_done: Callable[[], None] | None = None) -> None:
+        # nng keeps only the address of the handle, so it must stay alive here.
+        self._handle = ffi.NULL if on_done is None else ffi.new_handle(on_done)
+        made = ffi.new("nng_aio **")
+        complete = ffi.NULL if on_done is None else _COMPLETE
+        code = lib.nng_aio_alloc(made, complete, self._handle)
+        if code:
+            raise _failure("allocate an operation", code)
+        self.aio = made[0]
+        self._iov: Any = None
+        self._buffers: list[Any] = []
+
+    def use(self, pieces: Sequence[bytes | bytearray | memoryview]) -> Any:
+        """Set what the next operation sends, or where it receives; return nng's operation.
+
+        The memory stays valid until the operation has ended.
+        """
+        if self._iov is None:
+            self._iov = ffi.new("nng_iov[]", _MAX_PIECES)
+        iov, buffers = self._iov, [ffi.from_buffer(piece) for piece in pieces]
+        for index, buffer in enumerate(buffers):
+            entry = iov[index]
+            entry.iov_buf, entry.iov_len = buffer, len(buffer)
+        lib.nng_aio_set_iov(self.aio, len(buffers), iov)
+        self._buffers = buffers
+        return self.aio
+
+    def end_at_once(self) -> int:
+        """Cancel the operation unless it has ended; return how many bytes it has moved.
+
+        Only for one without a callback: nng is done with it when this returns.
+        """
+        if lib.nng_aio_busy(self.aio):
+            lib.nng_aio_cancel(self.aio)
+            lib.nng_aio_wait(self.aio)
+        self._buffers = []
+        n_bytes: int = 0 if lib.nng_aio_result(self.aio) else lib.nng_aio_count(self.aio)
+        return n_bytes
+
+    def outcome(self) -> tuple[int, int]:
+        """Return the result of the operation, zero if it succeeded, and how many bytes it moved.
+
+        Its memory is released.
+        """
+        self._buffers = []
+        return lib.nng_aio_result(self.aio), lib.nng_aio_count(self.aio)
+
+    def output(self) -> Any:
+        """Return what it has made."""
+        return lib.nng_aio_get_output(self.aio, 0)
+
+    def free(self) -> None:
+        """Free it when none is pending; wait until its callback has returned."""
+        lib.nng_aio_stop(self.aio)
+        lib.nng_aio_free(self.aio)
+        self._buffers = []
 
 
 class NngStream(BaseStream):
@@ -135,22 +218,16 @@ class NngStream(BaseStream):
         self._connection = connection
         self._dialer: Any = None
         self._dialing: Operation | None = None
-        # The certificates of a dialer, until the peer has sent something.
-        self._tls: TlsFiles | None = None
         self._receiving = Operation(partial(thread.call, self._on_received))
         self._sending = Operation(partial(thread.call, self._on_sent_some))
-        self._n_receives = 0
+        self._trying = Operation()
         # How many operations have not called back yet.
         self._n_pending = 0
         thread.add_user(self)
 
-    def send(self, pieces: Sequence[Piece], on_sent: OnSent) -> bool:
-        """Send bytes; return whether the system has accepted all of them."""
-        return super().send(_joined(pieces), on_sent)
-
-    def connect(self, dialer: Any, timeout_s: float, tls: TlsFiles | None) -> None:
+    def connect(self, dialer: Any, timeout_s: float) -> None:
         """Start to connect; called once, by the transport."""
-        self._dialer, self._tls = dialer, tls
+        self._dialer = dialer
         self._dialing = Operation(partial(self._thread.call, self._on_dialed))
         self._n_pending += 1
         lib.nng_stream_dialer_dial(dialer, self._dialing.aio)
@@ -163,14 +240,14 @@ class NngStream(BaseStream):
 
     def _on_dialed(self) -> None:
         assert self._dialing is not None
-        code = self._dialing.result
+        code, _ = self._dialing.outcome()
         with self._lock:
             lib.nng_stream_dialer_close(self._dialer)
             lib.nng_stream_dialer_free(self._dialer)
             self._dialer = None
             self._n_pending -= 1
             if code:
-                self._end(self._dial_error(text_of(code)))
+                self._end(self._dial_error(_text_of(code)))
             else:
                 self._connection = self._dialing.output()
                 if self._error is None:
@@ -185,68 +262,56 @@ class NngStream(BaseStream):
         """Start what has waited for the connection."""
         if self._on_bytes is not None:
             self._start_receiving()
-        if self._on_sent is not None:
-            self._send()
+        if self._on_sent is not None and self._send():
+            self._report(partial(self._on_sent, None))
+            self._on_sent = None
 
     def _start_receiving(self) -> None:
         self._n_pending += 1
         lib.nng_stream_recv(self._connection, self._receiving.use(self._targets))
-        self._n_receives += 1
-        if self._address.startswith(_TLS) and not self._has_peer():
-            self._thread.call_at(
-                time.monotonic() + _GONE_S, partial(self._end_if_receiving, self._n_receives)
-            )
-
-    def _has_peer(self) -> bool:
-        return not lib.nng_stream_get_addr(self._connection, _PEER, ffi.new("nng_sockaddr *"))
-
-    def _end_if_receiving(self, number: int) -> None:
-        with self._lock:
-            if self._on_bytes is not None and self._n_receives == number:
-                self._end(self._error_of(lib.NNG_ECONNSHUT))
 
     def _on_received(self) -> None:
-        receiving = self._receiving
         with self._lock:
-            code, on_bytes = receiving.result, self._on_bytes
-            outcome: int | RouterError | None = receiving.count
-            receiving.forget()
+            on_bytes = self._on_bytes
+            outcome: int | RouterError | None
+            code, outcome = self._receiving.outcome()
             self._targets, self._on_bytes = (), None
-            tls, self._tls = self._tls, None
             if code:
                 self._end(self._error_of(code))
                 outcome = self._error
             self._n_pending -= 1
-            self._release_if_done()
+            if self._is_closed:
+                self._release_if_done()
         assert on_bytes is not None and outcome is not None
-        if code == lib.NNG_ECRYPTO and tls is not None:
-            threading.Thread(
-                target=self._explain, args=(tls, on_bytes, outcome), daemon=True
-            ).start()
-            return
         self._guarded(partial(on_bytes, outcome))
 
-    def _explain(self, tls: TlsFiles, on_bytes: OnBytes, error: RouterError) -> None:
-        """Find out why TLS has failed, and report it; runs in a thread, because it may wait."""
-        try:
-            tls.check(self._address, timeout_s=_CHECK_S)
-        except RouterError as reason:
-            error = reason
-        self._report(partial(on_bytes, error))
-
     def _send(self) -> bool:
+        while self._unsent:
+            pieces = self._unsent[:_MAX_PIECES]
+            # Without a callback, where the system has room: no other thread takes part.
+            lib.nng_stream_send(self._connection, self._trying.use(pieces))
+            n_bytes = self._trying.end_at_once()
+            if not n_bytes:
+                self._send_later()
+                return False
+            if n_bytes == sum(map(len, pieces)):
+                del self._unsent[:_MAX_PIECES]
+            else:
+                self._drop_sent(n_bytes)
+        return True
+
+    def _send_later(self) -> None:
+        """Send more as soon as the system has room, or report why that is not possible."""
         self._n_pending += 1
-        pieces = self._unsent[:MAX_PIECES]
+        pieces = self._unsent[:_MAX_PIECES]
         lib.nng_stream_send(self._connection, self._sending.use(pieces))
-        return False
 
     def _on_sent_some(self) -> None:
-        sending, outcome = self._sending, None
+        outcome = None
         with self._lock:
             self._n_pending -= 1
-            code, on_sent = sending.result, self._on_sent
-            n_bytes = sending.count
-            sending.forget()
+            on_sent = self._on_sent
+            code, n_bytes = self._sending.outcome()
             if code:
                 self._end(self._error_of(code))
             else:
@@ -254,7 +319,7 @@ class NngStream(BaseStream):
             # If everything was sent, it has not failed, though the connection may have ended since.
             if self._unsent:
                 if self._error is None:
-                    self._send()
+                    self._send_later()
                     return
                 outcome = self._error
             self._unsent, self._on_sent = [], None
@@ -273,10 +338,11 @@ class NngStream(BaseStream):
             return
         if self._dialer is not None:
             lib.nng_stream_dialer_close(self._dialer)
-        self._fail_pending(error)
+        self._fail_sending(error)
+        self._fail_receiving(error)
 
     def _error_of(self, code: int) -> TransportError:
-        return self._end_error("" if code in _ENDED else text_of(code))
+        return self._end_error("" if code in _ENDED else _text_of(code))
 
     def _close(self, error: RouterError) -> None:
         self._end(error)
@@ -288,7 +354,7 @@ class NngStream(BaseStream):
             self._thread.call(self._release)
 
     def _release(self) -> None:
-        for operation in (self._dialing, self._receiving, self._sending):
+        for operation in (self._dialing, self._receiving, self._sending, self._trying):
             if operation is not None:
                 operation.free()
         if self._connection is not None:
@@ -296,23 +362,29 @@ class NngStream(BaseStream):
         self._thread.remove_user(self)
 
 
-class NngStreamListener(BaseListener):
-    """An address that nng listens on; it accepts one connection at a time."""
+class NngStreamListener:
+    """An address that nng listens on; it accepts one connection at a time.
 
-    def __init__(
-        self,
-        address: str,
-        on_connection: OnConnection,
-        thread: IoThread,
-        tls_config: Any,
-    ) -> None:
-        super().__init__(address, on_connection, thread)
+    Args:
+        address: the address.
+        on_connection: takes each connection.
+        thread: the transport's thread, which runs all callbacks.
+
+    Attributes:
+        address: where others can dial.
+    """
+
+    def __init__(self, address: str, on_connection: OnConnection, thread: IoThread) -> None:
+        self.address = address
+        self._on_connection = on_connection
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._path = PublishedPath(address.removeprefix(_IPC)) if address.startswith(_IPC) else None
         self._is_pending = False
         self._accepting = Operation(partial(thread.call, self._on_accepted))
         try:
-            self._listener = _listening(
-                address if self._path is None else IPC + self._path.hidden, tls_config
-            )
+            self._listener = _listening(address if self._path is None else _IPC + self._path.hidden)
         except BaseException:
             self._accepting.free()
             raise
@@ -329,10 +401,19 @@ class NngStreamListener(BaseListener):
             raise
         self._accept()
 
-    def _close(self) -> None:
-        # It ends the pending operation.
-        lib.nng_stream_listener_close(self._listener)
-        self._release_if_done()
+    def close(self) -> None:
+        """Stop listening; accepted connections stay open."""
+        if self._thread.is_forked:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._path is not None:
+                self._path.remove()
+            # It ends the pending operation.
+            lib.nng_stream_listener_close(self._listener)
+            self._release_if_done()
 
     def _accept(self) -> None:
         with self._lock:
@@ -341,7 +422,7 @@ class NngStreamListener(BaseListener):
                 lib.nng_stream_listener_accept(self._listener, self._accepting.aio)
 
     def _on_accepted(self) -> None:
-        code = self._accepting.result
+        code, _ = self._accepting.outcome()
         connection = None if code else self._accepting.output()
         with self._lock:
             self._is_pending = False
@@ -350,15 +431,31 @@ class NngStreamListener(BaseListener):
                 if connection is not None:
                     lib.nng_stream_free(connection)
                 return
-        pause_s = self._pass_on(partial(self._accepted, code, connection))
+        pause_s = self._pass_on(code, connection)
         if pause_s:
             self._thread.call_at(time.monotonic() + pause_s, self._accept)
         else:
             self._accept()
 
+    def _pass_on(self, code: int, connection: Any) -> float | None:
+        """Pass a connection on, if there is one; return for how long no other may be accepted."""
+        try:
+            stream = self._accepted(code, connection)
+        except RouterError as error:
+            # For example, the process has no descriptor left. Dialers wait meanwhile.
+            if not self._thread.is_exiting:
+                _logger.warning("could not accept a connection to %s: %s", self.address, error)
+            return _PAUSE_S
+        try:
+            return self._on_connection(stream)
+        except Exception:
+            _logger.exception("closed a connection to %s, its callback failed", self.address)
+            stream.close()
+            return None
+
     def _accepted(self, code: int, connection: Any) -> NngStream:
         if code:
-            raise TransportError(text_of(code))
+            raise TransportError(_text_of(code))
         try:
             return NngStream(self.address, self._thread, connection)
         except BaseException:
@@ -375,25 +472,38 @@ class NngStreamListener(BaseListener):
         self._thread.remove_user(self)
 
 
+def _text_of(code: int) -> str:
+    """Return what nng calls an error."""
+    text: str = ffi.string(lib.nng_strerror(code)).decode()
+    return text.lower()
+
+
+def _failure(doing: str, code: int) -> TransportError:
+    """Return the error for a result of nng that is not zero."""
+    return TransportError(f"could not {doing}: {_text_of(code)}")
+
+
+def _plain(address: str) -> bytes:
+    """Return what nng connects: it knows nothing of TLS."""
+    return address.removeprefix("tls+").encode()
+
+
 def _check_code(doing: str, code: int) -> None:
     if code:
-        raise failure(doing, code)
+        raise _failure(doing, code)
 
 
-def _listening(address: str, tls_config: Any) -> Any:
+def _listening(address: str) -> Any:
     made = ffi.new("nng_stream_listener **")
     doing = f"listen on {address}"
-    _check_code(doing, lib.nng_stream_listener_alloc(made, address.encode()))
+    _check_code(doing, lib.nng_stream_listener_alloc(made, _plain(address)))
     listener = made[0]
     try:
-        if address.startswith(IPC):
+        if address.startswith(_IPC):
             code = lib.nng_stream_listener_set_int(listener, b"ipc:permissions", 0o600)
             _check_code(doing, code)
         else:
             _check_code(doing, lib.nng_stream_listener_set_bool(listener, _NO_DELAY, True))
-        if tls_config is not None:
-            code = lib.nng_stream_listener_set_ptr(listener, b"tls-config", tls_config)
-            _check_code(doing, code)
         _check_code(doing, lib.nng_stream_listener_listen(listener))
     except BaseException:
         lib.nng_stream_listener_free(listener)
@@ -409,20 +519,3 @@ def _real_address(address: str, listener: Any) -> str:
     code = lib.nng_stream_listener_get_int(listener, b"tcp-bound-port", bound)
     _check_code(f"listen on {address}", code)
     return f"{host}:{bound[0]}"
-
-
-def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces, in which neighbors that are short are joined."""
-    joined: list[Piece] = []
-    short: list[Piece] = []
-    for piece in pieces:
-        if len(piece) < _JOINED:
-            short.append(piece)
-            continue
-        if short:
-            joined.append(b"".join(short))
-            short = []
-        joined.append(piece)
-    if short:
-        joined.append(b"".join(short))
-    return [piece for piece in joined if len(piece)]

@@ -216,13 +216,6 @@ class SlabPool:
             self._assign(slab, reader)
         return _ticket(slab, start, len(content))
 
-    def take_back(self, ticket: bytes) -> None:
-        """Free a slab that its reader could not open."""
-        with self._lock:
-            slab = self._slabs.get(ticket[_TICKET.size :].decode())
-            if slab is not None and slab.token == ticket[:_TOKEN_BYTES]:
-                slab.memory[_STATE] = _FREE
-
     def abandon(self, reader: int) -> None:
         """Remove the slabs of a reader that is gone; its views stay valid."""
         with self._lock:

@@ -23,7 +23,6 @@ from typing import Final, TypeAlias
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes, new_memory
-from dmiddleware.router.wire.old_version import OLD_BYTES, OLD_MAGIC, OldVersionError
 
 __all__ = ["FRAGMENT_BYTES", "HEAD_BYTES", "SMALL_BYTES", "FrameReader", "FrameWriter", "Piece"]
 
@@ -121,10 +120,6 @@ class FrameReader:
         if self._filled < content:
             return None, start
         magic, size, total = _HEAD.unpack_from(self._buffer, start)
-        if magic == OLD_MAGIC and not start:
-            if self._filled < OLD_BYTES:
-                return None, start
-            raise OldVersionError(self._buffer)
         if magic != _MAGIC:
             raise FrameError("got bytes that are not a frame")
         if total > self._max_frame_bytes:
@@ -204,10 +199,9 @@ class FrameWriter:
     def next(self) -> list[Piece]:
         """Remove and return what to send next; an empty list if there is nothing.
 
-        Small frames are sent together. At most one fragment of a large frame is among them, as the
-        last.
+        Small frames are sent together, as one piece. At most one fragment of a large frame follows.
         """
-        pieces: list[Piece] = []
+        small: list[Piece] = []
         n_bytes = 0
         while self._urgent or (self._bulk and self._large is None and n_bytes < FRAGMENT_BYTES):
             frame = self._urgent.popleft() if self._urgent else self._bulk.popleft()
@@ -220,15 +214,15 @@ class FrameWriter:
                 self._taken_bytes += size - frame.size
                 size = frame.size
             if size <= SMALL_BYTES:
-                pieces.append(_HEAD.pack(_MAGIC, size, size))
-                pieces += frame.pieces
+                small.append(_HEAD.pack(_MAGIC, size, size))
+                small += frame.pieces
                 n_bytes += size + HEAD_BYTES
                 self._taken_bytes += size + _FRAME_BYTES
             else:
                 self._large = _Frame(size, deque(frame.pieces), size)
         if self._large is not None and n_bytes < FRAGMENT_BYTES:
-            self._add_fragment(pieces, self._large)
-        return pieces
+            return _joined([*small, *self._next_fragment(self._large)])
+        return [b"".join(small)] if small else []
 
     def clear(self) -> None:
         """Forget everything."""
@@ -237,9 +231,9 @@ class FrameWriter:
         self._large = None
         self._taken_bytes = self._put_bytes
 
-    def _add_fragment(self, pieces: list[Piece], frame: _Frame) -> None:
+    def _next_fragment(self, frame: _Frame) -> list[Piece]:
         need = size = min(frame.left, FRAGMENT_BYTES)
-        pieces.append(_HEAD.pack(_MAGIC, size, frame.size))
+        pieces: list[Piece] = [_HEAD.pack(_MAGIC, size, frame.size)]
         while need:
             piece = frame.pieces[0]
             if len(piece) <= need:
@@ -255,3 +249,21 @@ class FrameWriter:
         if not frame.left:
             self._large = None
             self._taken_bytes += _FRAME_BYTES
+        return pieces
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Join neighbors that are short, because streams take a few pieces at a time."""
+    joined: list[Piece] = []
+    short: list[Piece] = []
+    for piece in pieces:
+        if len(piece) < SMALL_BYTES:
+            short.append(piece)
+            continue
+        if short:
+            joined.append(b"".join(short))
+            short = []
+        joined.append(piece)
+    if short:
+        joined.append(b"".join(short))
+    return joined

@@ -127,11 +127,10 @@ def test_four_processes_connect_and_end_together(folder: Path) -> None:
             (("--roles", "collector=2,evaluator=1,learner=1"),),
             (("--parallel-workers", "3", "--topology", "mesh"),),
             (("--parallel-workers", "3", "--protocol", "tcp", "--address", "::1"),),
-            (("--parallel-workers", "3", "--mq-type", "nng"),),
         ],
-        keep=[2, 3],
+        keep=[2],
     ),
-    ids=["learner last", "mesh", "IPv6", "nng"],
+    ids=["learner last", "mesh", "IPv6"],
 )
 def test_processes_connect_whatever_the_order_the_topology_and_the_address(
     folder: Path, options: tuple[str, ...]

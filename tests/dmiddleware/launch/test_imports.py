@@ -15,10 +15,9 @@ from tests.variants import mostly_slow
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 SLOW = {
-    *("torch", "treetensor", "numpy", "asyncio", "importlib.metadata", "rich"),
+    *("torch", "treetensor", "numpy", "importlib.metadata", "rich"),
     *("annotated_types", "cloudpickle", "multiprocessing", "dmiddleware.launch.options"),
 }
-NNG = "pynng._nng"
 
 # The learner and the collector exchange events before they look. A collector that never waits would
 # fill large frames, whose fragments need numpy.
@@ -60,14 +59,25 @@ def loaded(folder: Path, *options: str) -> set[str]:
 @pytest.mark.parametrize(
     ("options",), mostly_slow([((),), (("--protocol", "tcp"),)], keep=1), ids=["ipc", "tcp"]
 )
-def test_a_program_without_arrays_loads_neither_torch_nor_numpy_nor_asyncio(
+def test_a_program_without_arrays_loads_neither_torch_nor_numpy(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    assert loaded(tmp_path, *options) & {*SLOW, NNG} == set()
+    assert loaded(tmp_path, *options) & SLOW == set()
 
 
-def test_nng_is_loaded_where_it_carries_the_events(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "--mq-type", "nng") & {*SLOW, NNG} == {NNG, "asyncio"}
+def test_only_a_router_without_a_transport_of_its_own_loads_nng() -> None:
+    code = (
+        "import sys\n"
+        "from dmiddleware.launch import node\n"
+        "from dmiddleware.router import Router\n"
+        "from dmiddleware.testing.stream_network import StreamNetwork\n"
+        "Router(transport=StreamNetwork().transport('a'))\n"
+        "assert 'pynng' not in sys.modules\n"
+        "Router()\n"
+        "assert 'pynng' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_command_imports_modules_of_the_current_folder(tmp_path: Path) -> None:

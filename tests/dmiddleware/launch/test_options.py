@@ -94,6 +94,16 @@ def test_the_options_that_are_not_given_are_the_defaults() -> None:
             assert getattr(default, field.name) == field.default
 
 
+def test_nng_is_the_only_choice_of_the_message_queue_type() -> None:
+    assert LaunchOptions(main=MAIN, mq_type="nng") == LaunchOptions(main=MAIN)
+    for mq_type in ("redis", "socket", "NNG", ""):
+        with pytest.raises(LaunchError, match="nng carries all events"):
+            LaunchOptions(main=MAIN, mq_type=mq_type)
+    result = CliRunner().invoke(ditask, ["--main", MAIN, "--mq-type", "redis"])
+    assert result.exit_code == 1
+    assert "nng carries all events" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("option", ["--redis-host", "--redis-port"])
 def test_an_option_of_di_engine_for_the_messages_is_refused_with_the_reason(option: str) -> None:
     result = CliRunner().invoke(ditask, ["--main", MAIN, option, "nng"])

@@ -9,15 +9,14 @@ import pytest
 
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.testing.stream_network import StreamNetwork
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import nothing_left
 from tests.dmiddleware.router.stream_ends import StreamEndpoints, start_nng
 
-STREAMS = ("memory", "ipc", "tcp", "nng ipc", "nng tcp", "nng dials", "nng listens", "tls")
-ROUTERS = ("memory", "ipc", "tcp", "nng", "tls", "shared memory")
+STREAMS = ("memory", "ipc", "tcp", "tls")
+ROUTERS = ("memory", "ipc", "tcp", "tls", "shared memory")
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,9 @@ def endpoints(request: pytest.FixtureRequest, address: str) -> Iterator[StreamEn
         )
     else:
         found = StreamEndpoints(
-            "tcp://127.0.0.1:0" if "tcp" in kind else address,
-            *(
-                NngStreamTransport() if "nng" in kind and other not in kind else SocketTransport()
-                for other in ("dials", "listens")
-            ),
+            "tcp://127.0.0.1:0" if kind == "tcp" else address,
+            NngStreamTransport(),
+            NngStreamTransport(),
         )
     start_nng()
     with nothing_left():
@@ -82,8 +79,5 @@ def router_endpoints(request: pytest.FixtureRequest, address: str) -> RouterEndp
     if kind == "shared memory":
         folder: Path = request.getfixturevalue("folder")
         one, other = ({"shared_memory": SharedMemory(folder, min_bytes=1)} for _ in range(2))
-        return RouterEndpoints(address, one, other)
-    if kind == "nng":
-        one, other = ({"transport": NngStreamTransport()} for _ in range(2))
         return RouterEndpoints(address, one, other)
     return RouterEndpoints(address if kind == "ipc" else "tcp://127.0.0.1:0", {}, {})

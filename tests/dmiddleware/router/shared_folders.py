@@ -13,8 +13,8 @@ import numpy as np
 
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.shared_memory import SharedMemory
-from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import (
     Listener,
     OnBytes,
@@ -60,7 +60,7 @@ class WatchedTransport:
     """
 
     def __init__(self) -> None:
-        self._inner = SocketTransport()
+        self._inner = NngStreamTransport()
         self.sent: list[int] = []
         self.on_bytes: Callable[[], None] = lambda: None
 

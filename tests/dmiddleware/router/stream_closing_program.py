@@ -1,8 +1,7 @@
 """Close streams while they connect, send and receive.
 
-Run as ``python -m …stream_closing_program KIND ADDRESS COUNT [CA CERT_AND_KEY NAME]``, where the
-kind is ``socket`` or ``nng``; prints how many connections were made and closed. It is a separate
-program because nng may abort the process.
+Run as ``python -m …stream_closing_program ADDRESS COUNT [CA CERT_AND_KEY NAME]``; prints how many
+connections were made and closed. It is a separate program because nng may abort the process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Final
 
 from dmiddleware.errors import RouterError
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from dmiddleware.router.transport.socket_stream import SocketTransport
 from dmiddleware.router.transport.stream import Stream, Transport
 from dmiddleware.router.transport.tls import TlsFiles
 
@@ -103,15 +101,13 @@ class Closer:
         self._soon(side)
 
 
-def transport_of(kind: str, *tls: str) -> Transport:
-    if kind == "socket":
-        return SocketTransport()
+def transport_of(*tls: str) -> Transport:
     files = TlsFiles(ca=tls[0], cert_and_key=tls[1], server_name=tls[2]) if tls else None
     return NngStreamTransport(tls=files)
 
 
-def main(kind: str, address: str, count: int, *tls: str) -> None:
-    transport, dials = (transport_of(kind, *tls) for _ in range(2))
+def main(address: str, count: int, *tls: str) -> None:
+    transport, dials = (transport_of(*tls) for _ in range(2))
     accepted: list[Side] = []
     rng = random.Random(0)
 
@@ -157,4 +153,4 @@ def thread_names() -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

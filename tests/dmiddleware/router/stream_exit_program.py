@@ -1,6 +1,6 @@
 """Leave the program while streams connect, send and receive, without closing anything.
 
-Run as ``python -m …stream_exit_program KIND ADDRESS``; the kind is ``socket`` or ``nng``.
+Run as ``python -m …stream_exit_program ADDRESS``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from tests.dmiddleware.router.stream_closing_program import Side, transport_of
 
 
-def main(kind: str, address: str) -> None:
-    transport, dials = transport_of(kind), transport_of(kind)
+def main(address: str) -> None:
+    transport, dials = transport_of(), transport_of()
     sides: list[Side] = []
     listener = transport.listen(address, lambda stream: sides.append(Side(stream)))
     for _ in range(10):

@@ -9,9 +9,8 @@ from functools import partial
 import msgspec
 
 from dmiddleware.errors import RouterError
-from dmiddleware.router.transport.nng_stream import NngStream
-from dmiddleware.router.transport.selection import make_transport
-from dmiddleware.router.transport.socket_stream import SocketStream
+from dmiddleware.router.transport.base_stream import BaseStream
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, OnSent, Piece, Stream
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.router.wire.frame import (
@@ -47,7 +46,7 @@ class TamperingTransport:
     def __init__(
         self, forge: Forge, note: Note = lambda frame: None, *, tls: TlsFiles | None = None
     ) -> None:
-        self._inner = make_transport(tls=tls)
+        self._inner = NngStreamTransport(tls=tls)
         self._forge = forge
         self._note = note
         self.listen = self._inner.listen
@@ -55,14 +54,14 @@ class TamperingTransport:
 
     def dial(self, address: str, *, timeout_s: float) -> Stream:
         inner = self._inner.dial(address, timeout_s=timeout_s)
-        assert isinstance(inner, SocketStream | NngStream)
+        assert isinstance(inner, BaseStream)
         return _TamperedStream(inner, self._forge, self._note)
 
 
 class _TamperedStream:
     """A connection whose frames are read on both ways."""
 
-    def __init__(self, inner: SocketStream | NngStream, forge: Forge, note: Note) -> None:
+    def __init__(self, inner: BaseStream, forge: Forge, note: Note) -> None:
         self._inner = inner
         self._forge = forge
         self._note = note

@@ -11,17 +11,17 @@ import pytest
 from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline import Event
 from dmiddleware.router import Router
-from dmiddleware.router.transport.socket_stream import SocketListener, SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamListener, NngStreamTransport
 from dmiddleware.router.transport.stream import OnConnection, Stream
 from tests.accepting import accepting
 
 DEADLINE_S = 20.0
 
 
-class SlowTransport(SocketTransport):
+class SlowTransport(NngStreamTransport):
     """Listens, and returns only after a peer has connected and said hello."""
 
-    def listen(self, address: str, on_connection: OnConnection) -> SocketListener:
+    def listen(self, address: str, on_connection: OnConnection) -> NngStreamListener:
         connected = threading.Event()
 
         def note(stream: Stream) -> float:

@@ -9,7 +9,6 @@ import pickle
 import queue
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +31,8 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import Event, SystemClock
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.transport.socket_stream import SocketStream, SocketTransport
-from dmiddleware.router.wire.frame import VERSION, Frame, FrameType, encode_frame, version_of
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
+from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
@@ -510,30 +509,6 @@ def test_a_key_that_can_be_guessed_is_refused(key: bytes) -> None:
         Router(listen="tcp://0.0.0.0:0", key=key)
 
 
-def test_a_peer_with_an_old_version_gets_both_versions(
-    listen: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    head = struct.Struct("<4sB3xIQQ")
-    hello = bytearray(encode_frame(Frame(FrameType.HELLO, metadata=b"hello"), max_size=4096))
-    hello[4:6] = (3).to_bytes(2, "little")
-    request = head.pack(b"DMWU", 1, len(hello), 7, len(hello)) + hello
-    with Router(listen=listen, key=KEY) as router:
-        for n_first in (20, 30, len(request)):
-            with connect(router.address) as old:
-                old.sendall(request[:n_first])
-                if request[n_first:]:
-                    time.sleep(0.05)
-                    old.sendall(request[n_first:])
-                answer = old.recv(4096)
-                magic, kind, size, number, total = head.unpack_from(answer)
-                assert (magic, kind, number) == (b"DMWU", 2, 7)
-                assert size == total == len(answer) - head.size
-                assert version_of(answer[head.size :]) == VERSION == 4
-                assert is_hung_up_on(old)
-        assert comes_true(lambda: router.node.n_refused == 3)
-    assert "the peer has protocol version 3, this side 4; install" in caplog.text
-
-
 def test_using_a_closed_router_raises(listen: str) -> None:
     router = Router(listen=listen, key=KEY)
     router.start()
@@ -635,14 +610,14 @@ def test_waiting_for_room_ends_when_the_router_fails(tmp_path: Path) -> None:
         assert len(errors) == 1
 
 
-class Recording(SocketTransport):
+class Recording(NngStreamTransport):
     """Records the connections that it dials."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dialed: list[SocketStream] = []
+        self.dialed: list[Stream] = []
 
-    def dial(self, address: str, *, timeout_s: float) -> SocketStream:
+    def dial(self, address: str, *, timeout_s: float) -> Stream:
         stream = super().dial(address, timeout_s=timeout_s)
         self.dialed.append(stream)
         return stream
@@ -650,10 +625,10 @@ class Recording(SocketTransport):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_internal_error_while_dialing_ends_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(address: str, *, timeout_s: float) -> SocketStream:
+    def fail(address: str, *, timeout_s: float) -> Stream:
         raise ValueError("a defect")
 
-    transport = SocketTransport()
+    transport = NngStreamTransport()
     monkeypatch.setattr(transport, "dial", fail)
     with (
         Router(dial=["ipc:///a"], transport=transport) as router,

@@ -20,7 +20,7 @@ from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
 from dmiddleware.router.protocol.session import Link
 from dmiddleware.router.runtime import connections
-from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
@@ -156,7 +156,7 @@ def test_replayed_answers_neither_hide_a_dead_listener_nor_make_the_dialer_spin(
         assert not dialer.peer_ids()
 
 
-class TricklingTransport(SocketTransport):
+class TricklingTransport(NngStreamTransport):
     """Replaces what dialed connections receive by a large frame that is never complete.
 
     Attributes:

@@ -13,7 +13,7 @@ import pytest
 
 from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
-from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
 from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
 from tests.dmiddleware.router.process_resources import comes_true
@@ -184,7 +184,7 @@ def test_a_frame_whose_processing_fails_ends_only_its_connection(
 
 def test_a_peer_that_does_not_read_costs_a_known_amount(tmp_path: Path) -> None:
     accepted: list[Peer] = []
-    endpoints = StreamEndpoints(f"ipc://{tmp_path}/s", SocketTransport(), SocketTransport())
+    endpoints = StreamEndpoints(f"ipc://{tmp_path}/s", NngStreamTransport(), NngStreamTransport())
     with (
         endpoints.listening(lambda stream: accepted.append(Peer(stream))),
         socket.socket(socket.AF_UNIX) as stranger,

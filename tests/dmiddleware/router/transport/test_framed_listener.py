@@ -16,7 +16,7 @@ from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.protocol.strangers import BURST, MAX_PER_S, Strangers
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener
-from dmiddleware.router.transport.socket_stream import SocketTransport
+from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from dmiddleware.testing import FakeClock
 from dmiddleware.testing.stream_network import StreamNetwork
@@ -44,7 +44,7 @@ class Server:
         self.frames: list[bytes] = []
         self.errors: list[RouterError] = []
         self.listener = FramedListener(
-            SocketTransport(),
+            NngStreamTransport(),
             f"ipc://{path}",
             on_connection=self._on_connection,
             now=lambda: self.clock.now() + time.monotonic(),
@@ -203,9 +203,9 @@ def test_peers_far_away_join_while_others_connect_all_the_time(server: Server) -
     ("scheme", "raw", "cost"),
     [
         ("tcp", framed(b"hello"), 1),
-        ("tls+tcp", framed(b"hello"), 6),
-        ("tls+tcp", b"GET / HTTP/1.1\r\n\r\n", 6),
-        ("tls+tcp", b"", 6),
+        ("tls+tcp", framed(b"hello"), 3),
+        ("tls+tcp", b"GET / HTTP/1.1\r\n\r\n", 3),
+        ("tls+tcp", b"", 3),
         ("tls+tcp", framed(b"hello", b"key"), 1),
     ],
     ids=["without TLS", "hello", "garbage", "closed at once", "authenticated"],
@@ -214,7 +214,7 @@ def test_a_stranger_counts_several_times_after_a_tls_handshake(
     scheme: str, raw: bytes, cost: int
 ) -> None:
     network, address = StreamNetwork(), f"{scheme}://here:1"
-    strangers: Strangers[FramedConnection] = Strangers(extra=5 if scheme == "tls+tcp" else 0)
+    strangers: Strangers[FramedConnection] = Strangers(extra=2 if scheme == "tls+tcp" else 0)
     n_done = 0
 
     def on_connection(connection: FramedConnection) -> Callbacks:
@@ -242,7 +242,7 @@ def test_a_stranger_counts_several_times_after_a_tls_handshake(
         max_frame_bytes=MAX_BYTES,
         strangers=strangers,
     )
-    n_connections = BURST // 4
+    n_connections = BURST // 2
     for _ in range(n_connections):
         stream = there.dial(address, timeout_s=DEADLINE_S)
         if raw:

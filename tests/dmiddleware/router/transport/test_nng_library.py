@@ -32,7 +32,7 @@ WITH_PYNNG = """
 """
 STILL_CLOSING = """
     import pynng, time
-    from dmiddleware.router.transport.nng_operation import Operation
+    from dmiddleware.router.transport.nng_stream import Operation
 
     def free_late(operation, free=Operation.free):
         print("ended", flush=True)

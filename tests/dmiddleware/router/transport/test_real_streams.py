@@ -1,4 +1,4 @@
-"""Streams of sockets and of nng: what they cost, what strangers can do, and how they end."""
+"""Streams of nng: what they cost, what strangers can do, and how they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,7 @@ import pytest
 from dmiddleware.errors import AuthError, RouterStateError, TransportError
 from dmiddleware.router.transport import ipc_path
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
-from dmiddleware.router.transport.socket_stream import SocketTransport
-from dmiddleware.router.transport.stream import Listener, Stream, Transport
+from dmiddleware.router.transport.stream import Listener, Stream
 from dmiddleware.router.transport.tls import TlsFiles
 from tests.dmiddleware.router.certificates import Authority
 from tests.dmiddleware.router.process_resources import comes_true, n_descriptors, nothing_left
@@ -38,23 +37,16 @@ def nng_runs() -> None:
     start_nng()
 
 
-@pytest.fixture(params=[SocketTransport, NngStreamTransport])
-def transport(request: pytest.FixtureRequest) -> Callable[[], Transport]:
-    """Return what makes a transport."""
-    made: Callable[[], Transport] = request.param
-    return made
+@pytest.fixture
+def ipc(address: str) -> Iterator[StreamEndpoints]:
+    with nothing_left():
+        yield StreamEndpoints(address, NngStreamTransport(), NngStreamTransport())
 
 
 @pytest.fixture
-def ipc(address: str, transport: Callable[[], Transport]) -> Iterator[StreamEndpoints]:
+def tcp() -> Iterator[StreamEndpoints]:
     with nothing_left():
-        yield StreamEndpoints(address, transport(), transport())
-
-
-@pytest.fixture
-def tcp(transport: Callable[[], Transport]) -> Iterator[StreamEndpoints]:
-    with nothing_left():
-        yield StreamEndpoints("tcp://127.0.0.1:0", transport(), transport())
+        yield StreamEndpoints("tcp://127.0.0.1:0", NngStreamTransport(), NngStreamTransport())
 
 
 def path_of(endpoints: StreamEndpoints) -> Path:
@@ -123,34 +115,28 @@ def test_listening_does_not_wait_for_the_lock_of_another_process(
     "address",
     ["ipc://relative", "ipc:///" + 120 * "x", "ipc:///tmp/..", "ws://127.0.0.1:0", "tcp://nowhere"],
 )
-def test_an_address_that_is_not_valid_is_refused(
-    address: str, transport: Callable[[], Transport]
-) -> None:
+def test_an_address_that_is_not_valid_is_refused(address: str) -> None:
     with nothing_left(), pytest.raises(TransportError, match="could not listen"):
-        transport().listen(address, End)
+        NngStreamTransport().listen(address, End)
 
 
 @pytest.mark.parametrize("address", ["ipc://relative", "tcp://nowhere", "http://127.0.0.1:1"])
-def test_an_address_that_is_not_valid_is_not_dialed(
-    address: str, transport: Callable[[], Transport]
-) -> None:
+def test_an_address_that_is_not_valid_is_not_dialed(address: str) -> None:
     with nothing_left(), pytest.raises(TransportError, match="could not dial"):
-        transport().dial(address, timeout_s=1.0)
+        NngStreamTransport().dial(address, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "no..where"])
-def test_a_host_name_that_is_not_known_fails_with_the_address(
-    host: str, transport: Callable[[], Transport]
-) -> None:
+def test_a_host_name_that_is_not_known_fails_with_the_address(host: str) -> None:
     with nothing_left():
-        stream = transport().dial(f"tcp://{host}:1", timeout_s=DEADLINE_S)
+        stream = NngStreamTransport().dial(f"tcp://{host}:1", timeout_s=DEADLINE_S)
         assert f"tcp://{host}:1" in str(End(stream).ended())
         stream.close()
 
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "0.0.0.0"])
-def test_hosts_may_be_names_or_addresses(host: str, transport: Callable[[], Transport]) -> None:
-    endpoints = StreamEndpoints(f"tcp://{host}:0", transport(), transport())
+def test_hosts_may_be_names_or_addresses(host: str) -> None:
+    endpoints = StreamEndpoints(f"tcp://{host}:0", NngStreamTransport(), NngStreamTransport())
     with nothing_left(), endpoints.listening(End) as listener:
         dialer = End(endpoints.dial(listener.address.replace("0.0.0.0", "127.0.0.1")))
         dialer.send(b"hello")
@@ -391,28 +377,22 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "count", [400, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
     )
-    @pytest.mark.parametrize(
-        ("kind", "scheme"),
-        [("socket", "ipc"), ("socket", "tcp"), ("nng", "ipc"), ("nng", "tcp"), ("nng", "tls")],
-    )
+    @pytest.mark.parametrize("scheme", ["ipc", "tcp", "tls"])
     def test_closing_in_any_order_loses_no_callback(
-        self, kind: str, scheme: str, count: int, address: str, authority: Authority
+        self, scheme: str, count: int, address: str, authority: Authority
     ) -> None:
         arguments = [address if scheme == "ipc" else "tcp://127.0.0.1:0", str(count)]
         if scheme == "tls":
             files = authority.files("one")
             arguments = ["tls+tcp://127.0.0.1:0", str(count)]
             arguments += [files.ca, files.cert_and_key, files.server_name]
-        assert self.run("stream_closing_program", kind, *arguments) == f"{count}\n"
+        assert self.run("stream_closing_program", *arguments) == f"{count}\n"
 
     @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
-    @pytest.mark.parametrize("kind", ["socket", "nng"])
-    def test_a_program_may_leave_with_open_connections(
-        self, kind: str, scheme: str, address: str
-    ) -> None:
+    def test_a_program_may_leave_with_open_connections(self, scheme: str, address: str) -> None:
         for _ in range(3):
             where = address if scheme == "ipc" else "tcp://127.0.0.1:0"
-            assert self.run("stream_exit_program", kind, where) == "leaving\n"
+            assert self.run("stream_exit_program", where) == "leaving\n"
 
     def test_a_forked_process_gets_an_error(self, ipc: StreamEndpoints) -> None:
         with ipc.connected() as (dialer, accepted):

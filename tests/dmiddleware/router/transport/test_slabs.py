@@ -141,16 +141,6 @@ def test_a_forged_ticket_gets_nothing(pool: SlabPool, reader: SlabReader, tmp_pa
     assert taken(reader, ticket) == bytes(1000)
 
 
-def test_an_unread_slab_is_free_when_its_owner_takes_it_back(
-    pool: SlabPool, reader: SlabReader, tmp_path: Path
-) -> None:
-    ticket = filled(pool, b"unwanted")
-    pool.take_back(ticket)
-    assert reader.take(ticket, max_bytes=MAX_BYTES) is None
-    filled(pool, b"next")
-    assert len(files(tmp_path)) == 1
-
-
 def test_slabs_use_bounded_memory_and_free_ones_make_room(
     pool: SlabPool, reader: SlabReader
 ) -> None:

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -27,6 +28,8 @@ from tests.dmiddleware.router.stream_ends import End
 KEY = bytes(range(32))
 ANYWHERE = "tls+tcp://127.0.0.1:0"
 DEADLINE_S = 20.0
+
+Ends: TypeAlias = "queue.SimpleQueue[End]"
 
 
 @pytest.fixture(scope="module")
@@ -72,36 +75,6 @@ def test_tls_encrypts_everything(ours: Authority) -> None:
         assert outcome(ours.files("dialer"), between.address, secret) == b"welcome"
     assert len(between.heard) > 2 * len(secret)
     assert secret not in between.heard and b"welcome" not in between.heard
-
-
-def test_a_listener_speaks_no_newer_tls_than_its_keys_can_be_shared_in(ours: Authority) -> None:
-    files = ours.files("dialer")
-    with (
-        greeting(ours.files("listener")) as address,
-        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as plain,
-        files.context(listens=False).wrap_socket(
-            plain, server_hostname=files.server_name
-        ) as secured,
-    ):
-        assert secured.version() == "TLSv1.2"
-
-
-@pytest.mark.parametrize("linger_s", [None, 0], ids=["closed", "reset"])
-def test_a_listener_that_closes_after_the_certificate_has_refused_it(
-    ours: Authority, linger_s: int | None
-) -> None:
-    files = ours.files("dialer")
-    with (
-        Hangup(ours.files("listener"), linger_s) as address,
-        pytest.raises(AuthError) as caught,
-    ):
-        files.check(address, timeout_s=10.0)
-    assert f"{address} refused the certificate in {files.cert_and_key}" in str(caught.value)
-
-
-def test_checking_valid_certificates_raises_nothing(ours: Authority) -> None:
-    with greeting(ours.files("listener")) as address:
-        ours.files("dialer").check(address, timeout_s=10.0)
 
 
 def test_a_certificate_for_another_name_is_refused_with_the_name(ours: Authority) -> None:
@@ -156,38 +129,123 @@ def test_a_file_without_a_certificate_is_named(ours: Authority, tmp_path: Path) 
         pass
 
 
-def test_the_end_is_noticed_although_nothing_was_being_received(ours: Authority) -> None:
-    transport = NngStreamTransport(tls=ours.files("listener"))
-    accepted: queue.SimpleQueue[End] = queue.SimpleQueue()
+def secured(files: TlsFiles, address: str, **versions: ssl.TLSVersion) -> ssl.SSLSocket:
+    """Connect with Python's own sockets, without a handshake."""
+    context = files.context(listens=False)
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    for name, version in versions.items():
+        setattr(context, name, version)
+    host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
+    plain = socket.create_connection((host, int(port)), DEADLINE_S)
+    return context.wrap_socket(plain, server_hostname="localhost", do_handshake_on_connect=False)
+
+
+@contextlib.contextmanager
+def accepting_ends(files: TlsFiles, *, buffer_bytes: int) -> Iterator[tuple[str, Ends]]:
+    """Listen, and keep the ends of the connections."""
+    transport, ends = NngStreamTransport(tls=files), queue.SimpleQueue[End]()
 
     def accept(stream: Stream) -> float:
-        accepted.put(End(stream, buffer_bytes=0))
+        ends.put(End(stream, buffer_bytes=buffer_bytes))
         return 0.0
 
-    context = ours.files("dialer").context(listens=False)
     try:
-        address = transport.listen(ANYWHERE, accept).address
-        host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
-        plain = socket.create_connection((host, int(port)), DEADLINE_S)
-        secured = context.wrap_socket(
-            plain, server_hostname="localhost", do_handshake_on_connect=False
-        )
-        with secured:
-            end = accepted.get(timeout=DEADLINE_S)
-            shaking = threading.Thread(target=secured.do_handshake)
-            shaking.start()
-            end.send(b"welcome")
-            shaking.join(DEADLINE_S)
-            assert secured.recv(7) == b"welcome"
-            secured.sendall(b"hello")
-            secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # nng closes its socket when it cannot send the first of them, but accepts the others.
-        for _ in range(100):
-            end.send(b"lost")
-        end.read(1 << 16)
-        assert isinstance(end.ended(), TransportError)
+        yield transport.listen(ANYWHERE, accept).address, ends
     finally:
         assert transport.close(timeout_s=DEADLINE_S)
+
+
+def test_the_last_words_before_the_end_arrive_although_nothing_was_being_received(
+    ours: Authority,
+) -> None:
+    words = bytes(range(256)) * 1000
+    with accepting_ends(ours.files("listener"), buffer_bytes=0) as (address, ends):
+        with secured(ours.files("dialer"), address) as dialer:
+            dialer.do_handshake()
+            dialer.sendall(words)
+        end = ends.get(timeout=DEADLINE_S)
+        end.read(1 << 16)
+        assert isinstance(end.ended(), TransportError)
+        assert end.received_now() == words
+
+
+def test_an_end_in_order_is_the_end(ours: Authority) -> None:
+    with accepting_ends(ours.files("listener"), buffer_bytes=1 << 16) as (address, ends):
+        with secured(ours.files("dialer"), address) as dialer:
+            dialer.do_handshake()
+            dialer.sendall(b"hello")
+            # It sends the end, and does not wait for that of the listener.
+            dialer.setblocking(False)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                dialer.unwrap()
+        end = ends.get(timeout=DEADLINE_S)
+        assert "has ended" in str(end.ended())
+        assert end.received_now() == b"hello"
+
+
+def test_a_peer_that_resets_the_connection_ends_it_for_who_sends_and_receives(
+    ours: Authority,
+) -> None:
+    with accepting_ends(ours.files("listener"), buffer_bytes=0) as (address, ends):
+        with secured(ours.files("dialer"), address) as dialer:
+            dialer.do_handshake()
+            dialer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        end = ends.get(timeout=DEADLINE_S)
+        end.read(1 << 16)
+        assert isinstance(end.ended(), TransportError)
+        with pytest.raises(TransportError):
+            end.send(b"lost")
+
+
+def test_a_failed_handshake_ends_the_connection_although_nobody_receives(ours: Authority) -> None:
+    with accepting_ends(ours.files("listener"), buffer_bytes=0) as (address, ends):
+        host, _, port = address.removeprefix("tls+tcp://").rpartition(":")
+        with socket.create_connection((host, int(port)), DEADLINE_S) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while stranger.recv(1000):
+                pass
+        end = ends.get(timeout=DEADLINE_S)
+        with pytest.raises(TransportError, match="handshake with a peer that dialed"):
+            end.send(b"lost")
+
+
+def test_an_older_version_of_tls_is_refused_by_both_sides(ours: Authority) -> None:
+    with (
+        accepting_ends(ours.files("listener"), buffer_bytes=1 << 16) as (address, ends),
+        secured(ours.files("dialer"), address, maximum_version=ssl.TLSVersion.TLSv1_2) as dialer,
+    ):
+        with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):
+            dialer.do_handshake()
+        assert "unsupported protocol" in str(ends.get(timeout=DEADLINE_S).ended())
+    with Hangup(ours.files("listener"), maximum_version=ssl.TLSVersion.TLSv1_2) as address:
+        refused = outcome(ours.files("dialer"), address)
+    assert isinstance(refused, TransportError)
+    assert "protocol version" in str(refused)
+
+
+def test_no_session_is_resumed(ours: Authority) -> None:
+    with (
+        greeting(ours.files("listener")) as address,
+        secured(ours.files("dialer"), address) as dialer,
+    ):
+        dialer.do_handshake()
+        assert dialer.recv(7) == b"welcome"
+        assert dialer.version() == "TLSv1.3"
+        assert dialer.session is None or not dialer.session.has_ticket
+
+
+def test_many_peers_that_dial_at_once_all_connect(ours: Authority) -> None:
+    n_peers = 24
+    with greeting(ours.files("listener")) as address:
+        transports = [NngStreamTransport(tls=ours.files("dialer")) for _ in range(n_peers)]
+        with contextlib.ExitStack() as stack:
+            for transport in transports:
+                stack.callback(transport.close, timeout_s=DEADLINE_S)
+            for _ in range(5):
+                ends = [End(peer.dial(address, timeout_s=DEADLINE_S)) for peer in transports]
+                assert [end.received(7) for end in ends] == n_peers * [b"welcome"]
+                for end in ends:
+                    end.stream.close()
 
 
 def test_events_travel_between_routers_over_tls(ours: Authority) -> None:
@@ -236,11 +294,11 @@ def test_a_router_with_an_untrusted_certificate_fails_at_its_start_timeout(
 
 
 class Hangup:
-    """A listener that performs the TLS handshake and closes the connection without an alert."""
+    """A listener that closes a connection after the TLS handshake, or its failure."""
 
-    def __init__(self, files: TlsFiles, linger_s: int | None) -> None:
-        self._linger_s = linger_s
+    def __init__(self, files: TlsFiles, *, maximum_version: ssl.TLSVersion) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.maximum_version = maximum_version
         self._context.load_cert_chain(files.cert_and_key)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.settimeout(10.0)
@@ -256,10 +314,8 @@ class Hangup:
 
     def _answer(self) -> None:
         plain, _ = self._socket.accept()
-        with self._context.wrap_socket(plain, server_side=True) as secured:
-            if self._linger_s is not None:
-                linger = struct.pack("ii", 1, self._linger_s)
-                secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        with plain, contextlib.suppress(ssl.SSLError):
+            self._context.wrap_socket(plain, server_side=True).close()
 
 
 class Eavesdropper:
