@@ -239,7 +239,11 @@ def leaves(tree: Value, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 @overload
 def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]: ...
 def leaves(tree: Nested, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(dotted path, leaf)`` of a tree in sorted order; a bare leaf has the path ``""``."""
+    """Yield ``(dotted path, leaf)`` of a tree in sorted order; a bare leaf has the path ``""``.
+
+    A dot in a name, such as ``"observation.state"``, is ``%2E`` in the path, so that each path
+    stands for one leaf.
+    """
     if isinstance(tree, _NODE_TYPES):
         yield from _leaves(tree, f"{prefix}." if prefix else "")
     else:
@@ -250,23 +254,37 @@ def _leaves(tree: Nested, before: str) -> Iterator[tuple[str, Any]]:
     items = enumerate(tree) if isinstance(tree, tuple) else items_of(tree)
     for key, value in sorted(items, key=_name):
         if type(value) is not torch.Tensor and isinstance(value, _NODE_TYPES):
-            yield from _leaves(value, f"{before}{key}.")
+            yield from _leaves(value, f"{before}{_escaped(key)}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{before}{_escaped(key)}", value
 
 
 def _name(item: tuple[Any, Any]) -> str:
     return str(item[0])
 
 
+def _escaped(key: Any) -> str:
+    """Return a name as a part of a path."""
+    name = str(key)
+    if "." not in name and "%2" not in name:
+        return name
+    return name.replace("%", "%25").replace(".", "%2E")
+
+
+def _unescaped(part: str) -> str:
+    """Return the name that a part of a path stands for."""
+    return part.replace("%2E", ".").replace("%25", "%") if "%2" in part else part
+
+
 def nest(flat: Mapping[str, Any]) -> Batch:
     """Build a batch from leaves by dotted path: the inverse of :func:`leaves`."""
-    if "." not in "".join(flat):
+    paths = "".join(flat)
+    if "." not in paths and "%2" not in paths:
         return as_tree(flat)
     root: dict[str, Any] = {}
     for path, value in flat.items():
         node = root
-        *parents, name = path.split(".")
+        *parents, name = map(_unescaped, path.split("."))
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = value

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmiddleware.errors import StructureError
-from dmiddleware.tree import Batch, Value, as_tree, leaves, stack, to_array
+from dmiddleware.tree import Batch, as_tree, leaves, stack, to_array
 
 __all__ = [
     "Array",
@@ -34,7 +34,8 @@ class Leaf:
     """One leaf of every row.
 
     Attributes:
-        path: keys from the root of the batch, joined by dots.
+        path: keys from the root of the batch, joined by dots, as
+            :func:`~dmiddleware.tree.leaves` gives it.
         shape: shape in one row.
         dtype: numpy data type.
     """
@@ -65,11 +66,10 @@ class Schema:
         """Read the structure of a batch whose leaves share ``n_lead`` leading dimensions.
 
         Raises:
-            StructureError: if a leaf does not have these dimensions, or a key contains a dot.
+            StructureError: if a leaf does not have these dimensions.
         """
         found = []
         for path, leaf in leaves(batch):
-            _check_keys(batch, path)
             if leaf.ndim < n_lead:
                 raise StructureError(
                     f"leaf {path!r} has shape {list(leaf.shape)}, but the leaves of this batch "
@@ -215,17 +215,6 @@ def lead_of(batch: Batch) -> tuple[int, ...]:
             "do not start with these dimensions; if it is [N, 1], push done.squeeze(-1)"
         )
     return lead
-
-
-def _check_keys(batch: Batch, path: str) -> None:
-    node: Value = batch
-    for key in path.split("."):
-        if not isinstance(node, Batch) or key not in node:
-            raise StructureError(
-                f"the path {path!r} is ambiguous because a key of the batch contains a dot; rename "
-                "the key"
-            )
-        node = node[key]
 
 
 def _key_difference(found: set[str], expected: set[str]) -> str:

@@ -267,7 +267,9 @@ class ActionCodec:
         return self._mapped(lambda part, leaf: part.to_raw(leaf), action)
 
     def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:
-        """Reject actions of the environment outside of its space, as in a data set of others.
+        """Reject actions outside of the environment's space, as in a data set of others.
+
+        Actions have the parts and the shape that the space has, and values in it.
 
         Args:
             action: ``[…]``.
@@ -278,12 +280,26 @@ class ActionCodec:
         """
         by_path = dict(leaves(action))
         for path, part in self._parts.items():
+            name = f"the part {path!r} of the action" if path else "the action"
+            if path not in by_path:
+                raise StructureError(
+                    f"{name} is missing in the data set, whose actions have "
+                    f"{', '.join(map(repr, by_path))}; build the policy for the space that they "
+                    "come from"
+                )
+            shape, item = tuple(by_path[path].shape), part.item_shape
+            if len(shape) <= len(item) or shape[len(shape) - len(item) :] != item:
+                expected = (*shape[: max(1, len(shape) - len(item))], *item)
+                raise StructureError(
+                    f"{name} has shape {shape}, but must be {expected}, as the policy's actions "
+                    "are; build the policy for the space that the data set comes from, or reshape "
+                    "its actions"
+                )
             outside = part.outside(by_path[path])
             if mask is not None:
                 outside = outside & mask
             if outside.any():
                 row = outside.nonzero()[0].tolist()
-                name = f"the part {path!r} of the action" if path else "the action"
                 raise StructureError(
                     f"{name} in row {', '.join(map(str, row))} is "
                     f"{by_path[path][tuple(row)].tolist()}, outside of {part.describe()}; clip or "

@@ -48,6 +48,11 @@ class PartCodec(ABC):
         self.is_identity = False
         self._start: Any = None  # of choices: an int, or one for each; None: not known, so 0
 
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one action of the environment."""
+        return self._shape
+
     @abstractmethod
     def distribution(
         self, outputs: Mapping[str, torch.Tensor], mask: torch.Tensor | None
@@ -116,6 +121,11 @@ class _DiscreteCodec(PartCodec):
     def __init__(self, part: ActionPart) -> None:
         super().__init__(part)
         self.is_identity = True
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of one action of the environment."""
+        return ()
 
     def set_space(self, space: gym.Space[Any], *, was_used: bool) -> None:
         super().set_space(space, was_used=was_used)

@@ -59,6 +59,25 @@ def test_a_tree_has_the_leaves_it_was_built_from(tree):
     assert map_leaves(lambda leaf: leaf.item(), to_dict(nest(dict(leaves(built))))) == tree
 
 
+ODD_NAMES = st.text("a.%2E5", min_size=1, max_size=5)
+
+
+@given(
+    st.dictionaries(
+        ODD_NAMES,
+        st.integers(0, 9) | st.dictionaries(ODD_NAMES, st.integers(0, 9), min_size=1, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_names_with_dots_have_paths_of_their_own(tree):
+    built = as_tree(as_tensors(tree))
+    flat = dict(leaves(built))
+    n_leaves = sum(len(value) if isinstance(value, dict) else 1 for value in tree.values())
+    assert len(flat) == n_leaves
+    assert map_leaves(lambda leaf: leaf.item(), to_dict(nest(flat))) == tree
+
+
 @settings(deadline=None)
 @given(TREES)
 def test_a_tree_equals_one_that_treetensor_builds(tree):

@@ -164,8 +164,6 @@ def test_the_first_batch_is_checked_as_well():
         TensorBuffer(4).push({"x": torch.zeros(2), "done": torch.zeros(2, 3)})
     with pytest.raises(StructureError, match=r"'x' of the batch is float32\[3\]"):
         TensorBuffer(4).push({"x": torch.zeros(3), "done": torch.zeros(2)})
-    with pytest.raises(StructureError, match=r"the path 'a\.b' is ambiguous"):
-        TensorBuffer(4).push({"a.b": torch.zeros(2)})
     with pytest.raises(StructureError, match="has a column index"):
         TensorBuffer(4).push({"index": torch.zeros(3)})
     with pytest.raises(StructureError, match="has a column weight"):
