@@ -60,8 +60,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
     stop_evaluations: Count = 1
     """Evaluations in a row that must reach ``stop_value``."""
     patience: Count | None = None
-    """Stop the task after so many evaluations in a row without a new best mean return (early
-    stopping); None: never."""
+    """Evaluations in a row without a new best mean return after which to stop the task (early
+    stopping); None: never stop for this reason."""
     video_every: Count | None = None
     """Record every n-th evaluation, including the first, in envs made with
     ``render_mode="rgb_array"``; None: no videos."""
