@@ -7,11 +7,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.data import load_checkpoint, save_checkpoint
-from dmiddleware.errors import CheckpointWriteError, RunFolderError
+from dmiddleware.errors import CheckpointWriteError, ConfigError, RunFolderError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy
@@ -21,10 +21,12 @@ from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.roles import Role
 from middleware.run_folder import RunFolder, check_run_folder
-from middleware.support.folder_lock import NoLock, RunLock, check_writable
+from middleware.support.folder_lock import FolderLock, NoLock, RunLock, check_writable
 from middleware.support.interval import Interval, IntervalSettings
 
 __all__ = ["CkptSaver", "CkptSaverSettings"]
+
+_BEST: Final = "ckpt.best"
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
       evaluated in another process, or has learned since, it is only the parameters that were
       evaluated.
     - ``iteration_<n>.safetensors``: the whole state after ``n`` updates, for the last few ``n``.
+      There are only such files if an interval is given.
     - ``final.safetensors``: the whole state at the end of the run, also if it ends with an error or
       a signal. A run that ends before its first update leaves the file of an earlier one in place.
 
@@ -59,11 +62,21 @@ class CkptSaver(BaseMiddleware[RLContext]):
     also has ``last_eval_value``: a learner that is restarted in the same folder replaces it only by
     a better one.
 
+    Given a path in place of a run's folder, it writes only the periodic files, to that folder, as
+    ``step_<n>.safetensors`` after ``n`` env steps (offline: as above). This is for programs with an
+    :class:`~middleware.Experiment`, which saves the best and the last policy itself::
+
+        task.use(CkptSaver(policy, experiment.run.path / "periodic", every_env_step=10_000, keep=5))
+
+    When ``best.safetensors`` has been written, the event ``"ckpt.best"`` is emitted in this process
+    with the path of the file and the mean return.
+
     The position in the chain does not matter, because it works on the way back.
 
     Args:
         policy: a policy or its learn mode.
-        run: the folder to save to.
+        run: the folder of the run, or the path of a folder for periodic checkpoints, which is made
+            if it is missing.
         settings: the options; or their fields by keyword, see :class:`CkptSaverSettings`.
 
     Reads:
@@ -74,7 +87,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
             were evaluated (``ctx.eval_output["policy_state"]``), and after how many updates.
 
     Raises:
-        ConfigError: if ``policy`` or ``run`` has the wrong type, or an option is not valid.
+        ConfigError: if ``policy`` or ``run`` has the wrong type, an option is not valid, or ``run``
+            is a path and there is no interval.
         CheckpointWriteError: if a file cannot be written; the one before it is intact.
         RunFolderError: if another task trains in the folder, or the folder was deleted.
     """
@@ -88,19 +102,29 @@ class CkptSaver(BaseMiddleware[RLContext]):
 
     @takes_settings(CkptSaverSettings)
     def __init__(
-        self, policy: HasModes | LearnMode, run: RunFolder, settings: CkptSaverSettings
+        self, policy: HasModes | LearnMode, run: RunFolder | str | Path, settings: CkptSaverSettings
     ) -> None:
         self._mode = as_learn_mode(policy, user="CkptSaver")
-        self._run = check_run_folder(run, user="CkptSaver")
-        self.owns = (run.ckpt_dir,)
         self.settings = settings
+        self._run: RunFolder | None = None
+        if isinstance(run, str | Path):
+            if settings.every_env_step is None and settings.every_train_iter is None:
+                raise ConfigError(
+                    f"CkptSaver saves only periodic checkpoints to a path, and got {str(run)!r} "
+                    "without an interval; add every_env_step=..., or pass a RunFolder"
+                )
+            self._folder = Path(run).absolute()
+        else:
+            self._run = check_run_folder(run, user="CkptSaver")
+            self._folder = run.ckpt_dir
+        self.owns = (self._folder,)
         self._kept: deque[Path] = deque()
         self._interval = Interval(settings)
         self._begin_iter = 0
         self._best = -math.inf
         self._last_eval_iter = -1
         self._disk_failed = False
-        self._tidying = BestEffort(f"remove old checkpoints in {run.ckpt_dir}")
+        self._tidying = BestEffort(f"remove old checkpoints in {self._folder}")
         self._lock: RunLock = NoLock()
         self._task: Task[Any] | None = None
 
@@ -120,20 +144,22 @@ class CkptSaver(BaseMiddleware[RLContext]):
             CheckpointDamaged: if the folder has a best policy whose file is damaged.
             RunFolderError: if the folder is in use by another task, or cannot be written to.
         """
-        self._lock = self._run.lock(task)
-        check_writable(self._run.ckpt_dir)
+        run = self._run
+        self._lock = FolderLock(self._folder, task) if run is None else run.lock(task)
+        check_writable(self._folder)
         self._task = task
         self._begin_iter = task.ctx.train_iter
         self._interval.start(task.ctx)
         self._last_eval_iter = task.ctx.last_eval_iter
-        if self._run.best_ckpt.exists():
-            best = load_checkpoint(self._run.best_ckpt).get("last_eval_value", -math.inf)
+        if run is not None and run.best_ckpt.exists():
+            best = load_checkpoint(run.best_ckpt).get("last_eval_value", -math.inf)
             self._remember(float(best))
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Save on the way back, after the best evaluation so far or at the interval."""
         yield
-        if ctx.eval_value is not None and self._is_best(to_float(ctx.eval_value)):
+        is_evaluated = self._run is not None and ctx.eval_value is not None
+        if is_evaluated and self._is_best(to_float(ctx.eval_value)):
             self._write_best(ctx)
         self._last_eval_iter = ctx.last_eval_iter
         if self._interval.is_due(ctx):
@@ -144,6 +170,8 @@ class CkptSaver(BaseMiddleware[RLContext]):
         if self._task is None:
             return
         task, self._task = self._task, None
+        if self._run is None:
+            return
         # A failure that has already ended the run need not be raised twice.
         failed_before = self._disk_failed
         try:
@@ -171,7 +199,7 @@ class CkptSaver(BaseMiddleware[RLContext]):
         """Restore a state, unless the folder has a policy with a better evaluation."""
         self._remember(float(state["best"]))
         self._interval.load_state_dict(state["interval"])
-        self._kept = deque(self._run.ckpt_dir / name for name in state["kept"])
+        self._kept = deque(self._folder / name for name in state["kept"])
 
     def _is_best(self, value: float) -> bool:
         # No later evaluation could be better than an infinite one.
@@ -200,11 +228,15 @@ class CkptSaver(BaseMiddleware[RLContext]):
             return
         best = to_float(ctx.eval_value)
         at = ctx.last_eval_iter if is_known and ctx.last_eval_iter >= 0 else ctx.train_iter
-        self._write("best", ctx, state, last_iter=at, last_eval_value=best)
+        path = self._write("best", ctx, state, last_iter=at, last_eval_value=best)
         self._best = best
+        ctx.task.emit(_BEST, path, best, only_local=True)
 
     def _write_periodic(self, ctx: RLContext) -> None:
-        path = self._write(f"iteration_{ctx.train_iter}", ctx, self._mode.state_dict())
+        name = f"iteration_{ctx.train_iter}"
+        if self._run is None and isinstance(ctx, OnlineRLContext):
+            name = f"step_{ctx.env_step}"
+        path = self._write(name, ctx, self._mode.state_dict())
         if path not in self._kept:  # without updates since the last one, it has replaced that
             self._kept.append(path)
         while len(self._kept) > self.settings.keep:
@@ -228,4 +260,4 @@ class CkptSaver(BaseMiddleware[RLContext]):
         return path
 
     def _path(self, name: str) -> Path:
-        return self._run.ckpt_dir / f"{name}.safetensors"
+        return self._folder / f"{name}.safetensors"

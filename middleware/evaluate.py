@@ -48,7 +48,7 @@ class InteractionEvaluatorSettings(IntervalSettings):
     every_train_iter: Count | None = None
     """Updates from one evaluation to the next; offline, without an interval: 1000."""
     every_env_step: Count | None = None
-    """Env steps from one evaluation to the next; without an interval: 5000."""
+    """Env steps from one evaluation to the next; without an interval: 10,000."""
     name: str | None = None
     """What its metrics and videos begin with, for one of several evaluators; None: `eval`."""
     primary: bool | None = None
@@ -60,8 +60,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
     stop_evaluations: Count = 1
     """Evaluations in a row that must reach ``stop_value``."""
     patience: Count | None = None
-    """Stop the task after so many evaluations in a row without a new best mean return (early
-    stopping); None: never."""
+    """Evaluations in a row without a new best mean return after which to stop the task (early
+    stopping); None: never stop for this reason."""
     video_every: Count | None = None
     """Record every n-th evaluation, including the first, in envs made with
     ``render_mode="rgb_array"``; None: no videos."""
@@ -163,7 +163,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._is_primary = settings.primary is not False
         if not self._is_primary:
             self.writes = ("other_evaluations",)
-        self._interval = Interval(settings, online=5000, offline=1000)
+        self._interval = Interval(settings, online=10_000, offline=1000)
         self._n_evaluations = 0
         self._recent: deque[float] = deque(maxlen=settings.stop_evaluations)
         self._best = -math.inf

@@ -144,7 +144,7 @@ class AsyncEnvManager(BaseEnvManager):
         if changed:
             self._ask_until_answered(b"f", changed, "keep_last_frames")
 
-    def last_frame(self, env_id: int) -> Frame:
+    def last_frame(self, env_id: int) -> Frame | None:
         """Return the image of the last state of an episode, see the base class."""
         self._last_pictures |= self._ask_until_answered(b"p", {env_id: True}, "last_frame")
         return super().last_frame(env_id)

@@ -397,23 +397,26 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         """
         self._filmed = frozenset(self._checked_ids(env_ids))
 
-    def last_frame(self, env_id: int) -> Frame:
+    def last_frame(self, env_id: int) -> Frame | None:
         """Return the image of the last state of an episode, which :meth:`render` shows no more.
-
-        A vector env that resets its envs itself, in the step in which their episodes end, has none.
 
         Args:
             env_id: an env whose episode ended in the last step.
 
-        Raises:
-            EnvStateError: if there is no image.
-        """
-        missing = EnvStateError(f"there is no image of the end of an episode in env {env_id}")
-        return _shown(self._last_pictures.pop(env_id, missing))
+        Returns:
+            None if :meth:`keep_last_frames` did not choose the env, or if it is one of a vector env
+            that resets its envs itself in the step in which their episodes end.
 
-    @abstractmethod
+        Raises:
+            EnvStateError: if the env returned no image.
+        """
+        picture = self._last_pictures.pop(env_id, None)
+        return None if picture is None else _shown(picture)
+
     def _pictures(self, env_ids: list[int]) -> list[Picture]:
         """Return an image of each of some envs, or why there is none."""
+        missing = EnvStateError(f"render() is not possible with a {type(self).__name__}")
+        return [missing for _ in env_ids]
 
     def _keep_last_pictures(self, ended: Iterable[int]) -> None:
         """Make images of those chosen envs whose episode has ended, before they are reset."""
@@ -648,6 +651,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._failures.clear()
         self._n_start_overs = 0
         self.dropped_steps = 0
+        self._filmed, self._last_pictures = frozenset(), {}
         self._pending_seeds = dict(enumerate(self._seeds or ()))
         self._clear_episodes()
 

@@ -295,9 +295,11 @@ class _Camera:
         """Record the last state of an episode."""
         if env_id in self._recorded:
             try:
-                self._monitor.update_video({env_id: self._envs.last_frame(env_id)})
+                frame = self._envs.last_frame(env_id)
             except EnvStateError as error:
                 self._warn(error)
+            else:
+                self._monitor.update_video({} if frame is None else {env_id: frame})
 
     def _warn(self, error: EnvStateError) -> None:
         self._envs.warn_once("render", "videos of episodes lack images: %s", error)

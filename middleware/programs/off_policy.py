@@ -64,9 +64,7 @@ def off_policy(
     buffer: TensorBufferSettings = TensorBufferSettings(100_000),
     sampler: PrioritySamplerSettings = PrioritySamplerSettings(),
     learner: OffPolicyLearnerSettings = OffPolicyLearnerSettings(update_per_collect=32),
-    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
-        n_episode=20, every_train_iter=5000
-    ),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(n_episode=20),
     experiment: ExperimentSettings = ExperimentSettings(),
     snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
 ) -> ExperimentResult:

@@ -52,9 +52,7 @@ def on_policy(
     exchanger: ContextExchangerSettings = ContextExchangerSettings(max_ahead=1),
     weights: ModelExchangerSettings = ModelExchangerSettings(),
     collector: StepCollectorSettings = StepCollectorSettings(n_sample=2048),
-    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
-        n_episode=20, every_train_iter=3200
-    ),
+    evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(n_episode=20),
     experiment: ExperimentSettings = ExperimentSettings(),
     snapshots: SnapshotSaverSettings = SnapshotSaverSettings(),
 ) -> ExperimentResult:

@@ -1,17 +1,20 @@
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dmiddleware import load_policy
 from dmiddleware.data import load_checkpoint
-from dmiddleware.errors import CheckpointWriteError
+from dmiddleware.env import make_env_manager
+from dmiddleware.errors import ChainError, CheckpointWriteError, ConfigError
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.worker import BaseLearner
-from middleware import OnlineRLContext, Role
+from middleware import Experiment, OfflineRLContext, OnlineRLContext, Role, SnapshotSaver
 from middleware.checkpoint import CkptSaver
 from middleware.run_folder import RunFolder
 from tests.middleware.disk import no_room
@@ -367,3 +370,100 @@ def test_parameters_that_the_evaluator_gives_are_saved_even_if_it_does_not_say_w
 
     run_steps(learn(dqn), evaluate_first, learn(dqn), CkptSaver(dqn, run), n_steps=2)
     assert parameter(load(run, "best")) == 10
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_gets_the_periodic_checkpoints_beside_an_experiment(
+    run: RunFolder, run_steps: Any, dqn: DQNPolicy, tmp_path: Path, kind: Any
+) -> None:
+    folder = tmp_path / "not" / "there yet"
+    periodic = CkptSaver(dqn, kind(folder), every_env_step=160, keep=2)
+    chain = (learn(dqn), evaluate(dqn, *range(9)), Experiment(run, dqn), periodic)
+    run_steps(*chain, n_steps=8)
+    assert names_in(folder) == ["step_480.safetensors", "step_640.safetensors"]
+    assert saved(run) == ["best.safetensors", "final.safetensors"]
+    state = load_checkpoint(folder / "step_480.safetensors")
+    assert (state["last_step"], state["last_iter"]) == (480, 60)
+    assert float(next(iter(state["model"].values())).flatten()[0]) == 60.0
+
+
+def test_a_saved_step_is_a_policy_that_acts(run_steps: Any, tmp_path: Path) -> None:
+    dqn = DQNPolicy.for_env(make_env_manager("CartPole-v1", env_num=1), seed=0)
+    run_steps(learn(dqn), CkptSaver(dqn, tmp_path / "a", every_train_iter=10), n_steps=1)
+    act = load_policy(tmp_path / "a" / "step_80.safetensors")
+    assert act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_checkpoints_in_a_path_of_offline_learning_are_named_by_updates(
+    run_steps: Any, dqn: DQNPolicy, tmp_path: Path
+) -> None:
+    def update(ctx: OfflineRLContext) -> None:
+        ctx.train_iter += 10
+
+    saver = CkptSaver(dqn, tmp_path / "a", every_train_iter=20)
+    run_steps(update, saver, n_steps=5, ctx=OfflineRLContext())
+    assert names_in(tmp_path / "a") == ["iteration_20.safetensors", "iteration_40.safetensors"]
+
+
+def test_a_resumed_run_keeps_as_many_steps_in_a_path(
+    run: RunFolder, dqn: DQNPolicy, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        with Task(OnlineRLContext()) as task:
+            snapshots = SnapshotSaver(run)
+            task.use(learn(dqn)).use(CkptSaver(dqn, tmp_path / "a", every_env_step=80, keep=2))
+            task.use(snapshots)
+            snapshots.resume(task)
+            task.use(stop_after(3))
+            task.run()
+    assert names_in(tmp_path / "a") == ["step_400.safetensors", "step_480.safetensors"]
+
+
+def stop_after(n_steps: int) -> Any:
+    left = [n_steps]
+
+    def stop(ctx: OnlineRLContext) -> None:
+        left[0] -= 1
+        if not left[0]:
+            ctx.task.stop("enough", final=False)
+
+    return stop
+
+
+def test_a_path_needs_an_interval(dqn: DQNPolicy, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="add every_env_step"):
+        CkptSaver(dqn, tmp_path)
+    with pytest.raises(ConfigError, match="takes a RunFolder"):
+        CkptSaver(dqn, 3, every_env_step=1)
+
+
+def test_two_savers_of_one_path_are_refused(dqn: DQNPolicy, tmp_path: Path) -> None:
+    with Task(OnlineRLContext()) as task, pytest.raises(ChainError, match="both use the path"):
+        task.use(learn(dqn))
+        task.use(CkptSaver(dqn, tmp_path / "a", every_env_step=80))
+        task.use(CkptSaver(dqn, str(tmp_path / "a"), every_env_step=160))
+        task.run(max_step=1)
+
+
+@pytest.mark.parametrize("with_experiment", [False, True])
+def test_a_program_may_act_on_each_new_best(
+    with_experiment: bool, run: RunFolder, dqn: DQNPolicy
+) -> None:
+    found: list[Any] = []
+
+    def keep(path: Path, value: float) -> None:
+        found.append((path.name, value, load_checkpoint(path)["last_eval_value"]))
+
+    with Task(OnlineRLContext()) as task:
+        task.on("ckpt.best", keep)
+        values = (1.0, 3.0, 2.0, math.nan, 3.0, 4.0)
+        task.use(learn(dqn)).use(evaluate(dqn, *values))
+        task.use(Experiment(run, dqn) if with_experiment else CkptSaver(dqn, run))
+        for _ in values:
+            task.run(max_step=1)
+            task.sync()
+    assert found == [("best.safetensors", value, value) for value in (1.0, 3.0, 4.0)]

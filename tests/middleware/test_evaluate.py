@@ -79,7 +79,7 @@ def test_a_run_of_40_000_env_steps_has_more_than_three_evaluations(
 
     evaluator = interaction_evaluator(dqn.eval_mode, cartpole(), n_episode=2)
     run_steps(collect, evaluator, note, n_steps=50)
-    assert at == [800, 5600, 10_400, 15_200, 20_000, 25_600, 30_400, 35_200, 40_000]
+    assert at == [800, 10_400, 20_000, 30_400, 40_000]
 
 
 def test_an_evaluator_of_a_dataset_evaluates_each_thousand_updates(
@@ -308,3 +308,64 @@ def test_fresh_evaluation_leaves_the_policy_and_the_envs_as_they_were(dqn: DQNPo
     after = dqn.eval_mode.state_dict()["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert envs.closed
+
+
+def returns_of(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
+    """Let evaluations have these mean returns."""
+    returns = iter(values)
+
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        value = next(returns)
+        info = {"eval_episode_length": value}
+        return SimpleNamespace(get_episode_return=lambda: [value], mean_info=lambda: info)
+
+    monkeypatch.setattr("middleware.evaluate.evaluate_episodes", evaluate)
+
+
+@pytest.mark.parametrize(
+    ("values", "n_evaluations"),
+    [
+        ((1, 1, 1, 9), 3),  # an equal return is no new best
+        ((3, 2, 4, 3, 4, 9), 5),
+        ((1, 2, 3, 4, 5, 6), 6),
+        ((3, float("nan"), 2, 9), 3),
+        ((float("nan"), float("nan"), 9), 2),
+        ((-5, -6, -4, -4.5, -5), 5),
+    ],
+)
+def test_a_run_stops_after_evaluations_without_a_new_best(
+    values: Any, n_evaluations: int, dqn: DQNPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns_of(monkeypatch, *values)
+    evaluator = interaction_evaluator(dqn, cartpole(), n_episode=2, every_train_iter=10, patience=2)
+    with Task(OnlineRLContext()) as task:
+        task.use(learn).use(evaluator)
+        task.run(max_step=len(values))
+        assert task.ctx.train_iter == 10 * n_evaluations
+        assert task.finish == (n_evaluations < len(values) or values[0] == -5)
+        assert not task.finish or "patience is 2" in str(task.stop_reason)
+
+
+def test_a_resumed_run_has_the_patience_that_is_left(
+    dqn: DQNPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns_of(monkeypatch, 5, 4, 3, 2, 1)
+
+    def run(patience: int, state: Any, max_step: int) -> Any:
+        with Task(OnlineRLContext()) as task:
+            task.use(learn).use(
+                interaction_evaluator(
+                    dqn, cartpole(), n_episode=2, every_train_iter=10, patience=patience
+                )
+            )
+            if state is not None:
+                task.load_state_dict(state)
+            task.run(max_step=max_step)
+            return task.state_dict(), task.ctx.train_iter
+
+    state, n_updates = run(3, None, 2)
+    assert n_updates == 20
+    state, n_updates = run(3, state, 9)
+    assert n_updates == 40
+    assert run(3, state, 9)[1] == 40  # it had stopped
+    assert run(4, state, 9)[1] == 50  # and continues with more patience

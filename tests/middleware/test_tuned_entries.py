@@ -184,3 +184,14 @@ def test_an_option_of_ditask_after_the_command_is_a_usage_error() -> None:
         assert found.exit_code == 2
         assert "comes before the command" in found.output
         assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("algo", [one for one in algorithms() if tuned(one).program != "offline"])
+def test_a_run_of_40_000_env_steps_is_evaluated_more_than_three_times(algo: str) -> None:
+    arguments = tuned_arguments(algo, "an env without an entry")
+    evaluator = arguments["evaluator"]
+    every = evaluator.every_env_step or 10_000
+    if evaluator.every_train_iter is not None:
+        collector, learner = arguments["collector"], arguments["learner"]
+        every = evaluator.every_train_iter * collector.n_sample / learner.update_per_collect
+    assert every <= 10_000

@@ -173,11 +173,9 @@ def test_images_may_grow_and_differ_between_envs():
 
 
 def managers():
-    same_step = gym.vector.AutoresetMode.SAME_STEP
     for mode in (gym.vector.AutoresetMode.NEXT_STEP, gym.vector.AutoresetMode.DISABLED):
         make = functools.partial(gym.vector.SyncVectorEnv, autoreset_mode=mode)
         yield mode.value, lambda fns, make=make: VectorEnvManager(lambda: make(fns), len(fns))
-    assert same_step is not mode
     yield "sync", SyncEnvManager
     yield "async", AsyncEnvManager
     yield "shared process", lambda fns: AsyncEnvManager(fns, envs_per_process=2)
@@ -189,6 +187,28 @@ def test_a_video_shows_an_episode_from_its_first_state_to_its_last(make):
     video = film(make(fns), n_episode=4)
     shown = video[:, :, 0, 0, 0].tolist()
     assert shown == [[0, 10, 20, 30, 30, 30]] * 2 + [[0, 10, 20, 30, 40, 50]] * 2
+
+
+def test_a_vector_env_that_resets_in_the_last_step_shows_all_states_but_the_last(caplog):
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    make = functools.partial(gym.vector.SyncVectorEnv, autoreset_mode=mode)
+    fns = [functools.partial(Shown, flat)] * 2
+    video = film(VectorEnvManager(lambda: make(fns), 2), n_episode=4)
+    assert video[:, :, 0, 0, 0].tolist() == [[0, 10, 20]] * 4
+    assert not caplog.records
+
+
+def test_a_vector_env_without_images_of_its_envs_is_evaluated_all_the_same(caplog):
+    class Tiled(gym.vector.SyncVectorEnv):
+        def render(self):
+            return np.zeros((4, 12, 3), np.uint8)
+
+    fns = [functools.partial(Shown, flat)] * 2
+    assert film(VectorEnvManager(lambda: Tiled(fns), 2), n_episode=4) is None
+    (warning,) = caplog.records
+    assert (
+        "render() of the vector env returned a ndarray of shape (4, 12, 3)" in warning.getMessage()
+    )
 
 
 def test_a_last_state_that_the_reset_draws_over_is_shown_as_it_was():
