@@ -18,23 +18,38 @@ import argparse
 import contextlib
 import contextvars
 import dataclasses
+import enum
 import inspect
 import io
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import yaml
 
+from dmiddleware.callable_names import (
+    importable_module,
+    is_described,
+    name_of,
+    script_folder,
+)
 from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.foreign_names import unknown_name
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import SettingInfo, Settings, describe, plain_values, taken_back
+from dmiddleware.settings import (
+    SettingInfo,
+    Settings,
+    describe,
+    from_plain,
+    members_of,
+    plain_values,
+    taken_back,
+)
 from dmiddleware.yaml_text import read_yaml, yaml_text
 
 if typing.TYPE_CHECKING:
@@ -441,7 +456,7 @@ class _Offered:
     def of(cls, info: SettingInfo) -> _Offered:
         hint = info.hint
         text = info.explanation
-        if Schedule in _members(hint):
+        if Schedule in members_of(hint):
             text = text.replace(
                 ", or a schedule.", ", or a schedule, such as linear(1e-3, 0, 1e6)."
             )
@@ -501,7 +516,7 @@ def _checked(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flags(path: str, info: SettingInfo, default: Any) -> Iterator[tuple[str, bool]]:
     if not isinstance(default, Settings):
-        yield path, _members(info.hint) == [bool] and default is not MISSING
+        yield path, members_of(info.hint) == [bool] and default is not MISSING
         return
     for one in describe(type(default)):
         if not one.by_program:
@@ -562,11 +577,8 @@ def _sentence(text: str) -> str:
 
 
 def _name_of(main: Callable[..., Any]) -> str:
-    module = main.__module__
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if module == "__main__" and spec is not None:
-        module = spec.name
-    return f"{module}.{main.__qualname__}"
+    """Return the name by which ``--main`` finds a function, if it can be imported."""
+    return f"{importable_module(main.__module__)}.{main.__qualname__}"
 
 
 def _folder_of(main: Callable[..., Any]) -> Path | None:
@@ -578,8 +590,9 @@ def _folder_of(main: Callable[..., Any]) -> Path | None:
 
 
 def _prog_of(main: Callable[..., Any]) -> str:
-    module = _name_of(main).removesuffix(f".{main.__qualname__}")
-    return Path(sys.argv[0]).name if module == "__main__" else f"python -m {module}"
+    is_script = main.__module__ == "__main__" and script_folder() is not None
+    module = importable_module(main.__module__)
+    return Path(sys.argv[0]).name if is_script or module == "__main__" else f"python -m {module}"
 
 
 def _options_in(config: str) -> dict[str, Any]:
@@ -614,66 +627,73 @@ def _refuse_unknown(values: Mapping[Any, Any], known: Mapping[str, SettingInfo],
 
 def _plain(value: Any) -> Any:
     """Return a value as YAML can write it, without the settings that programs set themselves."""
-    if not isinstance(value, Settings):
-        return plain_values(value)
-    return {
-        one.name: _plain(getattr(value, one.name))
-        for one in describe(type(value))
-        if not one.by_program
-    }
+    if isinstance(value, Settings):
+        return {
+            one.name: _plain(getattr(value, one.name))
+            for one in describe(type(value))
+            if not one.by_program
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if callable(value) and not isinstance(value, enum.Enum | Schedule):
+        return name_of(value)
+    return plain_values(value)
 
 
 def _from_plain(hint: Any, value: Any, default: Any, at: str) -> Any:
     """Return a value that a file has as a parameter takes it."""
-    if isinstance(default, Settings):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{at} must have options by name, got {value!r:.100}")
-        known = {one.name: one for one in describe(type(default))}
-        _refuse_unknown(value, known, at)
-        changes = {
-            name: _from_plain(known[name].hint, one, getattr(default, name), f"{at}.{name}")
-            for name, one in value.items()
-        }
-        try:
-            return dataclasses.replace(default, **(taken_back(type(default), changes) | changes))
-        except ConfigError as error:
-            raise ConfigError(f"{at}: {error}") from error
-    if isinstance(value, str) and Path in _members(hint) and str not in _members(hint):
-        return Path(value)
+    kinds = [type(default)] if isinstance(default, Settings) else []
+    kinds += [
+        one for one in members_of(hint) if isinstance(one, type) and issubclass(one, Settings)
+    ]
+    if kinds and not (value is None and type(None) in members_of(hint)):
+        return _group_from_plain(kinds, value, default, at)
     is_schedule = isinstance(value, Mapping) or (isinstance(value, str) and "(" in value)
-    if is_schedule and Schedule in _members(hint):
+    if is_schedule and Schedule in members_of(hint):
         try:
             return Schedule.parse(value) if isinstance(value, str) else Schedule.of(value)
         except ConfigError as error:
             raise ConfigError(f"{at}: {error}") from error
-    for kind in _members(hint):
-        if isinstance(value, list) and typing.get_origin(kind) is tuple:
-            hints = _hints_of_items(kind, len(value))
-            pairs = zip(hints, value, strict=True)
-            return tuple(_from_plain(each, item, None, at) for each, item in pairs)
-    if isinstance(value, float) and value.is_integer() and _is_for_integers(hint):
-        return int(value)
-    return value
+    _refuse_described(value, at)
+    return from_plain(hint, value)
 
 
-def _hints_of_items(kind: Any, n: int) -> tuple[Any, ...]:
-    """Return the types of n items of a tuple; Any: the tuple has fewer."""
-    hints = typing.get_args(kind)
-    return hints[:1] * n if hints[-1] is ... else (*hints, *[Any] * n)[:n]
+def _refuse_described(value: Any, at: str) -> None:
+    """Refuse an object that the run which wrote a file had, and that no file can hold."""
+    if is_described(value):
+        raise ConfigError(
+            f"{at} was {value} in that run, which no file can hold; start the program"
+        )
+    parts = value.values() if isinstance(value, Mapping) else value
+    for one in parts if isinstance(parts, list | ValuesView) else ():
+        _refuse_described(one, at)
 
 
-def _is_for_integers(hint: Any) -> bool:
-    """Return whether a hint takes integers, which a file may have as 1e6, but no other numbers."""
-    return int in _members(hint) and float not in _members(hint)
+def _group_from_plain(
+    kinds: Sequence[type[Settings]], value: Any, default: Any, at: str
+) -> Settings:
+    """Return settings of the first class that has all options which a file has.
 
-
-def _members(hint: Any) -> list[Any]:
-    """Return the types of a union, without their annotations."""
-    if typing.get_origin(hint) is Annotated:
-        return _members(typing.get_args(hint)[0])
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [one for part in typing.get_args(hint) for one in _members(part)]
-    return [hint]
+    Raises:
+        ConfigError: for something else than options by name, an unknown option or a wrong value.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{at} must have options by name, got {value!r:.100}")
+    offered = {kind: {one.name: one for one in describe(kind)} for kind in kinds}
+    kind = next((one for one in kinds if value.keys() <= offered[one].keys()), kinds[0])
+    known = offered[kind]
+    _refuse_unknown(value, known, at)
+    base = default if type(default) is kind else None
+    changes = {
+        name: _from_plain(known[name].hint, one, getattr(base, name, None), f"{at}.{name}")
+        for name, one in value.items()
+    }
+    try:
+        if base is None:
+            return kind(**changes)
+        return dataclasses.replace(base, **(taken_back(kind, changes) | changes))
+    except ConfigError as error:
+        raise ConfigError(f"{at}: {error}") from error
 
 
 def _whole_numbers(info: Any) -> Any:
@@ -695,9 +715,9 @@ def _as_whole(text: str) -> int:
 
 def _schedules(info: Any) -> Any:
     """Read a schedule that is written like a call, or a number."""
-    if Schedule not in _members(info.type):
+    if Schedule not in members_of(info.type):
         return None
-    takes_none = type(None) in _members(info.type)
+    takes_none = type(None) in members_of(info.type)
 
     def read(text: str) -> Any:
         if takes_none and text == "None":
@@ -714,12 +734,12 @@ def _schedules(info: Any) -> Any:
 
 def _texts_of_functions(info: Any) -> Any:
     """Read only text where a function is possible too, which no text can be."""
-    kinds = _members(info.type)
+    kinds = members_of(info.type)
     if not any(typing.get_origin(one) is Callable or one is Callable for one in kinds):
         return None
 
     def write(value: Any) -> str:
-        return value if isinstance(value, str) else str(plain_values(value))
+        return value if isinstance(value, str) else name_of(value)
 
     return _text_spec("STR", str, lambda value: isinstance(value, str) or callable(value), write)
 

@@ -15,11 +15,14 @@ pydantic makes the checks; it is imported when the first settings are made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 import math
 import numbers
+import operator
 import re
 import types
 import typing
@@ -44,6 +47,7 @@ from typing import (
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from dmiddleware.callable_names import described, name_of, without_addresses
 from dmiddleware.docstrings import sentences_below, with_arguments
 from dmiddleware.errors import ConfigError, DMiddlewareError
 from dmiddleware.foreign_names import declare, unknown_name, unknown_option
@@ -70,13 +74,16 @@ __all__ = [
     "Whole",
     "checked",
     "describe",
+    "from_plain",
     "hints_of",
     "made_from",
+    "members_of",
     "plain_values",
     "settings_table",
     "shown",
     "taken_back",
     "takes_settings",
+    "values_from_plain",
     "values_in_words",
 ]
 
@@ -703,25 +710,161 @@ def plain_values(value: Any) -> Any:
     """Return settings, or any config, as YAML and JSON can write it.
 
     Arrays, tuples and sets become lists, settings and other dataclasses become dictionaries;
-    classes and functions become their dotted names. ``cls(**plain_values(settings))`` are the
-    settings again. Fields that are objects, declared with ``dataclasses.field(repr=False)``, are
-    left out.
+    members of an Enum, classes and functions become their names. :func:`from_plain` reads values
+    back by their types. Fields that are objects, declared with
+    ``dataclasses.field(repr=False)``, are left out. Whatever the values are, this raises nothing:
+    an object that has no text is described in angle brackets.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
+    with contextlib.suppress(Exception):  # of the methods of a user's class
+        return _plain(value)
+    return described(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return plain_values(value.value) if value.name is None else value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {
             one.name: getattr(value, one.name) for one in dataclasses.fields(value) if one.repr
         }
     if isinstance(value, Mapping):
-        return {str(key): plain_values(item) for key, item in value.items()}
+        return {str(plain_values(key)): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain_values(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
     if hasattr(value, "tolist"):  # an array, or a number of numpy
-        return value.tolist()
+        return plain_values(value.tolist())
+    if isinstance(value, functools.partial):
+        return name_of(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    return str(value)
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        return described(value)
+    return without_addresses(str(value))
+
+
+def from_plain(hint: Any, value: Any) -> Any:
+    """Return a value as a setting of a type takes it, from what :func:`plain_values` wrote.
+
+    A value that fits already is returned as it is, and so is one that does not fit the type at all,
+    for the check of the setting.
+
+    Args:
+        hint: the type.
+        value: plain data, as YAML and JSON read it.
+    """
+    kinds = members_of(hint)
+    if any(_fits(kind, value) for kind in kinds):
+        return value
+    for kind in kinds:
+        with contextlib.suppress(Exception):  # it does not fit, or the class refuses it
+            read = _read(kind, value)
+            if _fits(kind, read):
+                return read
+    return value
+
+
+def values_from_plain(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for settings, from what :func:`plain_values` made of such settings.
+
+    Args:
+        cls: the class of the settings.
+        values: plain data by name; names that are not settings are left to the check of the class.
+    """
+    hints = hints_of(cls)
+    return {
+        name: from_plain(hints[name], value) if name in hints else value
+        for name, value in values.items()
+    }
+
+
+def members_of(hint: Any) -> list[Any]:
+    """Return the types of a union, without their annotations."""
+    if typing.get_origin(hint) is Annotated:
+        return members_of(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [kind for part in typing.get_args(hint) for kind in members_of(part)]
+    return [hint]
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    from pydantic import TypeAdapter, ValidationError
+
+    if dataclasses.is_dataclass(kind):
+        return isinstance(value, typing.cast(type, kind))
+    adapter = TypeAdapter(kind) if typing.is_typeddict(kind) else _adapter(kind)
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return not hasattr(kind, "_fields") or isinstance(value, kind)
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Return plain data as one type, which is not a union, has it."""
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is Literal:
+        return next(choice for choice in arguments if plain_values(choice) == value)
+    if isinstance(value, Mapping):
+        return _read_fields(origin, arguments, value)
+    if isinstance(value, list):
+        return _read_items(origin, arguments, value)
+    if origin is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if issubclass(origin, enum.Enum):
+        return _read_member(origin, value)
+    if isinstance(value, str):
+        return _read_text(origin, value)
+    return value
+
+
+def _read_fields(origin: Any, arguments: tuple[Any, ...], value: Mapping[Any, Any]) -> Any:
+    if (
+        issubclass(origin, Settings)
+        or dataclasses.is_dataclass(origin)
+        or typing.is_typeddict(origin)
+    ):
+        hints = typing.get_type_hints(origin, include_extras=True)
+        return origin(**{name: from_plain(hints[name], item) for name, item in value.items()})
+    key, item = arguments
+    return {_read_key(key, name): from_plain(item, one) for name, one in value.items()}
+
+
+def _read_key(hint: Any, text: Any) -> Any:
+    """Return a key, which is always text in plain data."""
+    key = from_plain(hint, text)
+    return key if _fits(hint, key) else _adapter(hint).validate_python(text, strict=False)
+
+
+def _read_items(origin: Any, arguments: tuple[Any, ...], value: list[Any]) -> Any:
+    if hasattr(origin, "_fields"):
+        hints = typing.get_type_hints(origin, include_extras=True)
+        return origin(*map(from_plain, hints.values(), value))
+    if origin is tuple and arguments[-1:] != (...,):
+        return tuple(map(from_plain, arguments, value)) if arguments else tuple(value)
+    items = [from_plain(arguments[0], item) for item in value] if arguments else value
+    return items if inspect.isabstract(origin) else origin(items)
+
+
+def _read_member(kind: type[enum.Enum], value: Any) -> enum.Enum:
+    """Return a member by its name, or several of a flag; one without a name by its value."""
+    if isinstance(value, str) and all(name in kind.__members__ for name in value.split("|")):
+        return functools.reduce(operator.or_, (kind[name] for name in value.split("|")))
+    return kind(value)
+
+
+def _read_text(kind: Any, text: str) -> Any:
+    if kind is bytes:
+        return text.encode("latin-1")
+    if kind in (bool, int, float):
+        return text  # text is not taken for a number
+    with contextlib.suppress(Exception):
+        return _adapter(kind).validate_python(text, strict=False)
+    return kind(text)
 
 
 def _defaults(cls: type[Settings]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,14 +17,24 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.callable_names import importable_module, script_folder
 from dmiddleware.command_line import program_call
 from dmiddleware.data import load_checkpoint
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
+from dmiddleware.env.env_record import env_record
 from dmiddleware.errors import ConfigError, TaskStateError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.pipeline import ChainView, Context, Stateful, Task, current_node, middleware_name
+from dmiddleware.pipeline import (
+    ChainView,
+    Context,
+    CurrentNode,
+    Stateful,
+    Task,
+    current_node,
+    middleware_name,
+)
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
@@ -207,7 +219,7 @@ class Experiment(BaseMiddleware[RLContext]):
         self._parts: dict[str, BaseMiddleware[RLContext]] = {}
         self._config: dict[str, Any] = {}
         self._chain: list[dict[str, Any]] = []
-        self._env: dict[str, Any] = {}
+        self._envs: dict[str, Any] = {}
         self._evaluator: InteractionEvaluator | None = None
         self._metric = EVALUATION
         self._task: Task[Any] | None = None
@@ -233,7 +245,7 @@ class Experiment(BaseMiddleware[RLContext]):
         self._curve.find_evaluators(chain)
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
-        self._env = _env_of(chain)
+        self._envs = _envs_of(chain, self._evaluator)
         yield from self._logger.preflight(chain)
         yield from self._bar.preflight(chain)
 
@@ -271,10 +283,10 @@ class Experiment(BaseMiddleware[RLContext]):
         call, node = program_call(), current_node()
         config = {
             **({} if call is None else {"program": call.program, "arguments": call.plain()}),
-            **({"launch": node.launch} if node is not None and node.launch else {}),
+            **_launch_of(node),
             "seed": task.seed,
             "algorithm": type(self._policy).__name__,
-            "env": self._env,
+            **self._envs,
             "policy": self._config,
             "chain": self._chain,
             "versions": versions(),
@@ -282,7 +294,7 @@ class Experiment(BaseMiddleware[RLContext]):
         }
         self._check_changes(config)
         self.run.save_config(config)
-        compared = {"seed": task.seed, "algorithm": config["algorithm"], "env": self._env}
+        compared = {"seed": task.seed, "algorithm": config["algorithm"], **self._envs}
         chain = {
             ".".join(filter(None, (name, options.get("name")))): options
             for one in self._chain
@@ -442,13 +454,30 @@ class FinalCtxSaver(BaseMiddleware[Context]):
             _write_json(self._path, {**fields, "stop_reason": task.stop_reason})
 
 
-def _env_of(chain: ChainView) -> dict[str, Any]:
-    """Return the id of the envs and their arguments, as the chain's first env manager has them."""
-    for one in chain.middleware:
-        for owned in getattr(one, "owns", ()):
-            if isinstance(owned, BaseEnvManager) and isinstance(owned.settings, EnvSettings):
-                return {"id": owned.settings.id, "env_kwargs": owned.settings.env_kwargs}
+def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
+    """Return the records of the chain's first envs, and of those that evaluate if they differ."""
+    owned = [item for one in chain.middleware for item in getattr(one, "owns", ())]
+    record: dict[str, Any] = next(filter(None, map(_record_of, owned)), {})
+    judged = next(filter(None, map(_record_of, getattr(evaluator, "owns", ()))), record)
+    return {"env": record, **({} if judged == record else {"eval_env": judged})}
+
+
+def _record_of(owned: object) -> dict[str, Any]:
+    if isinstance(owned, BaseEnvManager) and isinstance(owned.settings, EnvSettings):
+        return env_record(owned.settings)
     return {}
+
+
+def _launch_of(node: CurrentNode | None) -> dict[str, Any]:
+    """Return the options of ``ditask`` with which a run was started, or starts again."""
+    folder = script_folder()
+    if node is not None:
+        options = dict(node.launch)
+    elif folder is None or folder == Path.cwd() or importable_module("__main__") == "__main__":
+        options = {}
+    else:
+        options = {"package": os.path.relpath(folder)}
+    return {"launch": options} if options else {}
 
 
 def _named(cls: type[Policy]) -> dict[str, Any]:
@@ -462,15 +491,21 @@ def _named(cls: type[Policy]) -> dict[str, Any]:
 
 def _written(one: object) -> dict[str, Any]:
     """Return what ``config.yaml`` has of a middleware: its options and those of its components."""
-    if not isinstance(one, BaseMiddleware):
-        return dict(plain_values(one.settings)) if isinstance(one, _HasSettings) else {}
-    written: dict[str, Any] = dict(plain_values(one.settings))
-    for name, part in one.components.items():
-        if isinstance(part, _HasSettings):
-            written[name] = {"type": type(part).__name__, **plain_values(part.settings)}
-        else:
-            written[name] = plain_values(part)
+    written: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a class of the program's own has anything there
+        if isinstance(one, BaseMiddleware | _HasSettings):
+            settings = plain_values(one.settings)
+            written |= settings if isinstance(settings, dict) else {"settings": settings}
+        if isinstance(one, BaseMiddleware):
+            for name, part in one.components.items():
+                written[name] = _written_part(part)
     return written
+
+
+def _written_part(part: object) -> Any:
+    if isinstance(part, _HasSettings):
+        return {"type": type(part).__name__, **plain_values(part.settings)}
+    return plain_values(part)
 
 
 def _is_same_policy(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

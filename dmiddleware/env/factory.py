@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
@@ -24,6 +23,11 @@ from typing import (
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from dmiddleware.callable_names import (
+    callable_named,
+    is_callable_name,
+    is_recordable,
+)
 from dmiddleware.env.async_manager import AsyncEnvManager
 from dmiddleware.env.contract import what_instead
 from dmiddleware.env.envpool_manager import EnvPoolManager
@@ -51,7 +55,7 @@ __all__ = ["EnvSettings", "make_env", "make_env_manager"]
 
 P = ParamSpec("P")
 
-Wrapper: TypeAlias = Callable[[Any], Any]
+Wrapper: TypeAlias = Callable[[Any], Any] | str
 Maker: TypeAlias = EnvSpec | Callable[..., Any]
 
 # How ids and entry points of optional envs begin, the module that they need, and its extra.
@@ -86,9 +90,10 @@ def _as_wrappers(wrappers: Any) -> Any:
     if not isinstance(wrappers, list | tuple):
         raise ConfigError(f"wrappers must be a list of wrappers, got {wrappers!r}")
     for index, wrapper in enumerate(wrappers):
-        if not callable(wrapper):
+        if not (callable(wrapper) or (isinstance(wrapper, str) and ":" in wrapper)):
             raise ConfigError(
-                f"wrappers[{index}] must take an env and return one, got {wrapper!r:.100}"
+                f"wrappers[{index}] must take an env and return one, or be the name of such a "
+                f"function or class, module:name, got {wrapper!r:.100}"
             )
     return tuple(wrappers)
 
@@ -110,7 +115,8 @@ class EnvSettings(Settings):
     id: Annotated[str | EnvFn, Convert(_as_env)] = dataclasses.field(kw_only=False)
     """An id registered with Gymnasium ("CartPole-v1", "module:Env-v0"); the name of a function or
     class that makes an env ("package.module:make_env"); or the function itself. A function is
-    called once per env; with mode "vector" it makes the vector env, called once."""
+    called once per env; with mode "vector" it makes the vector env, called once. Keyword arguments
+    of a `functools.partial` join `env_kwargs`."""
     env_num: Count
     """Number of envs."""
     mode: Literal["sync", "async", "vector"] = "sync"
@@ -124,10 +130,10 @@ class EnvSettings(Settings):
         default_factory=dict
     )
     """Keyword arguments for the env."""
-    wrappers: Annotated[Sequence[Wrapper], Convert(_as_wrappers)] = dataclasses.field(
-        default=(), repr=False
-    )
-    """Applied to each env, the first one innermost; with mode "vector" to the vector env."""
+    wrappers: Annotated[Sequence[Wrapper], Convert(_as_wrappers)] = ()
+    """Functions or classes, or their names ("package.module:Wrapper", also with plain arguments:
+    "gymnasium.wrappers:TimeLimit(max_episode_steps=50)"). Each env is wrapped in them, the first
+    one innermost; with mode "vector" the vector env."""
     seed: Annotated[int | Sequence[int] | None, _Seeds(), BY_PROGRAM] = None
     """An integer, from which the seed of each env is derived, or one seed per env; None leaves the
     envs unseeded."""
@@ -142,6 +148,8 @@ class EnvSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.id, functools.partial):
+            self._name_keywords(self.id)
         if self.backend == "envpool" and not (
             isinstance(self.id, str) and self.mode == "sync" and not self.wrappers
         ):
@@ -149,6 +157,15 @@ class EnvSettings(Settings):
                 "backend='envpool' takes the id of an env and neither mode nor wrappers, because "
                 "EnvPool steps its envs in C++; use its own options, in env_kwargs"
             )
+
+    def _name_keywords(self, made: functools.partial[Any]) -> None:
+        """Move the keywords of a partial that YAML can hold into the keyword arguments."""
+        moved = {key: one for key, one in made.keywords.items() if is_recordable(one)}
+        rest = {key: one for key, one in made.keywords.items() if key not in moved}
+        is_bare = not made.args and not rest
+        maker = made.func if is_bare else functools.partial(made.func, *made.args, **rest)
+        object.__setattr__(self, "id", maker)
+        object.__setattr__(self, "env_kwargs", {**moved, **self.env_kwargs})
 
 
 class _MakesEnvManager(Protocol[P]):
@@ -208,7 +225,7 @@ def make_env(settings: EnvSettings) -> Any:
         ConfigError: if the env needs an extra that is not installed.
         RegistryError: if no env is registered under the id; the message lists the nearest ones.
     """
-    return _make_env(_checked_env(settings.id), dict(settings.env_kwargs), tuple(settings.wrappers))
+    return _make_env(_checked_env(settings.id), dict(settings.env_kwargs), _layers(settings))
 
 
 def _make_manager(settings: EnvSettings) -> BaseEnvManager:
@@ -217,7 +234,7 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
         assert isinstance(settings.id, str)
         return EnvPoolManager(settings.id, env_num, seed=seed, env_kwargs=settings.env_kwargs)
     maker, kwargs, layers = (
-        _checked_env(settings.id), dict(settings.env_kwargs), tuple(settings.wrappers),
+        _checked_env(settings.id), dict(settings.env_kwargs), _layers(settings),
     )  # fmt: skip
     if settings.mode == "vector":
         return VectorEnvManager(
@@ -239,7 +256,13 @@ def _make_manager(settings: EnvSettings) -> BaseEnvManager:
     )
 
 
-def _make_env(maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Wrapper, ...]) -> Any:
+def _layers(settings: EnvSettings) -> tuple[Callable[[Any], Any], ...]:
+    return tuple(callable_named(one) if isinstance(one, str) else one for one in settings.wrappers)
+
+
+def _make_env(
+    maker: Maker, kwargs: dict[str, Any], wrappers: tuple[Callable[[Any], Any], ...]
+) -> Any:
     made = gym.make(maker, **kwargs) if isinstance(maker, EnvSpec) else maker(**kwargs)
     for wrapper in wrappers:
         made = wrapper(made)
@@ -262,14 +285,15 @@ def _checked_env(env: str | EnvFn) -> Maker:
     """Return the factory, or the spec of the id, which another process may not know."""
     if not isinstance(env, str):
         return env
-    module, colon, name = env.rpartition(":")
+    module, name = env.split(":", 1) if ":" in env else ("", env)
     _check_installed(env)
     try:
-        if colon:
+        if "<" in env:
+            return callable_named(env)  # which refuses it
+        if module:
             _import(module)
-            maker: EnvFn | None = getattr(sys.modules[module], name, None)
-            if callable(maker):
-                return maker
+            if is_callable_name(env) and (made := _imported(env)):
+                return made
         spec = gym.spec(name)
     except (gym.error.Error, ModuleNotFoundError, ValueError) as error:
         near = nearest(name, gym.registry)
@@ -277,6 +301,14 @@ def _checked_env(env: str | EnvFn) -> Maker:
         raise RegistryError(f"no env is registered as {env!r}{hint}. {error}") from error
     _check_installed(str(spec.entry_point))
     return spec
+
+
+def _imported(name: str) -> Maker | None:
+    """Return what a name stands for; None: nothing that can be called, but an id may."""
+    try:
+        return callable_named(name)
+    except ConfigError:
+        return None
 
 
 def _check_installed(name: str) -> None:

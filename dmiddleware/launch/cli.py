@@ -91,7 +91,7 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
     Raises:
         UsageError: if the words name no algorithm and env.
     """
-    from dmiddleware.zoo import tuned
+    from dmiddleware.zoo.tuned import train_arguments, tuned
 
     if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
         raise click.UsageError(
@@ -101,10 +101,9 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
         )
     algo, env, *options = words
     try:
-        main = tuned(algo).main
+        return ["--main", tuned(algo).main, *train_arguments(algo, env, options)]
     except DMiddlewareError as error:
         raise click.UsageError(str(error), ctx) from error
-    return ["--main", main, "--config", f"zoo:{algo}/{env}", *options]
 
 
 def _make_option(info: SettingInfo, flag: Flag) -> click.Option:

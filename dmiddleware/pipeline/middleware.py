@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -194,7 +195,9 @@ def check_middleware(candidate: object) -> None:
 def middleware_name(subject: object) -> str:
     """Return the name of a middleware for messages and tables."""
     function = _function_of(subject)
-    name = getattr(function, "__name__", None)
+    name = None
+    with contextlib.suppress(Exception):  # of an attribute of a user's class
+        name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__
 
 

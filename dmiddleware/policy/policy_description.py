@@ -16,7 +16,7 @@ from dmiddleware.policy.modes import PolicySpec
 from dmiddleware.policy.policy import Policy
 from dmiddleware.policy.policy_registry import POLICY_REGISTRY
 from dmiddleware.policy.policy_settings import PolicySettings, device_for
-from dmiddleware.settings import plain_values
+from dmiddleware.settings import plain_values, values_from_plain
 from dmiddleware.tree import leaves
 
 __all__ = ["DESCRIPTION", "describe_policy", "policy_from"]
@@ -134,7 +134,8 @@ def _built(
         )
     if model is not None:
         network.setdefault("obs_shape", obs_shape_of(spaces[0]))
-    settings = cls.settings_class()(**{**described["settings"], **here, "model": network})
+    saved = {**described["settings"], **here, "model": network}
+    settings = cls.settings_class()(**values_from_plain(cls.settings_class(), saved))
     if model is None:
         _check_size(cls, settings, state)
     policy = cls(settings, model, modes=["eval"])

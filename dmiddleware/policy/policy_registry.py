@@ -8,6 +8,7 @@ from typing import Any
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy.policy import Policy
 from dmiddleware.registry import Registry, import_modules
+from dmiddleware.settings import values_from_plain
 
 __all__ = ["POLICY_REGISTRY", "create_policy", "get_policy_cls"]
 
@@ -43,5 +44,6 @@ def create_policy(cfg: Mapping[str, Any], **kwargs: Any) -> Policy:
         ConfigError: if ``cfg`` has no ``type``, or if the class rejects its settings.
         RegistryError: if the name is not registered; the nearest names are listed.
     """
-    settings = {key: value for key, value in cfg.items() if key not in ("type", "import_names")}
-    return get_policy_cls(cfg)(settings, **kwargs)
+    cls = get_policy_cls(cfg)
+    values = {key: value for key, value in cfg.items() if key not in ("type", "import_names")}
+    return cls(values_from_plain(cls.settings_class(), values), **kwargs)

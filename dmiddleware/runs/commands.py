@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -32,6 +32,12 @@ __all__ = [
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _POLICY: Final = click.argument(
     "policy", type=click.Path(exists=True, path_type=Path), metavar="RUN"
+)
+_MAKER: Final = click.option(
+    "--policy",
+    "maker",
+    metavar="MODULE:FUNCTION",
+    help="Function that builds the policy, if its class or its network is your own.",
 )
 _SIDES: Final = click.argument("sides", nargs=-1, required=True, metavar="[NAME=]RUNS...")
 _AT: Final = click.option(
@@ -181,54 +187,74 @@ def inspect_command(file: Path) -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the envs.")
 @click.option("--env", "env_id", metavar="ID", help="Env to play in.  [default: that of the run]")
 @click.option(
-    "--policy",
-    "maker",
-    metavar="MODULE:FUNCTION",
-    help="Function that builds the policy, if its class is your own.",
+    "--wrapper",
+    "wrappers",
+    multiple=True,
+    metavar="MODULE:NAME",
+    help="Wrapper of the env, may be repeated, the innermost first.  [default: those of the run]",
 )
+@_MAKER
 def play_command(
     policy: Path,
     episodes: int,
     video: Path | None,
     seed: int | None,
     env_id: str | None,
+    wrappers: tuple[str, ...],
     maker: str | None,
 ) -> None:
     """Play the best policy of a run in its env, and show the returns.
 
-    RUN is the folder of a run, or a checkpoint in it. The env is the one that config.yaml names. A
-    checkpoint names no code, so a policy of a class of your own is built by a function that you
-    name; it gets the arguments of the run's program that it has parameters for.
+    RUN is the folder of a run, or a checkpoint in it. The env is the one that config.yaml names,
+    with its wrappers. A checkpoint names no code, so a policy of a class of your own is built by a
+    function that you name; it gets the arguments of the run's program that it has parameters for.
 
     \b
       ditask play runs/cartpole_dqn
       ditask play runs/cartpole_dqn/ckpt/final.safetensors --episodes 100 --video cartpole.gif
       ditask play runs/own --policy my_program:make_policy
+      ditask play runs/own --env MyEnv-v1 --wrapper my_program:MyWrapper
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.env import EnvSettings  # these import torch
     from dmiddleware.rollout import record_video
     from dmiddleware.rollout.video import check_video_path
-    from dmiddleware.runs.play import env_of, made_by, play
+    from dmiddleware.runs.play import env_of, importing_as, made_by, play, wrappers_of
     from dmiddleware.runs.saved_policy import load_into, saved_policy
 
-    with _refusing():
+    with _refusing(), importing_as(policy):
         if video is not None:
             check_video_path(video)
-        env = env_of(policy) if env_id is None else EnvSettings(env_id, env_num=1)
+        if env_id is None:
+            env = env_of(policy, wrappers)
+        else:
+            env = EnvSettings(env_id, env_num=1, wrappers=wrappers)
         if maker is None:
             loaded: HasModes = saved_policy(policy)
         else:
             loaded = made_by(maker, policy)
             load_into(loaded, policy)
+        _note_wrappers(wrappers_of(policy), env.wrappers)
         returns = play(loaded, env, n_episode=episodes, seed=seed)
         mean = sum(returns) / len(returns)
+        wrapped = f" in {', '.join(map(str, env.wrappers))}" if env.wrappers else ""
         click.echo(
-            f"mean return {mean:.1f} over {len(returns)} episodes of {env.id}, "
+            f"mean return {mean:.1f} over {len(returns)} episodes of {env.id}{wrapped}, "
             f"from {min(returns):.1f} to {max(returns):.1f}"
         )
         if video is not None:
             record_video(loaded, env, video, seed=seed)
             click.echo(f"wrote {video}")
+
+
+def _note_wrappers(recorded: list[str] | None, played: Sequence[object]) -> None:
+    """Say where the env that is played may be another one than the run's."""
+    if recorded is None and not played:
+        click.echo(
+            "note: the run did not record whether its env has wrappers; name them with --wrapper",
+            err=True,
+        )
+    elif recorded and list(played) != recorded:
+        click.echo(f"note: the env of the run has the wrappers {', '.join(recorded)}", err=True)
 
 
 @click.command("export", context_settings=_HELP)
@@ -247,26 +273,38 @@ def play_command(
     help="File to write (.onnx or .pt2).  [default: export/policy.onnx in the run's folder]",
 )
 @click.option("--action-mask", is_flag=True, help="Let the file take a mask of allowed actions.")
-def export_command(policy: Path, kind: str, output: Path | None, action_mask: bool) -> None:
+@_MAKER
+def export_command(
+    policy: Path, kind: str, output: Path | None, action_mask: bool, maker: str | None
+) -> None:
     """Write the best policy of a run as a file that other tools load, with a model card.
 
     RUN is the folder of a run, or a checkpoint in it. The file normalizes observations and scales
-    actions as the policy does. The card, README.md, is written beside it.
+    actions as the policy does. The card, README.md, is written beside it. A policy of a class of
+    your own, or with a network of your own, is built by a function that you name, as for ditask
+    play.
 
     \b
       ditask export runs/cartpole_dqn
       ditask export runs/cartpole_dqn --format torch --output handed-over/policy.pt2
+      ditask export runs/own --policy my_program:make_policy
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
     from dmiddleware.runs.export import SUFFIXES, export_policy  # these import torch
     from dmiddleware.runs.model_card import check_card, write_model_card
-    from dmiddleware.runs.play import run_of
+    from dmiddleware.runs.play import importing_as, made_by, run_of
 
     run = run_of(policy)
-    with _refusing():
+    with _refusing(), importing_as(policy):
         name: Literal["onnx", "torch"] = "onnx" if kind == "onnx" else "torch"
         target = output or run / "export" / f"policy{SUFFIXES[name]}"
         check_card(target.parent)
-        exported = export_policy(policy, target, format=name, action_mask=action_mask)
+        exported = export_policy(
+            policy,
+            target,
+            format=name,
+            action_mask=action_mask,
+            policy=None if maker is None else made_by(maker, policy),
+        )
         card = write_model_card(exported, run)
         click.echo(f"wrote {exported.path} and {card}")
 

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import ConfigError
-from dmiddleware.policy import Policy
+from dmiddleware.policy import HasModes, Policy
 from dmiddleware.policy.acting import STATE, first_inputs, info_names, probe_inputs
-from dmiddleware.runs.saved_policy import saved_policy
+from dmiddleware.runs.saved_policy import load_into, saved_policy
 from dmiddleware.tree import from_numpy, leaves, to_dict
 
 __all__ = ["SUFFIXES", "ExportFormat", "ExportedPolicy", "Port", "export_policy"]
@@ -34,6 +34,7 @@ _ORDER: Final = ("obs", STATE, "is_first", "prev_action", "prev_reward", "action
 _TRACED_ROWS: Final = 2
 _TRIED_ROWS: Final = (1, 3)
 _TOLERANCE: Final = 1e-4
+_LARGEST: Final = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ def export_policy(
     *,
     format: ExportFormat = "onnx",
     action_mask: bool = False,
+    policy: HasModes | None = None,
     model: nn.Module | None = None,
 ) -> ExportedPolicy:
     """Write a saved policy as a file that needs nothing of this project.
@@ -93,7 +95,8 @@ def export_policy(
             ``"torch"`` for ``torch.export.load``.
         action_mask: whether the file takes a mask of allowed actions, ``[batch, n]`` bool. Masks
             that are part of observations need no further input.
-        model: as :func:`load_policy` takes it.
+        policy: as :func:`load_policy` takes it.
+        model: likewise.
 
     Raises:
         ConfigError: if the policy cannot be exported, the file ends in the wrong suffix, or a
@@ -107,7 +110,12 @@ def export_policy(
         raise ConfigError(f"a file of the format {format} ends in {SUFFIXES[format]}, got {output}")
     if format == "onnx":
         _import_onnx()
-    policy = saved_policy(path, model=model)
+    if policy is None:
+        policy = saved_policy(path, model=model)
+    else:
+        load_into(policy, path)
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"only a Policy can be exported, got a {type(policy).__name__}")
     return _Exporter(policy, action_mask=action_mask).write(output, format)
 
 
@@ -115,7 +123,8 @@ class _Exporter:
     """Writes a policy with the mode eval."""
 
     def __init__(self, policy: Policy, *, action_mask: bool) -> None:
-        assert policy.spaces is not None
+        if policy.spaces is None:
+            raise ConfigError("the policy has met no env, so its spaces are unknown; use for_env")
         self._policy = policy
         self._observation_space, self._action_space = policy.spaces
         if infos := info_names(policy.act_inputs):
@@ -179,7 +188,8 @@ class _Exporter:
         space = self._observation_space
         items = [self._sample(space) for _ in range(n)]
         batch: Any = gym.vector.utils.create_empty_array(space, n)
-        obs = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
+        drawn = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
+        obs = pytree.tree_map(_moderate, drawn)
         policy = self._policy
         given = first_inputs(policy.act_inputs, policy.initial_state, self._action_space, n)
         arguments = {"obs": obs, **{name: to_dict(one) for name, one in given.items()}}
@@ -219,6 +229,11 @@ class _Exporter:
                         f"{found[name]!s:.100} for {value!s:.100}; nothing was written. Please "
                         "report it with the name of the algorithm"
                     )
+
+
+def _moderate(value: torch.Tensor) -> torch.Tensor:
+    """Return values that networks compute with, whatever the bounds of their space are."""
+    return value.clamp(-_LARGEST, _LARGEST) if value.is_floating_point() else value
 
 
 class _Acting(nn.Module):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium as gym
+
 from dmiddleware.errors import ConfigError
-from dmiddleware.runs.export import ExportedPolicy, Port
+from dmiddleware.runs.export import ExportedPolicy
 from dmiddleware.runs.provenance import versions
 from dmiddleware.runs.record import settings_of
 from dmiddleware.settings import plain_values
@@ -18,6 +21,7 @@ __all__ = ["check_card", "write_model_card"]
 
 _CARD: Final = "README.md"
 _LIBRARY: Final = "library_name: dmiddleware"
+_NO_NAME: Final = re.compile(r"\W")
 
 _USE: Final = {
     "onnx": """```python
@@ -25,13 +29,13 @@ import numpy as np
 import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
-(action, *_) = session.run(None, {inputs})
+{call}
 ```""",
     "torch": """```python
 import torch
 
 policy = torch.export.load("{file}").module()
-action = policy({inputs})["action"]
+{call}
 ```""",
 }
 
@@ -78,17 +82,17 @@ def _lines(
     exported: ExportedPolicy, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> Iterator[str]:
     algorithm = type(exported.policy).__name__.removesuffix("Policy")
-    env = (config.get("env") or {}).get("id")
+    record = config.get("env") or {}
+    env = record.get("id")
     title = f"{algorithm} on {env}" if env else algorithm
     yield from ("---", *_head(title, algorithm, env, result).splitlines(), "---", "")
     yield from (f"# {title}", "")
     yield "A policy that [dmiddleware](https://dmiddleware.readthedocs.io) trained with"
     where = f"in the environment `{env}`" if env else "in an environment without an id"
-    yield f"{algorithm} {where}."
+    wrapped = ", ".join(f"`{one}`" for one in record.get("wrappers") or ())
+    yield f"{algorithm} {where}{f', wrapped in {wrapped}' if wrapped else ''}."
     yield from ("", "## Use", "")
-    yield _USE[exported.format].format(
-        file=exported.path.name, inputs=_call(exported.inputs, exported.format)
-    )
+    yield _USE[exported.format].format(file=exported.path.name, call=_call(exported))
     yield from ("", "Inputs and outputs have one row for each environment.", "")
     yield from _table(
         ("", "name", "shape", "dtype"),
@@ -108,7 +112,9 @@ def _lines(
     yield from _results(result)
     yield from ("", "## Settings", "", "```yaml")
     settings = {
-        name: config[name] for name in ("program", "seed", "env", "arguments") if name in config
+        name: config[name]
+        for name in ("program", "seed", "env", "eval_env", "arguments")
+        if name in config
     }
     policy = config.get("policy") or plain_values(exported.policy.cfg)
     yield yaml_text({**settings, "policy": policy}).strip()
@@ -175,13 +181,35 @@ def _commit(config: Mapping[str, Any]) -> dict[str, str]:
     return {"git commit": f"{str(git['commit'])[:12]}{changed}"}
 
 
-def _call(inputs: Sequence[Port], format: str) -> str:
-    """Return the arguments of a call, as code."""
-    names = [one.name for one in inputs]
-    if format == "onnx":
-        return "{" + ", ".join(f'"{name}": {name.replace(".", "_")}' for name in names) + "}"
-    roots = dict.fromkeys(name.partition(".")[0] for name in names)
-    return ", ".join(f"{name}={name}" for name in roots)
+def _call(exported: ExportedPolicy) -> str:
+    """Return the lines that get actions from the file, as code."""
+    names = [one.name for one in exported.inputs]
+    if exported.format == "torch":
+        roots = dict.fromkeys(name.partition(".")[0] for name in names)
+        return f'action = policy({", ".join(f"{name}={name}" for name in roots)})["action"]'
+    inputs = ", ".join(f"{json.dumps(name)}: {_NO_NAME.sub('_', name)}" for name in names)
+    if any(one.name == "action" for one in exported.outputs):
+        return f"(action, *_) = session.run(None, {{{inputs}}})"
+    assert exported.policy.spaces is not None
+    return (
+        "names = [output.name for output in session.get_outputs()]\n"
+        f"outputs = dict(zip(names, session.run(None, {{{inputs}}})))\n"
+        f"action = {_parts(exported.policy.spaces[1], 'action')}"
+    )
+
+
+def _parts(space: gym.Space[Any], path: str) -> str:
+    """Return the action as the env takes it, from the outputs, as code."""
+    if isinstance(space, gym.spaces.Dict):
+        items = (
+            f"{json.dumps(name)}: {_parts(one, f'{path}.{name}')}"
+            for name, one in space.spaces.items()
+        )
+        return f"{{{', '.join(items)}}}"
+    if isinstance(space, gym.spaces.Tuple):
+        items = (f"{_parts(one, f'{path}.{at}')}," for at, one in enumerate(space.spaces))
+        return f"({' '.join(items)})"
+    return f"outputs[{json.dumps(path)}]"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from dmiddleware.command_line import arguments_with
 from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.env.env_record import recorded_env
 from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.policy import HasModes
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.runs.record import settings_of
 
-__all__ = ["env_of", "made_by", "play", "run_of"]
+__all__ = ["env_of", "importing_as", "made_by", "play", "run_of", "wrappers_of"]
 
 _MOST_ENVS: Final = 25
 
@@ -25,25 +28,55 @@ def run_of(path: Path) -> Path:
     return path if path.is_dir() else path.resolve().parent.parent
 
 
-def env_of(path: Path) -> EnvSettings:
-    """Return the env of a run, as its ``config.yaml`` names it.
+def env_of(path: Path, wrappers: Sequence[str] = ()) -> EnvSettings:
+    """Return the env in which a run was judged, with its wrappers, as its ``config.yaml`` has it.
 
     Args:
         path: the run's folder, or a checkpoint in it.
+        wrappers: names of wrappers instead of those of the run; none: those of the run.
 
     Raises:
-        RunFolderError: if there is no ``config.yaml``, or it does not name an env by an id.
+        RunFolderError: if there is no ``config.yaml``, it does not name an env by an id or by the
+            name of a function, or a wrapper cannot be imported.
     """
     run = run_of(path)
-    env = settings_of(run).get("env")
-    # A function inside another one, such as a lambda, has a name that nobody can import.
-    if not isinstance(env, Mapping) or not isinstance(env.get("id"), str) or "<" in env["id"]:
+    record = dict(_record_of(run))
+    if wrappers:
+        record["wrappers"] = list(wrappers)
+    try:
+        return recorded_env(record)
+    except ConfigError as error:
         raise RunFolderError(
-            f"{run}/config.yaml does not name an env by its id; name one with --env, or play "
-            "the policy in Python with load_policy, in an env that you make"
-        )
-    kwargs: Any = env.get("env_kwargs") or {}
-    return EnvSettings(env["id"], env_num=1, env_kwargs=kwargs)
+            f"{run}/config.yaml does not say how to build the env of the run: {error}; name one "
+            "with --env, and its wrappers with --wrapper, or play the policy in Python with "
+            "load_policy, in an env that you make"
+        ) from error
+
+
+def wrappers_of(path: Path) -> list[str] | None:
+    """Return the names of the wrappers that a run's env had; None: it did not record them."""
+    wrappers = _record_of(run_of(path)).get("wrappers")
+    return wrappers if isinstance(wrappers, list) else None
+
+
+def _record_of(run: Path) -> Mapping[str, Any]:
+    settings = settings_of(run)
+    record = settings.get("eval_env") or settings.get("env")
+    return record if isinstance(record, Mapping) else {}
+
+
+@contextlib.contextmanager
+def importing_as(path: Path) -> Iterator[None]:
+    """Import modules from the folder that the program of a run imported them from."""
+    launch = settings_of(run_of(path)).get("launch")
+    package = launch.get("package") if isinstance(launch, Mapping) else None
+    before = list(sys.path)
+    if isinstance(package, str):
+        sys.path.insert(0, str(Path(package).resolve()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def made_by(function: str, path: Path) -> HasModes:

@@ -52,6 +52,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             cwd=folder,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_GIT_S,
             check=False,
         )

@@ -250,14 +250,17 @@ def _different(values: Iterator[Any]) -> list[Any]:
 
 
 def flat_settings(settings: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting with its dotted name; entries of lists are counted from 1."""
+    """Yield each setting with its dotted name; entries of lists are counted from 1.
+
+    An empty list has no entries, so that it equals that of a run which did not record it.
+    """
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from flat_settings(value, f"{path}.{name}" if path else str(name))
     elif isinstance(settings, list) and any(isinstance(one, Mapping) for one in settings):
         for number, value in enumerate(settings, 1):
             yield from flat_settings(value, f"{path}.{number}")
-    else:
+    elif settings != []:
         yield path, settings
 
 

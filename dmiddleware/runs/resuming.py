@@ -129,6 +129,12 @@ def resume_words(run: Path, options: Sequence[str], arguments: Sequence[str]) ->
             f"{run}/config.yaml does not name the program of the run; put Experiment into the "
             "chain and start the program with run_program or ditask"
         )
+    if program.startswith("__main__.") or "<" in program:
+        raise RunFolderError(
+            f"{run}/config.yaml names the program {program}, which cannot be imported; start it "
+            'again yourself. In the next run, call it under if __name__ == "__main__": in a file '
+            "whose name is one of a module"
+        )
     if not has_snapshot(run):
         raise RunFolderError(f"{run} has no snapshot to continue from; {_advice(settings)}")
     config = str(run / "config.yaml")

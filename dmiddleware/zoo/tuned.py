@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -12,7 +12,15 @@ from dmiddleware.errors import ConfigError, RegistryError
 from dmiddleware.registry import nearest
 from dmiddleware.yaml_text import read_yaml
 
-__all__ = ["Entry", "Result", "TunedAlgorithm", "algorithms", "tuned", "tuned_options"]
+__all__ = [
+    "Entry",
+    "Result",
+    "TunedAlgorithm",
+    "algorithms",
+    "train_arguments",
+    "tuned",
+    "tuned_options",
+]
 
 _FILES: Final = files("dmiddleware.zoo")
 _SUFFIX: Final = ".yaml"
@@ -160,6 +168,31 @@ def tuned_options(algo: str, env: str) -> dict[str, Any]:
         if evaluated:
             options["eval_env_kwargs"] = dict(evaluated)
     return {"algo": algo, **options, "env": {**own, **options.get("env", {})}}
+
+
+def train_arguments(algo: str, env: str, options: Sequence[str]) -> list[str]:
+    """Return the arguments of the program that ``ditask train`` calls.
+
+    Args:
+        algo: the algorithm.
+        env: the id of the environment.
+        options: the options that follow; those named ``--wrapper`` become ``--env.wrappers``.
+
+    Raises:
+        ConfigError: if ``--wrapper`` has no value.
+    """
+    words, wrappers = iter(options), []
+    rest = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--wrapper":
+            rest.append(word)
+        elif wrapper := value if equals else next(words, ""):
+            wrappers.append(wrapper)
+        else:
+            raise ConfigError("--wrapper takes the name of a wrapper, module:name")
+    wrapped = ["--env.wrappers", *wrappers] if wrappers else []
+    return ["--config", f"zoo:{algo}/{env}", *rest, *wrapped]
 
 
 def _entry(found: Mapping[str, Any]) -> Entry:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from dmiddleware.callable_names import described, is_callable_name, name_of
 from dmiddleware.env import EnvSettings
 from dmiddleware.policy import DecisionTransformerPolicy, Policy, R2D2Policy
 from dmiddleware.schedule import Schedule
@@ -16,6 +20,7 @@ __all__ = ["chain_code"]
 
 _WIDTH: Final = 100
 _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "typing": ("Any",),
     "dmiddleware": ("Task",),
     "dmiddleware.data": ("PrioritySampler", "TensorBuffer", "load_rows"),
     "dmiddleware.env": ("make_env_manager",),
@@ -41,6 +46,10 @@ _HOMES: Final[Mapping[str, tuple[str, ...]]] = {
 """The modules of the names that code uses, beside the policy."""
 _START: Final = ("", "", 'if __name__ == "__main__":', "    run_program(main)")
 
+_PUT_IN: Final = '''def put_in(what: str) -> Any:
+    """Replace the calls of this function by what they name, which has no name to import."""
+    raise NotImplementedError(f"put in {what}")'''
+
 
 def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str:
     """Return a program with its settings as code.
@@ -55,13 +64,15 @@ def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str
     """
     body = "\n".join((*_WRITERS[program](arguments, agent), *_START))
     policy = type(agent)
+    helper = (_PUT_IN, "", "") if _uses(body, "put_in") else ()
+    code = "\n".join((*helper, body))
     imports = [
         f"from {home} import {', '.join(used)}"
         for home, names in (*_HOMES.items(), (_public_home(policy), (policy.__name__,)))
-        if (used := [name for name in names if _uses(body, name)])
+        if (used := [name for name in names if _uses(code, name)])
     ]
     imports = [_wrapped_import(one) for one in sorted(imports, key=lambda one: one.split()[1])]
-    return "\n".join((*imports, "", "", body, ""))
+    return "\n".join((*imports, "", "", *helper, body, ""))
 
 
 def _off_policy(arguments: Mapping[str, Any], agent: Policy) -> Iterable[str]:
@@ -195,35 +206,44 @@ def _options(settings: Settings | None) -> list[str]:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
+    with contextlib.suppress(Exception):  # of an object of the user's
+        return type(value) is type(default) and bool(value == default)
+    return False
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value that Python reads as the same value."""
+    """Return the text of a value that Python reads as the same value, or that asks for it."""
     if isinstance(value, Schedule):
-        ends = [value.start, value.end]
-        given = [repr(list(value.points))] if value.points else [*map(repr, ends)]
-        if value.type == "constant":
-            return f"Schedule.constant({value.start!r})"
-        if not value.points and value.decay != 1.0:
-            given.append(f"decay={value.decay!r}")
-        if value.by != "env_step":
-            given.append(f"by={_text(value.by)}")
-        return f"Schedule.{value.type}({', '.join(given)})"
+        return _schedule_text(value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_text(key)}: {_text(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, str):
-        return _quoted(value)
-    if callable(value):  # an env's maker, which has a name only at the top level of a module
-        name = str(value.__qualname__)
-        return name if "<" in name else _quoted(f"{value.__module__}:{name}")
-    return repr(value)
+    if isinstance(value, list | tuple):
+        items = ", ".join(map(_text, value))
+        return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
+    if isinstance(value, str | Path):
+        return _quoted(str(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or type(value) in (bool, int, float):
+        return repr(value)
+    name = name_of(value) if callable(value) else described(value)
+    return _quoted(name) if is_callable_name(name) else f"put_in({_quoted(name)})"
+
+
+def _schedule_text(schedule: Schedule) -> str:
+    ends = [schedule.start, schedule.end]
+    given = [repr(list(schedule.points))] if schedule.points else [*map(repr, ends)]
+    if schedule.type == "constant":
+        return f"Schedule.constant({schedule.start!r})"
+    if not schedule.points and schedule.decay != 1.0:
+        given.append(f"decay={schedule.decay!r}")
+    if schedule.by != "env_step":
+        given.append(f"by={_text(schedule.by)}")
+    return f"Schedule.{schedule.type}({', '.join(given)})"
 
 
 def _quoted(text: str) -> str:
-    return repr(text) if '"' in text or "\\" in text else f'"{text}"'
+    return repr(text) if '"' in text or "\\" in text or not text.isprintable() else f'"{text}"'
 
 
 def _uses(code: str, name: str) -> bool:

@@ -11,6 +11,7 @@ from dmiddleware.command_line import arguments_of, called_as
 from dmiddleware.errors import DMiddlewareError
 from dmiddleware.launch.options import options_and_flags
 from dmiddleware.zoo import Result, algorithms, tuned
+from dmiddleware.zoo.tuned import train_arguments
 from middleware.programs.code import chain_code
 from middleware.programs.parts import make_policy
 from middleware.programs.train import program_of
@@ -35,7 +36,8 @@ def train_command(
 ) -> None:
     """Train an algorithm in an environment, with tuned settings where there are any.
 
-    The options are those of the algorithm's program: ditask train ALGO ENV --help shows them.
+    The options are those of the algorithm's program: ditask train ALGO ENV --help shows them. With
+    --wrapper module:name, which may be repeated, the innermost first, envs are wrapped.
 
     \b
       ditask train --list
@@ -43,6 +45,7 @@ def train_command(
       ditask train sac HalfCheetah-v5 --policy.learning-rate-q 1e-3 --max-env-step 1e6
       ditask train iql Pendulum-v1 --data Pendulum-v1/mixed-v0
       ditask train ppo CartPole-v1 --show-chain > cartpole.py
+      ditask train ppo CartPole-v1 --wrapper my_program:MyWrapper
 
     \b
     In several processes, with the options of ditask before the command:
@@ -79,7 +82,7 @@ def _refuse_launch_options(words: tuple[str, ...], ctx: click.Context) -> None:
 def _train(algo: str, env: str, line: tuple[str, ...], *, show_chain: bool) -> None:
     program = program_of(algo)
     arguments = arguments_of(
-        program, ("--config", f"zoo:{algo}/{env}", *line), prog=f"ditask train {algo} {env}"
+        program, train_arguments(algo, env, line), prog=f"ditask train {algo} {env}"
     )
     if show_chain:
         settings = (arguments[name] for name in ("algo", "env", "policy", "seed"))

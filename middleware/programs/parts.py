@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from dmiddleware.callable_names import short_name
 from dmiddleware.data import (
     PrioritySampler,
     PrioritySamplerSettings,
@@ -14,6 +15,7 @@ from dmiddleware.data import (
     TensorBufferSettings,
 )
 from dmiddleware.env import EnvSettings, make_env_manager
+from dmiddleware.env.env_record import env_name
 from dmiddleware.policy import (
     Policy,
     PolicySettings,
@@ -80,9 +82,13 @@ def make_replay(
 
 def name_of_run(algo: str, env: EnvSettings) -> str:
     """Return the name of a run's folder if none is given, such as ``dqn-CartPole-v1``."""
-    name = env.env_kwargs.get("game", env.id)
-    text = name if isinstance(name, str) else getattr(name, "__name__", "env")
-    return f"{algo}-{_NO_NAME.sub('-', text.rpartition(':')[2]).strip('-')}"
+    game = env.env_kwargs.get("game")
+    name = game if isinstance(game, str) else env_name(env)
+    text = (
+        name.rpartition(":")[2] if isinstance(env.id, str) and "(" not in name else short_name(name)
+    )
+    text = _NO_NAME.sub("-", text.removesuffix(" object")).strip("-")
+    return f"{algo}-{text or 'env'}"
 
 
 def make_run(name: str, experiment: ExperimentSettings, *, resume: bool) -> RunFolder:

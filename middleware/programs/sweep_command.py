@@ -18,6 +18,7 @@ from dmiddleware.sweep.sweep_display import SweepDisplay
 from dmiddleware.sweep.sweep_plan import Search, SweepPlan, held, read_plan
 from dmiddleware.sweep.sweeping import GridSource, run_sweep
 from dmiddleware.zoo import tuned
+from dmiddleware.zoo.tuned import train_arguments
 from middleware.programs.parts import name_of_run
 
 __all__ = ["sweep_command"]
@@ -165,7 +166,7 @@ def _order(
             raise click.UsageError("name an algorithm and an env: sweep train dqn CartPole-v1", ctx)
         (_, algo, env), words = words[:3], words[3:]
         main = tuned(algo).main
-        arguments = ("--config", f"zoo:{algo}/{env}", *arguments)
+        arguments = tuple(train_arguments(algo, env, arguments))
         name = name_of_run(algo, EnvSettings(env, env_num=1))
     if main is None:
         raise click.UsageError("name a program with --main, or: train ALGO ENV", ctx)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 
+from dmiddleware.best_effort import BestEffort
 from dmiddleware.command_line import arguments_with, called_as
 from dmiddleware.env import EnvSettings
 from dmiddleware.errors import ConfigError
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
+Wrapper: TypeAlias = Callable[[Any], Any] | str
 Program: TypeAlias = Callable[..., ExperimentResult]
 
 _PROGRAMS: Final[Mapping[str, Program]] = {
@@ -58,7 +60,14 @@ class TrainResult(ExperimentResult):
     chain: str = field(repr=False)
 
 
-def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -> TrainResult:
+def train(
+    algo: str,
+    env: Env | EnvSettings,
+    *,
+    seed: int = 0,
+    wrappers: Sequence[Wrapper] = (),
+    **options: Any,
+) -> TrainResult:
     """Train an algorithm in an environment.
 
     The settings are those of :mod:`dmiddleware.zoo` for both of them, or the algorithm's defaults
@@ -75,6 +84,8 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
             ``EnvSettings("CartPole-v1", env_num=16)``. Games of Atari and MiniGrid are prepared for
             networks if they are given by their ids alone.
         seed: the seed of everything random.
+        wrappers: functions or classes that wrap each env, or their names, ``module:name``, the
+            innermost first; after those of ``env``.
         **options: other arguments of the program (:func:`off_policy`, :func:`on_policy` or
             :func:`offline`), such as ``max_env_step``. Settings are an object, which replaces the
             tuned ones, such as ``learner=OffPolicyLearnerSettings(...)``, or a dictionary of those
@@ -109,7 +120,9 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
             value = {**values[name], **back, **value}
         values[name] = value
     if isinstance(env, EnvSettings):
-        values["env"] = env
+        values["env"] = replace(env, wrappers=[*env.wrappers, *wrappers])
+    elif wrappers:
+        values["env"] = {**values["env"], "wrappers": list(wrappers)}
     objects = {name: value for name, value in values.items() if isinstance(value, Settings)}
     plain = {name: value for name, value in values.items() if name not in objects}
     arguments = arguments_with(program, plain, at=f"train {algo}") | objects
@@ -186,6 +199,7 @@ def result_of(result: ExperimentResult, arguments: Mapping[str, Any]) -> TrainRe
     policy = make_policy(*(arguments[name] for name in ("algo", "env", "policy", "seed")))
     policy.eval_mode.load_state_dict(result.load_best())
     fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(ExperimentResult)}
-    return TrainResult(
-        **fields, policy=ActingPolicy(policy), chain=chain_code(program, arguments, policy)
-    )
+    chain = ""
+    with BestEffort("write the chain as code", Exception):
+        chain = chain_code(program, arguments, policy)
+    return TrainResult(**fields, policy=ActingPolicy(policy), chain=chain)

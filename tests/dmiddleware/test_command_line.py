@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import enum
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import yaml
@@ -26,7 +29,7 @@ from dmiddleware.policy import (
     SACSettings,
 )
 from dmiddleware.schedule import Schedule
-from dmiddleware.settings import Count, Whole
+from dmiddleware.settings import Count, Counts, Settings, Whole, from_plain, plain_values
 from dmiddleware.yaml_text import yaml_text
 
 POLICY = DQNSettings(n_step=3, learning_rate=2e-3, model={"encoder_hidden_sizes": [128, 128]})
@@ -321,6 +324,136 @@ def test_defaults_can_depend_on_another_option(
     assert "--policy.alpha" in refused(capsys, choose, "--help", "--algo", "sac", code=0)
     assert "Unrecognized" in refused(capsys, choose, "--policy.alpha", "1", "--algo", "dqn")
     assert "env.id must be one of CartPole-v1" in refused(capsys, by_env, "--env.id", "Ant-v5")
+
+
+class Color(enum.Enum):
+    """Members whose values no file holds."""
+
+    RED = object()
+    BLUE = (1, 2)
+
+
+class Level(enum.IntEnum):
+    """Members that are numbers."""
+
+    LOW = 1
+    HIGH = 2
+
+
+class Rights(enum.Flag):
+    """Members that may be combined."""
+
+    READ = 1
+    WRITE = 2
+
+
+class Noise(Settings):
+    """A group that a program may have."""
+
+    color: Color = Color.RED
+    file: Path | None = None
+    sizes: Counts = ()
+
+
+class Delay(Settings):
+    """Another group."""
+
+    steps: Count = 1
+    noise: Noise | None = None
+
+
+class Point(NamedTuple):
+    """A tuple with names."""
+
+    x: int
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A dataclass that is not a class of settings."""
+
+    file: Path
+    color: Color = Color.RED
+
+
+KINDS: list[tuple[Any, Any]] = [
+    (Color, Color.BLUE),
+    (Color | None, Color.RED),
+    (Level, Level.HIGH),
+    (Rights, Rights.READ | Rights.WRITE),
+    (Literal[Color.RED, Color.BLUE], Color.BLUE),
+    (Literal["a", 1], 1),
+    (Noise | None, Noise(color=Color.BLUE, file=Path("x"), sizes=(1, 2))),
+    (Noise | None, None),
+    (Noise | Delay | None, Delay(steps=3, noise=Noise(color=Color.BLUE))),
+    (Delay, Delay(noise=Noise(file=Path("y")))),
+    (Path | None, Path("a/b")),
+    (tuple[Path, ...], (Path("a"), Path("b"))),
+    (list[Path], [Path("a")]),
+    (tuple[Color, int] | None, (Color.BLUE, 3)),
+    (tuple[tuple[int, int], ...], ((1, 2), (3, 4))),
+    (list[tuple[str, Level]], [("a", Level.LOW)]),
+    (set[int], {1, 2}),
+    (frozenset[Color], frozenset({Color.RED})),
+    (dict[str, Path], {"a": Path("b")}),
+    (dict[int, float], {1: 2.0}),
+    (dict[Color, int], {Color.RED: 1}),
+    (Mapping[str, Noise], {"a": Noise(sizes=(3,))}),
+    (list[Noise], [Noise(color=Color.BLUE)]),
+    (Point, Point(3, "z")),
+    (Box, Box(Path("x"), Color.BLUE)),
+    (Schedule | float, Schedule.linear(1, 0, decay=9)),
+    (tuple[Schedule, ...], (Schedule.piecewise([(0, 1.0), (5, 0.5)]),)),
+    (datetime.datetime, datetime.datetime(2020, 1, 2, 3, 4, 5, 678)),
+    (datetime.date, datetime.date(2020, 1, 2)),
+    (datetime.timedelta, datetime.timedelta(days=1, seconds=2)),
+    (bytes, b"ab\xff"),
+    (complex, 1 + 2j),
+    (int | str, "3"),
+    (str, "2020-01-02"),
+    (EnvSettings, EnvSettings("CartPole-v1", env_num=2, wrappers=["a:B(c=1)", "d:E"])),
+]
+
+
+@pytest.mark.parametrize(("hint", "value"), KINDS, ids=[str(hint) for hint, _ in KINDS])
+def test_what_a_run_saves_of_each_kind_of_parameter_is_read_back(
+    hint: Any, value: Any, tmp_path: Path
+) -> None:
+    def program(option: Any, seed: int = 0) -> None: ...
+
+    program.__annotations__["option"] = hint
+    with called_as(program, {"option": value, "seed": 3}):
+        call = program_call()
+    assert call is not None
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"arguments": call.plain()}))
+    again = arguments_of(program, ["--config", str(tmp_path / "config.yaml")])
+    assert again == {"option": value, "seed": 3}
+    assert type(again["option"]) is type(value)
+    assert from_plain(hint, yaml.safe_load(yaml.safe_dump(plain_values(value)))) == value
+
+
+def grouped(noise: Noise | None = None, delay: Delay = Delay()) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("noise: {coler: RED}", "noise: unknown option coler; did you mean color?"),
+        ("noise: {color: GREEN}", "noise: Noise: color must be"),
+        ("noise: 3", "noise must have options by name"),
+        ("delay: null", "delay must have options by name"),
+        ("delay: {noise: {sizes: [0]}}", "delay.noise: Noise: sizes must be"),
+        ("delay: {steps: '<unsaved: object object>'}", "delay.steps was <unsaved: object"),
+    ],
+)
+def test_wrong_values_of_a_group_are_refused_with_their_path(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    shown = refused(capsys, grouped, "--config", str(file))
+    assert "".join(message.split()) in "".join(shown.split())
 
 
 def test_parameters_without_types_are_refused() -> None:

@@ -23,7 +23,7 @@ from dmiddleware.errors import ConfigError
 from dmiddleware.launch.cli import ditask
 from dmiddleware.policy import BCSettings, DQNPolicy, PPOPolicy, RecurrentPPOPolicy, SACPolicy
 from dmiddleware.rollout import ActingPolicy
-from dmiddleware.runs import export_policy
+from dmiddleware.runs import export_policy, write_model_card
 from tests.dmiddleware.policy.every_policy import EVERY, env_for, made
 from tests.dmiddleware.runs.test_saved_policy import changed, saved
 from tests.variants import mostly_slow
@@ -288,6 +288,76 @@ def test_the_code_in_a_card_runs(tmp_path: Path) -> None:
     assert names["action"].shape == (2,)
 
 
+class Spaces(gym.Env[Any, Any]):
+    """An env that has only spaces."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+
+DEEP = gym.spaces.Dict(
+    {
+        "move it": gym.spaces.Discrete(2),
+        "arm": gym.spaces.Dict(
+            {"aim": gym.spaces.Box(-1, 1, (2,)), "grip": gym.spaces.Discrete(3)}
+        ),
+        "pair": gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,)))),
+    }
+)
+
+
+def rows_of(space: Any) -> Any:
+    """Return the shapes of a batch of 2 actions, nested as the space."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: rows_of(one) for name, one in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(map(rows_of, space))
+    return (2, *space.shape)
+
+
+def shapes_of(action: Any) -> Any:
+    """Return the shapes of nested arrays."""
+    if isinstance(action, dict):
+        return {name: shapes_of(one) for name, one in action.items()}
+    if isinstance(action, tuple):
+        return tuple(map(shapes_of, action))
+    return action.shape
+
+
+@pytest.mark.parametrize("action_space", [DEEP["arm"], pytest.param(DEEP, marks=pytest.mark.slow)])
+def test_the_code_in_a_card_puts_the_parts_of_an_action_together(
+    action_space: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = gym.spaces.Dict({"near-by": gym.spaces.Box(-1, 1, (3,)), "x": gym.spaces.Discrete(2)})
+    policy = PPOPolicy.for_env(Spaces(seen, action_space), seed=0)
+    monkeypatch.chdir(tmp_path)
+    exported = export_policy(saved(policy, tmp_path / "p.safetensors"), tmp_path / "p.onnx")
+    code = write_model_card(exported, None).read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {
+        "obs_near_by": np.zeros((2, 3), np.float32),
+        "obs_x": np.zeros(2, np.int64),
+    }
+    exec(code, names)
+    assert shapes_of(names["action"]) == rows_of(action_space)
+
+
+VAST = [
+    gym.spaces.Box(-1e300, 1e300, (3,), np.float64),
+    gym.spaces.Box(1e39, 1e300, (3,), np.float64),
+    gym.spaces.Dict({"a": gym.spaces.Box(0, 1e308, (2,), np.float64), "b": gym.spaces.Discrete(2)}),
+    gym.spaces.Box(-3e38, 3e38, (3,), np.float32),
+    gym.spaces.Box(-np.inf, np.inf, (3,), np.float64),
+]
+
+
+@pytest.mark.parametrize("space", mostly_slow(VAST, keep=[0, 2]))
+def test_observations_beyond_float32_are_exported(space: Any, tmp_path: Path) -> None:
+    policy = PPOPolicy.for_env(Spaces(space, gym.spaces.Box(-1, 1, (2,))), seed=0)
+    path = saved(policy, tmp_path / "p.safetensors")
+    exported = export_policy(path, tmp_path / "p.pt2", format="torch")
+    assert exported.path.is_file()
+
+
 @pytest.mark.parametrize(("film", "begin"), [("one.gif", b"GIF"), ("one.mp4", b"\0\0\0")])
 def test_play_shows_the_returns_and_writes_a_video(film: str, begin: bytes, tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
@@ -346,6 +416,12 @@ def test_a_policy_of_ones_own_is_built_by_a_function_that_one_names(
     loaded = load_policy(ckpt, policy=own.make_policy(small, seed=7))
     obs = np.zeros((3, 4), np.float32)
     assert np.array_equal(loaded(obs), ActingPolicy(policy)(obs))
+    target = ("--format", "torch", "--output", tmp_path / "out" / "own.pt2")
+    exported = ran("export", ckpt, "--policy", "own_program:make_policy", *target)
+    assert exported.exit_code == 0, exported.output
+    acting = torch.export.load(tmp_path / "out" / "own.pt2").module()
+    assert np.array_equal(acting(obs=torch.from_numpy(obs))["action"], loaded(obs))
+    assert ran("export", ckpt, "--policy", "own_program:nothing", *target).exit_code == 1
     for name in ("own_program:nothing", "nowhere:make", "own_program"):
         wrong = ran("play", ckpt, "--env", "CartPole-v1", "--policy", name)
         assert wrong.exit_code == 1 and "module:function" in wrong.output
