@@ -143,22 +143,25 @@ def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
 def _times(runs: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return the mean seconds of a step in each middleware, by process."""
     means: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    skipped = ""
     for side, of_side in runs.items():
         for run in of_side:
             of_processes = {"lead": run.rows}
             for file in sorted(run.path.glob("metrics.*.jsonl")):
-                of_processes[file.name.split(".")[1]] = read_rows(file).rows
+                read = read_rows(file)
+                of_processes[file.name.split(".")[1]] = read.rows
+                skipped += f"<p>Warning: {_text(read.skipped)}</p>" if read.skipped else ""
             for process, rows in of_processes.items():
                 for name, value in (item for row in rows for item in row.items()):
                     if name.startswith(_TIMES) and value is not None:
                         means[side, process, name.removeprefix(_TIMES)].append(value)
     if not means:
-        return (
+        return skipped + (
             "<p>Add <code>task.use_wrapper(StepTimer(log=True))</code> to the program to see the "
             "seconds of each middleware.</p>"
         )
     found = [[*key, f"{1e3 * np.mean(values):.3g} ms"] for key, values in means.items()]
-    return _table(["side", "process", "middleware", "mean of a step"], found)
+    return skipped + _table(["side", "process", "middleware", "mean of a step"], found)
 
 
 def _videos(runs: Iterable[RunRecord]) -> Iterator[str]:

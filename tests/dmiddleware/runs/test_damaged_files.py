@@ -79,7 +79,9 @@ def test_the_report_skips_damaged_lines_of_all_processes_and_says_so(run: Path) 
     (run / "metrics.node-3.jsonl").write_bytes((run / METRICS_FILE).read_bytes())
     result = invoke("report", "run", "--output", "page.html")
     assert result.exit_code == 0, result.output
-    assert "skipped line" in Path("page.html").read_text()
+    page = Path("page.html").read_text()
+    assert "run/metrics.jsonl: skipped line" in page
+    assert "run/metrics.node-3.jsonl: skipped line" in page
 
 
 def test_a_sweep_skips_damaged_lines_and_counts_them(run: Path) -> None:
