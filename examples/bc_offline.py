@@ -52,7 +52,7 @@ def main(
     expert: DQNSettings = cartpole_dqn.POLICY,
     policy: BCSettings = POLICY,
     evaluator: InteractionEvaluatorSettings = InteractionEvaluatorSettings(
-        n_episode=50, every_train_iter=500, stop_value=495
+        n_episode=50, every_train_iter=50, stop_value=495
     ),
     experiment: ExperimentSettings = ExperimentSettings(),
 ) -> ExperimentResult:

@@ -166,6 +166,8 @@ class Experiment(BaseMiddleware[RLContext]):
     run ends, it evaluates the best and the last
     policy in episodes with new seeds, in the envs of the chain's primary
     :class:`~middleware.InteractionEvaluator`, prints the result and writes it to ``result.json``.
+    Before that evaluation, and after an error or a signal, the file has the counters and no
+    returns.
 
     While the task runs, the random generators of Python, numpy and torch are seeded from the task's
     seed.
@@ -213,6 +215,8 @@ class Experiment(BaseMiddleware[RLContext]):
         )
         self.owns = (self.run.ckpt_dir, self.run.curve_path, *self._logger.owns)
         self._result: ExperimentResult | None = None
+        self._has_run = False
+        self._saving = BestEffort(f"write {self.run.result_path}")
         self._earlier_s = 0.0
         self._bar = ProgressBar()
         self._curve = LearningCurve(self.run)
@@ -322,6 +326,7 @@ class Experiment(BaseMiddleware[RLContext]):
 
     def __call__(self, ctx: RLContext) -> Iterator[None]:
         """Record the step, on its way back."""
+        self._has_run = True
         calls = [part(ctx) for part in self._parts.values()]
         waiting = [call for call in calls if call is not None]
         for call in waiting:
@@ -339,10 +344,12 @@ class Experiment(BaseMiddleware[RLContext]):
             with ExitStack() as closing:
                 for part in reversed(self._parts.values()):
                     closing.callback(part.close)
-            self._result = self._make_result(task)
+            train_s = self._train_s
+            # What is left if the final evaluation fails, or the process is killed meanwhile.
+            self._save_result(self._make_result(task, train_s, [], []), task)
+            best, last = self._judge(task)
+            self._save_result(self._make_result(task, train_s, best, last), task)
             if self.run.is_lead and task.stopped_ok:
-                with BestEffort(f"write {self.run.result_path}"):
-                    self._result.save()
                 with BestEffort("print the result", OSError, ValueError):
                     RunConsole().print(str(self._result), highlight=False, soft_wrap=True)
 
@@ -367,25 +374,40 @@ class Experiment(BaseMiddleware[RLContext]):
     def _train_s(self) -> float:
         return self._earlier_s + self.run.age_s
 
-    def _make_result(self, task: Task[Any]) -> ExperimentResult:
-        train_s = self._train_s
-        best, last = [math.nan], [math.nan]
-        n_episode = 0
+    def _judge(self, task: Task[Any]) -> tuple[list[float], list[float]]:
+        """Return the returns of the best and of the last policy in fresh episodes.
+
+        They are empty without an evaluator, in other processes, and after an error or a signal.
+        """
         interrupted = (task.stop_reason or "").startswith("received SIG")
         judges = self.run.is_lead and task.stopped_ok and not interrupted
-        if self._evaluator is not None and judges:
-            seed = task.seed_for("fresh episodes")
-            states = [load_checkpoint(one(self.run)) for one in (_best_ckpt, _final_ckpt)]
-            best = last = self._fresh_returns(self._evaluator, states[0], seed)
-            if not _is_same_policy(*states):
-                last = self._fresh_returns(self._evaluator, states[1], seed)
-            n_episode = len(best)
+        if self._evaluator is None or not judges:
+            return [], []
+        seed = task.seed_for("fresh episodes")
+        states = [load_checkpoint(one(self.run)) for one in (_best_ckpt, _final_ckpt)]
+        best = last = self._fresh_returns(self._evaluator, states[0], seed)
+        if not _is_same_policy(*states):
+            last = self._fresh_returns(self._evaluator, states[1], seed)
+            if task.ctx.last_eval_iter < task.ctx.train_iter and _mean(last) > _mean(best):
+                _log.warning(
+                    "the last policy has a mean return of %.1f in fresh episodes, and the best "
+                    "one %.1f: the run ended before the last one was evaluated. It is in %s; "
+                    "evaluate more often, so that it can be the best",
+                    _mean(last),
+                    _mean(best),
+                    _final_ckpt(self.run),
+                )
+        return best, last
+
+    def _make_result(
+        self, task: Task[Any], train_s: float, best: list[float], last: list[float]
+    ) -> ExperimentResult:
         curve = self._curve if "curve" in self._parts else None
         return ExperimentResult(
             path=self.run.path,
-            mean_return=sum(best) / len(best),
-            last_return=sum(last) / len(last),
-            n_episode=n_episode,
+            mean_return=_mean(best),
+            last_return=_mean(last),
+            n_episode=len(best),
             env_step=task.ctx.env_step if isinstance(task.ctx, OnlineRLContext) else 0,
             train_iter=task.ctx.train_iter,
             train_s=train_s,
@@ -395,6 +417,16 @@ class Experiment(BaseMiddleware[RLContext]):
                 for name, found in (curve.other_evaluations if curve is not None else {}).items()
             },
         )
+
+    def _save_result(self, result: ExperimentResult, task: Task[Any]) -> None:
+        """Keep the result, also of a run that failed, so that none of an earlier run is left.
+
+        A run that was refused, as one with other settings, has no result.
+        """
+        self._result = result
+        if self.run.is_lead and (task.stopped_ok or self._has_run):
+            with self._saving:
+                result.save()
 
     def _fresh_returns(
         self, evaluator: InteractionEvaluator, state: Mapping[str, Any], seed: int
@@ -518,6 +550,10 @@ def _is_same_policy(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool
         and tensors.keys() == others.keys()
         and all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
     )
+
+
+def _mean(returns: list[float]) -> float:
+    return sum(returns) / len(returns) if returns else math.nan
 
 
 def _best_ckpt(run: RunFolder) -> Path:

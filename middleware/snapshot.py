@@ -437,11 +437,11 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
         if not problems and len({step for some in of_ranks for step in some}) == 1:
             _log.warning("%s has only a part of its first snapshot; starting", self._folder)
             return None
-        details = "; ".join(dict.fromkeys(problems)) or "no step has a file of every rank"
+        details = "; ".join(dict.fromkeys(problems)) or "No step has a file of every rank"
         raise RunFolderError(
-            f"{self._folder} has no snapshot that can be read ({details}). Restore one from a "
-            "copy, or start a new run in a folder of its own; to start over in this folder, remove "
-            f"{self._folder} first"
+            f"{self._folder} has no snapshot that can be read. Restore one from a copy, or start a "
+            f"new run in a folder of its own; to start over in this folder, remove {self._folder} "
+            f"first. {details}"
         )
 
     def _try_to_read(self, step: str, problems: list[str]) -> Any:

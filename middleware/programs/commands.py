@@ -105,9 +105,9 @@ def _print_list(names: Iterable[str]) -> None:
         click.echo("  ".join(parts).rstrip())
     click.echo(
         "\nThe goal is a mean return that ends the training, and the env steps are those to it, "
-        "from the\nleast to the most over the seeds. Without a goal, the env steps are the budget, "
-        "and the best and\nthe last policy have mean returns over fresh episodes. In other envs, "
-        "the algorithms have their\ndefaults."
+        "from\nthe least to the most over the seeds. Without a goal, the env steps are the "
+        "budget, and the best\nand the last policy have mean returns over fresh episodes. In "
+        "other envs, the algorithms have\ntheir defaults."
     )
 
 

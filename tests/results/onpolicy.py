@@ -30,7 +30,7 @@ ENTRIES = [
         "examples.pendulum_gail",
         seeds=SEEDS,
         at_least=-250,
-        literature="the return of the expert (the row of SAC)",
+        literature="the return of the expert, SAC",
         source="Ho and Ermon (2016), figure 1",
         minutes=5.0,
     ),
