@@ -29,6 +29,7 @@ from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
 from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
@@ -110,7 +111,7 @@ class ExperimentResult:
         )
         return (
             f"{returns}after {self.env_step:,} env steps and {self.train_iter:,} updates in "
-            f"{self.train_s:.1f} s; files in {self.path}/"
+            f"{self.train_s:.1f} s; files in {printable(self.path)}/"
         )
 
 
@@ -508,7 +509,7 @@ class _LogFile(logging.FileHandler):
     """The text log of a run, which may be incomplete when the disk is full."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self._best_effort = BestEffort(f"write the text log {path}")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name in logging)

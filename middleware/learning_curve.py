@@ -14,6 +14,7 @@ from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.log import MetricsLogger
@@ -133,7 +134,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
         if evaluations:
             at, value = np.array(evaluations).T
             axes.plot(at, value, "o-", color="tab:orange", markersize=4, label="evaluation, mean")
-        axes.set_title(self._title)
+        axes.set_title(printable(self._title))
         axes.set_xlabel("environment steps" if self._axis == "env_step" else "updates")
         axes.set_ylabel("return")
         axes.xaxis.set_major_formatter("{x:,.0f}")

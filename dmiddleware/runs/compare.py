@@ -24,6 +24,7 @@ from dmiddleware.runs.statistics import (
     probability_of_improvement,
     short,
 )
+from dmiddleware.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,7 +218,9 @@ class Comparison:
         at = np.linspace(min(every), max(every), _POINTS)
         for number, (side, runs) in enumerate(self.sides.items()):
             scores = [_scores(runs, task) for task in tasks if _scores(runs, task)]
-            plot.plot(at, performance_profile(scores, at), color=f"C{number}", label=side)
+            plot.plot(
+                at, performance_profile(scores, at), color=f"C{number}", label=printable(side)
+            )
         plot.set_title("performance profile")
         plot.set_xlabel("score")
         plot.set_ylabel("share of runs with a higher score")
@@ -322,7 +325,7 @@ def _draw_curve(plot: Any, side: str, runs: Sequence[RunRecord], *, color: str) 
     values = np.stack([np.interp(at, run.at, run.values) for run in runs])
     found = [interval_of(interquartile_mean, [one], n_resamples=500) for one in values.T]
     middle, low, high = np.array(found).T
-    label = f"{side} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
+    label = f"{printable(side)} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
     plot.plot(at, middle, color=color, label=label)
     if np.isfinite(low).all():
         plot.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
