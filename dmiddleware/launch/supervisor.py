@@ -291,7 +291,7 @@ class Supervisor:
             self._give_up(child)
         elif policy == "restart" and has_crashed and not is_final and self._may_restart(child):
             self._plan_restart(child, failure + log)
-        elif policy == "continue":
+        elif policy == "continue" and not self._was_last_learner(child):
             self._failed.append(child)
             self._note(f"{failure}; the run continues without it (--on-failure continue){log}")
         else:
@@ -307,6 +307,8 @@ class Supervisor:
     def _why_not_restarted(self, child: Child) -> str:
         if _repeats_at_each_start(child):
             return "the program did not start, and would fail in the same way if it were restarted"
+        if self._options.on_failure == "continue":
+            return "no learner is left, without which the run cannot continue"
         if self._options.on_failure == "abort":
             return (
                 "--on-failure abort (the default) ends the run; use continue or restart to keep it "
@@ -316,6 +318,10 @@ class Supervisor:
             f"--max-restarts {self._options.max_restarts} in --restart-window "
             f"{self._options.restart_window_s:g} allows no other restart"
         )
+
+    def _was_last_learner(self, child: Child) -> bool:
+        others = [one for one in self.children if one is not child and one.plan.learns]
+        return child.plan.learns and not any(one.alive for one in others)
 
     def _failed_at(self, child: Child) -> float:
         """Return when a node failed; for one that could not report it, the earliest time."""
