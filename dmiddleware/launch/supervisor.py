@@ -23,6 +23,7 @@ from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
+from dmiddleware.open_files import explained
 from dmiddleware.signals import ENDING_SIGNALS, signal_reason
 
 __all__ = ["Supervisor", "SupervisorOptions"]
@@ -165,7 +166,7 @@ class Supervisor:
             )
         except OSError as error:
             child.exit_code = 1
-            error_text = f"cannot start its process: {error}"
+            error_text = f"cannot start its process: {explained(error)}"
             child.status = NodeStatus(phase="failed", error=error_text)
             self._on_failure(child)
             return

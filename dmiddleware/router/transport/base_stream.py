@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from dmiddleware.errors import RouterError, RouterStateError, TransportError
+from dmiddleware.open_files import explained
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
 from dmiddleware.router.transport.stream import OnBytes, OnConnection, OnSent, Piece
@@ -191,7 +192,8 @@ class BaseListener(ABC):
         except (OSError, RouterError) as error:
             # For example, the process has no descriptor left. Dialers wait meanwhile.
             if not self._thread.is_exiting:
-                _logger.warning("could not accept a connection to %s: %s", self.address, error)
+                text = explained(error)
+                _logger.warning("could not accept a connection to %s: %s", self.address, text)
             return _PAUSE_S
         if stream is None:
             return None

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from dmiddleware.errors import RouterStateError, TransportError
+from dmiddleware.open_files import explained
 
 __all__ = ["IoThread", "User", "fork_error"]
 
@@ -151,7 +152,7 @@ class IoThread:
             thread.start()
         except (RuntimeError, OSError) as error:
             self._close()
-            raise TransportError(f"could not start a thread: {error}") from error
+            raise TransportError(f"could not start a thread: {explained(error)}") from error
         self._thread = thread
         # pynng has registered a function that ends nng, and any later use of nng would abort the
         # process. Functions that were registered later are called earlier.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dmiddleware.errors import RouterError, TransportError
+from dmiddleware.open_files import explained
 from dmiddleware.router.transport.base_stream import IPC, BaseListener, BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
@@ -341,7 +342,10 @@ class SocketListener(BaseListener):
 
 
 def _text_of(error: OSError | UnicodeError) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    if not isinstance(error, OSError):
+        return str(error)
+    text = explained(error)
+    return text if text != str(error) else error.strerror or text
 
 
 def _places(address: str, flags: int = 0) -> list[_Place]:
