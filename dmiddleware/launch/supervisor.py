@@ -92,8 +92,10 @@ class Supervisor:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         folder = options.log_dir
+        # The working directory may be removed while the run lasts.
+        self._log_folder = None if folder is None else folder.absolute()
         self.children = [
-            Child(config, None if folder is None else LogFile(folder / f"{_file_name(config)}.log"))
+            Child(config, None if folder is None else LogFile(folder / _log_name(config)))
             for config in configs
         ]
         self._options = options
@@ -159,7 +161,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.started_at = self._now()
         child.expect_start()
-        log = "" if child.log_path is None else str(child.log_path.absolute())
+        log = "" if self._log_folder is None else str(self._log_folder / _log_name(child.config))
         try:
             self._host.start(
                 msgspec.structs.replace(child.config, log=log), n_restarts=child.restarts
@@ -630,5 +632,5 @@ def _has_lead(status: NodeStatus) -> bool:
     return any(not roles or LEAD in roles for roles in status.peers.values())
 
 
-def _file_name(config: NodeConfig) -> str:
-    return f"node-{config.plan.node_id}"
+def _log_name(config: NodeConfig) -> str:
+    return f"node-{config.plan.node_id}.log"
