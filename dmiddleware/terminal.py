@@ -1,10 +1,24 @@
-"""Programs that ask for input in a process that has no terminal."""
+"""What terminals cannot show, and programs that ask for input without having a terminal."""
 
 from __future__ import annotations
 
 import bdb
+import io
+import sys
 
-__all__ = ["needs_terminal"]
+__all__ = ["needs_terminal", "printable", "print_any_text"]
+
+
+def printable(text: object) -> str:
+    """Return a text that can be printed and drawn; a path, for example, need not be Unicode."""
+    return str(text).encode(errors="backslashreplace").decode()
+
+
+def print_any_text() -> None:
+    """Let the standard streams of this process escape what they cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def needs_terminal(error: BaseException | None) -> bool:

@@ -41,6 +41,7 @@ from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
 from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
@@ -127,7 +128,7 @@ class ExperimentResult:
         )
         return (
             f"{returns}after {self.env_step:,} env steps and {self.train_iter:,} updates in "
-            f"{self.train_s:.1f} s; files in {self.path}/"
+            f"{self.train_s:.1f} s; files in {printable(self.path)}/"
         )
 
 

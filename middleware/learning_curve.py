@@ -13,6 +13,7 @@ from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
 from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.evaluate import evaluation_prefixes
@@ -153,7 +154,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
                 name = "" if len(evaluations) == 1 else f" {prefix}"
                 label, color = f"evaluation{name}, mean", f"C{number}"
                 axes.plot(at, value, "o-", color=color, markersize=4, label=label)
-        axes.set_title(self._title)
+        axes.set_title(printable(self._title))
         axes.set_xlabel("environment steps" if self._axis == "env_step" else "updates")
         axes.set_ylabel("return")
         axes.xaxis.set_major_formatter("{x:,.0f}")

@@ -12,19 +12,21 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import safe_open
 
 __all__ = [
     "DTYPE_NAMES",
     "checksum",
     "digest",
     "flush_folder",
+    "open_safetensors",
     "raw_bytes",
     "remove_leftovers",
     "safetensors_pieces",
@@ -144,6 +146,26 @@ def write_safetensors(
     """
     pieces = safetensors_pieces(tensors, metadata)
     write_atomically(path, lambda file: file.writelines(pieces), durable=durable)
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """Open a .safetensors file; its tensors are mapped.
+
+    The safetensors library takes no path that is not Unicode, which folders can have on Linux.
+
+    Raises:
+        OSError: if the file cannot be read.
+        SafetensorError: if it is not complete.
+    """
+    with path.open("rb") as file:
+        try:
+            name = str(path)
+            name.encode()
+        except UnicodeEncodeError:
+            name = f"/proc/self/fd/{file.fileno()}"
+        with safe_open(name, framework="pt", device="cpu") as opened:
+            yield opened
 
 
 def safetensors_pieces(

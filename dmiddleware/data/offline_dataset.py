@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from dmiddleware.data.atomic_file import checksum, write_safetensors
+from dmiddleware.data.atomic_file import checksum, open_safetensors, write_safetensors
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Schema, as_batch, as_index, lead_of
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
@@ -281,7 +281,7 @@ def _opened(path: Path) -> tuple[str, dict[str, str], dict[str, Array]]:
     if not path.is_file():
         raise DatasetError(f"{path} does not exist; write a dataset with save_dataset")
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with open_safetensors(path) as file:
             notes = file.metadata() or {}
             if notes.get("format") != _FORMAT or notes.get("version") != _VERSION:
                 raise DatasetError(

@@ -24,6 +24,8 @@ __all__ = ["StateBlock", "pack", "unpack"]
 
 _BATCH, _BLOCK, _DEFAULTDICT, _DEQUE = "batch", "block", "defaultdict", "deque"
 _TENSOR, _ARRAY, _INTEGER, _SCALAR = "tensor", "array", "integer", "scalar"
+_TEXT = "text"
+"""Text that is not Unicode, such as the name of a folder in another encoding."""
 _MAPPINGS: dict[type, str] = {
     dict: "dict",
     collections.OrderedDict: "ordereddict",
@@ -124,8 +126,10 @@ class _Packer:
         self._put_block = put_block
 
     def pack(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if value is None or type(value) in (bool, float, str, bytes):
+        if value is None or type(value) in (bool, float, bytes):
             return value
+        if type(value) is str:
+            return value if _is_unicode(value) else [_TEXT, value.encode(errors="surrogatepass")]
         if type(value) is int:
             return value if value in _INT64 else [_INTEGER, str(value)]
         if isinstance(value, torch.Tensor):
@@ -177,13 +181,21 @@ class _Packer:
             raise _cannot_hold(tensor, path, f"a tensor of layout {tensor.layout}")
         if tensor.dtype not in DTYPE_NAMES:
             raise _cannot_hold(tensor, path, f"a tensor of dtype {tensor.dtype}")
-        wanted = name = ".".join(map(str, path)) or "state"
+        wanted = name = ".".join(map(str, path)).encode(errors="replace").decode() or "state"
         number = 1
         while name in self.tensors or name in self._reserved:  # the keys 0 and "0" read the same
             number += 1
             name = f"{wanted}~{number}"
         self.tensors[name] = tensor
         return name
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _scalar_as_bytes(value: np.generic, path: tuple[Any, ...]) -> list[Any]:
@@ -267,5 +279,6 @@ _READERS: dict[str, Callable[[Any, _Source], Any]] = {
     _ARRAY: lambda name, source: source.tensors[name].cpu().numpy(),
     _BLOCK: lambda index, source: source.blocks[index],
     _INTEGER: lambda text, _: int(text),
+    _TEXT: lambda data, _: data.decode(errors="surrogatepass"),
     _SCALAR: lambda content, _: _unpack_scalar(content),
 }

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from dmiddleware.data.atomic_file import (
     digest,
     flush_folder,
+    open_safetensors,
     raw_bytes,
     remove_leftovers,
     write_safetensors,
@@ -170,7 +171,7 @@ def blocks_of(path: Path) -> list[str]:
     Those of a file that is missing or damaged, which cannot be read anyway, are not known.
     """
     try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
+        with open_safetensors(path) as file:
             return block_names(file.metadata() or {})
     except (FileNotFoundError, SafetensorError, ValueError):
         return []
@@ -220,6 +221,6 @@ def read_tensors(
         keeps = mapped_above is not None and tensor.nbytes > mapped_above
         return tensor if keeps else tensor.clone()
 
-    with safe_open(str(path), framework="pt", device="cpu") as file:
+    with open_safetensors(path) as file:
         tensors = {name: own(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         return tensors, file.metadata() or {}

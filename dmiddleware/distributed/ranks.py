@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import socket
 import sys
@@ -47,6 +48,8 @@ STORE_VARIABLE: Final = "DITASK_RANK_STORE"
 """The variable with the folder in which the ranks of one host meet."""
 
 _STORE_S: Final = 5.0
+_PATIENCE_S: Final = 5.0
+_logger = logging.getLogger(__name__)
 _MAX_TEXT: Final = 300
 _ENDS: Final = ("has failed", "has ended")
 _BUCKET_BYTES: Final = 25 * 2**20
@@ -96,19 +99,23 @@ def data_parallel(*, backend: str | None = None, timeout_s: float = 300.0) -> It
     uses_agent = has_agent_store() and not folder
     if folder or _is_loopback(os.environ.get("MASTER_ADDR", "")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        store = _open_store(folder, rank, size, timeout)
-        store.set_timeout(timeout)
-        start = agree_on_start(store, rank, size, timeout) if uses_agent else "start"
-        dist.init_process_group(
-            backend or default,
-            store=PrefixStore(f"{start}/group", store),
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-        )
+        with _waiting(
+            f"rank {rank} waits at {address} for the others of {size} ranks, at most "
+            f"{timeout_s:g} s; start a process for each RANK from 0 to {size - 1}"
+        ):
+            store = _open_store(folder, rank, size, timeout)
+            store.set_timeout(timeout)
+            start = agree_on_start(store, rank, size, timeout) if uses_agent else "start"
+            dist.init_process_group(
+                backend or default,
+                store=PrefixStore(f"{start}/group", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+            )
     except RuntimeError as error:
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RankLost(
             f"rank {rank} could not join the group of {size} ranks at {address} within "
             f"{timeout_s:g} s: {str(error).splitlines()[0]}; check that all ranks were started"
@@ -500,6 +507,18 @@ def _open_store(folder: str, rank: int, size: int, timeout: datetime.timedelta) 
         address, listening.getsockname()[1], size, True, timeout,
         master_listen_fd=listening.detach(), use_libuv=False,
     )  # fmt: skip
+
+
+@contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """Log a line if the block takes longer than a start of several processes should."""
+    timer = threading.Timer(_PATIENCE_S, lambda: _logger.warning("%s", text))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_loopback(host: str) -> bool:

@@ -49,6 +49,7 @@ from dmiddleware.errors import (
     StructureError,
 )
 from dmiddleware.foreign_names import checks_options
+from dmiddleware.open_files import explained
 
 __all__ = ["VectorEnvManager", "VectorEnvFn"]
 
@@ -497,7 +498,7 @@ class VectorEnvManager(BaseEnvManager):
                 if broken is not None:
                     raise broken from error
                 raise EnvCrashed(
-                    f"the vector env raised {type(error).__name__}: {error}\n"
+                    f"the vector env raised {type(error).__name__}: {explained(error)}\n"
                     f"{traceback.format_exc()}"
                 ) from None  # its traceback is in the message
 

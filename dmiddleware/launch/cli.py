@@ -22,6 +22,7 @@ from dmiddleware.errors import DMiddlewareError
 from dmiddleware.foreign_names import hint_for
 from dmiddleware.launch.options import Flag, LaunchOptions, options_and_flags
 from dmiddleware.settings import SettingInfo
+from dmiddleware.terminal import print_any_text
 
 __all__ = ["ditask"]
 
@@ -57,6 +58,7 @@ class _Command(click.Command):
         return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
+        print_any_text()
         with exit_after_ctrl_c():
             return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
 

@@ -48,6 +48,7 @@ from dmiddleware.launch.supervisor import Supervisor, SupervisorOptions
 from dmiddleware.launch.variables import node_variables
 from dmiddleware.router.transport.tls import TlsFiles
 from dmiddleware.run_key import KEY_VARIABLE, check_key, make_key, read_key, write_key
+from dmiddleware.signals import HeldSignals
 
 __all__ = ["Program", "execute"]
 
@@ -111,7 +112,13 @@ def execute(
                 f"cannot write to the folder for temporary files, {tempfile.gettempdir()}; set "
                 "TMPDIR to another one"
             )
-        with prepare(_Start(options, env, given_key, mark, folder, program)) as ready:
+
+        def note_signal(reason: str) -> None:
+            stream.write(f"[ditask] the run was stopped: {reason}\n")
+
+        signals = HeldSignals(note_signal)
+        start = _Start(options, env, given_key, mark, folder, program, signals)
+        with _prepared(prepare(start), signals) as ready:
             supervisor_options = SupervisorOptions(
                 on_failure=options.on_failure,
                 max_restarts=options.max_restarts,
@@ -145,6 +152,7 @@ class _Start:
     mark: str
     folder: OwnedFolder
     program: Program
+    signals: HeldSignals
 
     @property
     def step(self) -> str:
@@ -197,6 +205,17 @@ class _Ready:
     host: Host
     configs: list[NodeConfig]
     notes: list[str]
+
+
+@contextlib.contextmanager
+def _prepared(
+    preparation: contextlib.AbstractContextManager[_Ready], signals: HeldSignals
+) -> Iterator[_Ready]:
+    """Prepare a run; a signal that comes meanwhile ends it in order."""
+    with contextlib.ExitStack() as stack:
+        with signals:
+            ready = stack.enter_context(preparation)
+        yield ready
 
 
 @contextlib.contextmanager
@@ -294,7 +313,8 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
             plan.node_id: (str(plan), resources_of(options.role_resources, plan.roles))
             for plan in unplaced
         }
-        addresses = host.place(nodes, listening)
+        with start.signals.interruptible():
+            addresses = host.place(nodes, listening)
         plans = plan_at(
             assigned, {index: addresses[index] for index in listening}, labels=options.labels
         )

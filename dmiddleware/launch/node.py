@@ -7,6 +7,7 @@ point of a container.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -40,6 +41,7 @@ __all__ = ["JoinedNode", "NO_TERMINAL", "Program", "join_run"]
 STATUS_EVERY_S: Final = 1.0
 _STARTING_EVERY_S: Final = 0.1
 _LONGEST_TEXT: Final = 500
+_logger = logging.getLogger(__name__)
 NO_TERMINAL: Final = (
     "nodes have no terminal, so breakpoint(), pdb and input() cannot be used in them; run the "
     "program in one process without ditask to debug it, or set PYTHONBREAKPOINT to a debugger "
@@ -503,5 +505,13 @@ def _router_options(plan: RunPlan) -> NodeOptions:
 
 
 def _shared_memory(plan: RunPlan) -> SharedMemory | None:
-    """Return the memory that processes of this host share."""
-    return SharedMemory(Path(plan.shared_memory)) if plan.shared_memory else None
+    """Return the memory that processes of this host share; None if its folder was removed."""
+    if not plan.shared_memory:
+        return None
+    folder = Path(plan.shared_memory)
+    if not folder.exists():
+        _logger.warning(
+            "the folder for shared memory, %s, was removed; arrays take the connections", folder
+        )
+        return None
+    return SharedMemory(folder)

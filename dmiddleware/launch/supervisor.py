@@ -23,6 +23,7 @@ from dmiddleware.launch.pauses import Pauses
 from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.roles import LEAD
 from dmiddleware.launch.status import NodeStatus
+from dmiddleware.open_files import explained
 from dmiddleware.signals import ENDING_SIGNALS, SignalHandler, signal_reason
 
 __all__ = ["Supervisor", "SupervisorOptions"]
@@ -91,8 +92,10 @@ class Supervisor:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         folder = options.log_dir
+        # The working directory may be removed while the run lasts.
+        self._log_folder = None if folder is None else folder.absolute()
         self.children = [
-            Child(config, None if folder is None else LogFile(folder / f"{_file_name(config)}.log"))
+            Child(config, None if folder is None else LogFile(folder / _log_name(config)))
             for config in configs
         ]
         self._options = options
@@ -158,14 +161,14 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.started_at = self._now()
         child.expect_start()
-        log = "" if child.log_path is None else str(child.log_path.absolute())
+        log = "" if self._log_folder is None else str(self._log_folder / _log_name(child.config))
         try:
             self._host.start(
                 msgspec.structs.replace(child.config, log=log), n_restarts=child.restarts
             )
         except OSError as error:
             child.exit_code = 1
-            error_text = f"cannot start its process: {error}"
+            error_text = f"cannot start its process: {explained(error)}"
             child.status = NodeStatus(phase="failed", error=error_text)
             self._on_failure(child)
             return
@@ -291,7 +294,7 @@ class Supervisor:
             self._give_up(child)
         elif policy == "restart" and has_crashed and not is_final and self._may_restart(child):
             self._plan_restart(child, failure + log)
-        elif policy == "continue":
+        elif policy == "continue" and not self._was_last_learner(child):
             self._failed.append(child)
             self._note(f"{failure}; the run continues without it (--on-failure continue){log}")
         else:
@@ -307,6 +310,8 @@ class Supervisor:
     def _why_not_restarted(self, child: Child) -> str:
         if _repeats_at_each_start(child):
             return "the program did not start, and would fail in the same way if it were restarted"
+        if self._options.on_failure == "continue":
+            return "no learner is left, without which the run cannot continue"
         if self._options.on_failure == "abort":
             return (
                 "--on-failure abort (the default) ends the run; use continue or restart to keep it "
@@ -316,6 +321,10 @@ class Supervisor:
             f"--max-restarts {self._options.max_restarts} in --restart-window "
             f"{self._options.restart_window_s:g} allows no other restart"
         )
+
+    def _was_last_learner(self, child: Child) -> bool:
+        others = [one for one in self.children if one is not child and one.plan.learns]
+        return child.plan.learns and not any(one.alive for one in others)
 
     def _failed_at(self, child: Child) -> float:
         """Return when a node failed; for one that could not report it, the earliest time."""
@@ -621,5 +630,5 @@ def _has_lead(status: NodeStatus) -> bool:
     return any(not roles or LEAD in roles for roles in status.peers.values())
 
 
-def _file_name(config: NodeConfig) -> str:
-    return f"node-{config.plan.node_id}"
+def _log_name(config: NodeConfig) -> str:
+    return f"node-{config.plan.node_id}.log"

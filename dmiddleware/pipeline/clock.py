@@ -15,6 +15,10 @@ _SIGNAL_CHECK_S: Final = 0.25
 """How long the main thread may overlook what a signal handler has changed."""
 
 
+_LONGEST_S: Final = 1.0
+"""How long the main thread may take to look again; beyond that, the process was suspended."""
+
+
 class Running(Protocol):
     """A thread that a clock started."""
 
@@ -96,9 +100,14 @@ class SystemClock:
             return condition.wait_for(predicate, timeout_s)
         # A signal handler runs in the main thread. If it runs between a call of the predicate and
         # the wait, its notification reaches nobody, so the main thread looks again after a while.
-        end = math.inf if timeout_s is None else self.now() + timeout_s
-        while not condition.wait_for(predicate, min(_SIGNAL_CHECK_S, max(end - self.now(), 0.0))):
-            if self.now() >= end:
+        left_s = math.inf if timeout_s is None else timeout_s
+        looked_at = self.now()
+        while not condition.wait_for(predicate, min(_SIGNAL_CHECK_S, max(left_s, 0.0))):
+            now = self.now()
+            # The peers could do nothing either while a job was suspended.
+            left_s -= min(now - looked_at, _LONGEST_S)
+            looked_at = now
+            if left_s <= 0.0:
                 return False
         return True
 

@@ -11,6 +11,7 @@ import numpy as np
 from dmiddleware.runs.budget import Budget
 from dmiddleware.runs.record import COUNTERS, RunRecord
 from dmiddleware.runs.statistics import interquartile_mean, interval_of, performance_profile
+from dmiddleware.terminal import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +94,7 @@ def draw_metrics(sides: Mapping[str, Sequence[RunRecord]], names: Sequence[str])
     for plot, name in zip(axes, names, strict=False):
         for (side, run), color in zip(runs, colors, strict=True):
             rows = [row for row in run.rows if None not in (row.get(name), row.get(run.axis))]
-            lines[f"{side}: {run.path}" if len(sides) > 1 else str(run.path)] = plot.plot(
+            lines[printable(f"{side}: {run.path}" if len(sides) > 1 else run.path)] = plot.plot(
                 [row[run.axis] for row in rows],
                 [row[name] for row in rows],
                 color=color,
@@ -133,7 +134,7 @@ def _draw_curve(plot: Any, side: str, runs: Sequence[RunRecord], *, color: str) 
     values = np.stack([np.interp(at, run.at, run.values) for run in runs])
     found = [interval_of(interquartile_mean, [one], n_resamples=500) for one in values.T]
     middle, low, high = np.array(found).T
-    label = f"{side} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
+    label = f"{printable(side)} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
     plot.plot(at, middle, color=color, label=label)
     if np.isfinite(low).all():
         plot.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
@@ -143,6 +144,6 @@ def _draw_profiles(plot: Any, profiles: Mapping[str, Sequence[Sequence[float]]])
     every = [score for tasks in profiles.values() for scores in tasks for score in scores]
     at = np.linspace(min(every), max(every), _POINTS)
     for number, (side, tasks) in enumerate(profiles.items()):
-        plot.plot(at, performance_profile(tasks, at), color=f"C{number}", label=side)
+        plot.plot(at, performance_profile(tasks, at), color=f"C{number}", label=printable(side))
     plot.set_title("performance profile")
     plot.set_ylabel("share of runs with a higher score")

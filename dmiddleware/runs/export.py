@@ -156,7 +156,9 @@ class _Exporter:
             if format == "onnx":
                 _write_onnx(program, beside, inputs, outputs)
             else:
-                torch.export.save(program, beside)
+                # Not by its path, which may not be Unicode.
+                with beside.open("wb") as file:
+                    torch.export.save(program, file)
             self._try(beside, format, inputs, outputs)
             data = beside.read_bytes()
         finally:
@@ -334,7 +336,7 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def _onnx_runner(path: Path, outputs: tuple[Port, ...]) -> Any:
-    session = _import_onnx().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = _import_onnx().InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
     def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         given = {name: one.numpy() for name, one in _named(arguments)}
@@ -345,7 +347,8 @@ def _onnx_runner(path: Path, outputs: tuple[Port, ...]) -> Any:
 
 
 def _torch_runner(path: Path) -> Any:
-    acting = torch.export.load(path).module()
+    with path.open("rb") as file:
+        acting = torch.export.load(file).module()
 
     def run(arguments: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         found = acting(**pytree.tree_map(torch.clone, dict(arguments)))

@@ -84,6 +84,7 @@ def write_report(
         f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n<h1>{_text(title)}</h1>\n{body}\n</body>\n</html>\n",
         encoding="utf-8",
+        errors="backslashreplace",
     )
     return found
 

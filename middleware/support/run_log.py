@@ -76,7 +76,7 @@ class _LogFile(logging.FileHandler):
     """The file, which hands on what Python would print if there were no such file."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.setFormatter(logging.Formatter(_FORMAT))
         self._best_effort = BestEffort(f"write the text log {path}")
 

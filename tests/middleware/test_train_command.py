@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import pytest
 import yaml
@@ -38,6 +39,31 @@ def test_it_trains_with_options_over_the_tuned_settings(tmp_path):
     )
     assert config["seed"] == 1
     assert config["program"] == "middleware.programs.off_policy.off_policy"
+
+
+@pytest.mark.parametrize("where", mostly_slow(["run folder", "working directory"], keep=1))
+def test_a_run_may_be_in_a_folder_whose_name_is_not_unicode(where, tmp_path, monkeypatch):
+    name = os.fsdecode(b"n\xe9")
+    try:
+        (tmp_path / name).mkdir()
+    except OSError:
+        pytest.skip("this system has no such folders")
+    if where == "working directory":
+        monkeypatch.chdir(name)
+        name = "run"
+    options = ("--exp-name", name, "--max-env-step", "300", *QUICK)
+    found = call("dqn", "CartPole-v1", *options)
+    assert found.exit_code == 0, found.output
+    found = call("dqn", "CartPole-v1", *options, "--max-env-step", "1200", "--resume")
+    assert found.exit_code == 0, found.output
+    for command in (
+        ("play", "--episodes", "1"),
+        ("export",),
+        ("export", "--format", "torch"),
+        ("report",),
+    ):
+        found = CliRunner().invoke(ditask, [command[0], f"runs/{name}", *command[1:]])
+        assert found.exit_code == 0, found.output
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from dmiddleware.env.subprocess.shared_arrays import SharedArrays
 from dmiddleware.env.subprocess.worker import Setup, StepInfos
 from dmiddleware.errors import ConfigError, EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 from dmiddleware.import_guard import refuse_at_import
+from dmiddleware.open_files import naming_the_limit
 from dmiddleware.pipes import MessagePipe, PipeClosed, deadline_in, read_available
 
 __all__ = ["EnvPool", "EnvProcess", "ProcessFailure"]
@@ -342,7 +343,8 @@ class EnvPool:
         for index in indices:
             first = index * self._envs_per_process
             last = min(first + self._envs_per_process, self._env_num)
-            self._processes[index] = EnvProcess(list(range(first, last)))
+            with naming_the_limit(f"start the process of env {first} of {self._env_num}"):
+                self._processes[index] = EnvProcess(list(range(first, last)))
         timeout_s = self._reset_timeout_s
         setups = {index: self._setups[index] for index in indices}
         found, failures = self._exchange(b"i", setups, "start", timeout_s)

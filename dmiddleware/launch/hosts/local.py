@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self, TypeAlias
 
@@ -134,6 +135,7 @@ class LocalHost:
 
     def start(self, config: NodeConfig, *, n_restarts: int) -> None:
         """Start a process; see :meth:`~dmiddleware.launch.hosts.interface.Host.start`."""
+        _check_folders(config)
         mark = new_mark()
         (stdin, to_stdin), (output, stdout), (statuses, status) = os.pipe(), os.pipe(), os.pipe()
         try:
@@ -308,6 +310,27 @@ class LocalHost:
         assert code is not None
         was_killed = code == -signal.SIGKILL and not process.is_killed
         yield Ended(process.node_id, code, self._kills.explain() if was_killed else "")
+
+
+def _check_folders(config: NodeConfig) -> None:
+    """Check that the folders exist which a process needs; somebody may remove them meanwhile.
+
+    Raises:
+        OSError: if one does not.
+    """
+    try:
+        os.getcwd()  # noqa: PTH109 (Path.cwd() is the same)
+    except FileNotFoundError:
+        raise OSError("the working directory was removed while the run lasted") from None
+    plan = config.plan
+    is_needed = plan.ranks is not None or any(
+        address.startswith("ipc:") for address in (plan.listen, *plan.dial)
+    )
+    if config.run_dir and is_needed and not Path(config.run_dir).is_dir():
+        raise OSError(
+            f"the folder of the run's sockets, {config.run_dir}, was removed, as by a cleaner of "
+            "old files; set TMPDIR to a folder that nobody cleans, or use --protocol tcp"
+        )
 
 
 def _variables_of(config: NodeConfig) -> _Variables:

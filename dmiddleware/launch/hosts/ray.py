@@ -6,7 +6,9 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,13 +113,17 @@ class RayHost:
         # Without it, Ray prints a notice about a coming change of its own.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
-            self._ray.init(
-                self._address or None,
-                runtime_env=environment,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                include_dashboard=False if not self._address else None,
-            )
+            with _own_sigterm():
+                self._ray.init(
+                    self._address or None,
+                    runtime_env=environment,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                    include_dashboard=False if not self._address else None,
+                )
+        except SystemExit:
+            self._ray.shutdown()
+            raise
         except (ConnectionError, ValueError, RuntimeError) as error:
             self._exit.close()
             raise LaunchError(
@@ -349,6 +355,23 @@ class RayHost:
                     f"Ray has not restarted its actor within {self._timeout_s:g} s "
                     f"(--start-timeout); {_free(self._ray)} are free",
                 )
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, which Ray replaces by one that exits with code 15."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        signal.signal(signal.SIGTERM, handler)
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _news(actor: _Actor, news: Any) -> Iterator[HostEvent]:

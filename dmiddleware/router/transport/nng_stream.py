@@ -21,7 +21,9 @@ These facts about nng 1.11 shape the code:
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from dmiddleware.errors import RouterError, TransportError
+from dmiddleware.open_files import explained
 from dmiddleware.router.transport.base_stream import BaseStream
 from dmiddleware.router.transport.io_thread import IoThread, fork_error
 from dmiddleware.router.transport.ipc_path import PublishedPath
@@ -473,7 +476,9 @@ class NngStreamListener:
 
 
 def _text_of(code: int) -> str:
-    """Return what nng calls an error."""
+    """Return what nng calls an error; too many open files with their number, limit and remedy."""
+    if code == lib.NNG_ENOFILES:
+        return explained(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     text: str = ffi.string(lib.nng_strerror(code)).decode()
     return text.lower()
 

@@ -1,6 +1,7 @@
 import enum
 import errno
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -121,6 +122,35 @@ def test_optimizer_states_batches_and_views_come_back(tmp_path):
     assert np.array_equal(loaded["reversed"], state["reversed"])
     assert torch.equal(loaded["__rest__"], torch.ones(1))
     assert torch.equal(loaded["__metadata__"], torch.ones(1))
+
+
+def not_unicode(folder):
+    """Return a folder whose name is not Unicode, as in another encoding; only on Linux."""
+    path = folder / os.fsdecode(b"n\xe9")
+    try:
+        path.mkdir()
+    except OSError:
+        pytest.skip("this system has no such folders")
+    return path
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_checkpoints_may_be_in_folders_that_are_not_unicode(tmp_path, monkeypatch, is_relative):
+    folder = not_unicode(tmp_path)
+    monkeypatch.chdir(folder)
+    path = Path("c.safetensors") if is_relative else folder / "c.safetensors"
+    state = {"weights": torch.arange(4.0), "folder": str(folder), str(folder): [torch.ones(2)]}
+    save_checkpoint(path, state)
+    loaded = load_checkpoint(path)
+    assert same(loaded, state)
+    assert same(load_checkpoint(path, mapped_above=0), state)
+
+
+@pytest.mark.parametrize("text", ["\udce9", "a\udcffb", "\ud800", "é", ""])
+def test_any_text_can_be_saved(text, tmp_path):
+    state = {"value": text, text: 1, "more": [{text}, (text, 2), deque([text])]}
+    save_checkpoint(tmp_path / "c.safetensors", state)
+    assert same(load_checkpoint(tmp_path / "c.safetensors"), state)
 
 
 @pytest.mark.parametrize(

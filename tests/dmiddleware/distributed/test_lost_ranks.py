@@ -10,6 +10,7 @@ import torch
 
 from dmiddleware.distributed import data_parallel, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, RankLost
+from dmiddleware.launch.ports import free_port
 from dmiddleware.policy import DQNPolicy
 from dmiddleware.tree import as_tree
 from tests.dmiddleware.distributed.rank_processes import (
@@ -121,3 +122,16 @@ def test_a_group_that_is_not_complete_in_time_is_refused(monkeypatch):
     with expected, data_parallel(timeout_s=1.0):
         pass
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("rank", mostly_slow([0, 1], keep=1))
+def test_a_rank_that_waits_for_the_others_says_so(rank, monkeypatch, caplog, tmp_path):
+    port = str(free_port("127.0.0.1"))
+    group = {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    for name, value in {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankLost, match="could not join"), data_parallel(timeout_s=6.0):
+        pass
+    (line,) = [one.getMessage() for one in caplog.records if "waits" in one.getMessage()]
+    assert line.startswith(f"rank {rank} waits at 127.0.0.1:{port} for the others of 2 ranks")
+    assert "at most 6 s" in line

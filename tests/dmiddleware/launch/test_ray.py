@@ -10,11 +10,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dmiddleware.errors import LaunchError
 from dmiddleware.launch.hosts.ray import RayHost
 from dmiddleware.launch.leftovers import wait_until
+from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.launch.ray_cluster import (
     RayCluster,
     in_namespace,
@@ -281,3 +283,22 @@ def test_cartpole_is_solved_although_a_ray_node_is_lost_twice(folder: Path) -> N
         assert "restart 2 of 3" in text
         found = re.search(r"mean return ([\d.]+) over 100 fresh episodes", text)
         assert found is not None and float(found[1]) >= 475.0, text
+
+
+@pytest.mark.slow
+def test_a_signal_while_ray_starts_has_its_exit_code(folder: Path) -> None:
+    with (
+        rays_environment() as env,
+        ditask_process.start(folder, *ROLES, "--platform", "ray", env=env) as launcher,
+    ):
+        rays = psutil.Process(launcher.pid)
+
+        def has_begun() -> bool:
+            names = [one.name() for one in rays.children(recursive=True)]
+            return any("gcs_server" in name for name in names)
+
+        assert wait_until(has_begun, 60.0)
+        launcher.terminate()
+        text, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 143, text
+    assert "the run was stopped: received SIGTERM" in text

@@ -73,3 +73,31 @@ def test_the_main_thread_notices_what_a_signal_handler_changed_just_before_the_w
 
     with condition:
         assert SystemClock().wait_for(condition, predicate, 1000.0)
+
+
+class SuspendedClock(SystemClock):
+    """The machine's clock in a process that is suspended for an hour while it waits."""
+
+    def __init__(self) -> None:
+        self.n_looks = 0
+
+    def now(self) -> float:  # type: ignore[override]
+        self.n_looks += 1
+        return super().now() + (3600.0 if self.n_looks > 1 else 0.0)
+
+
+def test_a_wait_does_not_end_because_the_process_was_suspended() -> None:
+    clock, condition = SuspendedClock(), threading.Condition()
+
+    def has_gone_on() -> bool:
+        return clock.n_looks > 3
+
+    with condition:
+        assert clock.wait_for(condition, has_gone_on, 30.0)
+
+
+def test_a_wait_ends_at_its_deadline_all_the_same() -> None:
+    clock, condition = SuspendedClock(), threading.Condition()
+    with condition:
+        assert not clock.wait_for(condition, lambda: False, 1.1)
+    assert clock.n_looks < 10
