@@ -1,10 +1,27 @@
-"""Programs that ask for input in a process that has no terminal."""
+"""What needs a terminal: programs that ask for input, and displays that are drawn again."""
 
 from __future__ import annotations
 
 import bdb
+from typing import Protocol
 
-__all__ = ["needs_terminal"]
+__all__ = ["can_redraw", "needs_terminal"]
+
+
+class _Stream(Protocol):
+    def isatty(self) -> bool: ...
+
+
+def can_redraw(stream: _Stream | None) -> bool | None:
+    """Return ``force_terminal`` of a rich console: False: lines stay as they are; None: rich knows.
+
+    rich takes ``FORCE_COLOR`` for a terminal. Notebooks and CI set it for the programs that they
+    start, whose output goes to a pipe.
+    """
+    try:
+        return None if stream is not None and stream.isatty() else False
+    except ValueError:  # it is closed
+        return False
 
 
 def needs_terminal(error: BaseException | None) -> bool:
