@@ -20,6 +20,7 @@ __all__ = [
     "Terminated",
     "ignore_signal",
     "is_ignored",
+    "is_signal_reason",
     "signal_reason",
 ]
 
@@ -56,6 +57,11 @@ def signal_reason(number: int) -> str:
     """Return a signal as a reason to report, such as ``"received SIGTERM"``."""
     name = signal.Signals(number).name
     return f"received {name}{_CAUSES.get(name, '')}"
+
+
+def is_signal_reason(reason: str | None) -> bool:
+    """Return whether a run was stopped by a signal, which a reason of a peer may report too."""
+    return re.search(r"(^|: )received SIG[A-Z0-9]+", reason or "") is not None
 
 
 class SignalHandler:

@@ -1,12 +1,17 @@
-"""What terminals cannot show, and programs that ask for input without having a terminal."""
+"""What terminals can show and redraw, and programs that ask for input without having a terminal."""
 
 from __future__ import annotations
 
 import bdb
 import io
 import sys
+from typing import Protocol
 
-__all__ = ["needs_terminal", "printable", "print_any_text"]
+__all__ = ["can_redraw", "needs_terminal", "printable", "print_any_text"]
+
+
+class _Stream(Protocol):
+    def isatty(self) -> bool: ...
 
 
 def printable(text: object) -> str:
@@ -19,6 +24,18 @@ def print_any_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+
+
+def can_redraw(stream: _Stream | None) -> bool | None:
+    """Return ``force_terminal`` of a rich console: False: lines stay as they are; None: rich knows.
+
+    rich takes ``FORCE_COLOR`` for a terminal. Notebooks and CI set it for the programs that they
+    start, whose output goes to a pipe.
+    """
+    try:
+        return None if stream is not None and stream.isatty() else False
+    except ValueError:  # it is closed
+        return False
 
 
 def needs_terminal(error: BaseException | None) -> bool:

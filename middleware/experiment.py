@@ -38,9 +38,15 @@ from dmiddleware.pipeline import (
 from dmiddleware.policy import POLICY_REGISTRY, Policy
 from dmiddleware.runs.provenance import git_state, versions
 from dmiddleware.runs.record import EVALUATION, flat_settings, settings_of
-from dmiddleware.runs.resuming import accepts_changes, changed_settings, resumed_folder
+from dmiddleware.runs.resuming import (
+    accepts_changes,
+    changed_settings,
+    has_snapshot,
+    resumed_folder,
+)
 from dmiddleware.seeding import seed_libraries
 from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from dmiddleware.signals import is_signal_reason
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
@@ -351,8 +357,24 @@ class Experiment(BaseMiddleware[RLContext]):
             best, last = self._judge(task)
             self._save_result(self._make_result(task, train_s, best, last), task)
             if self.run.is_lead and task.stopped_ok:
-                with BestEffort("print the result", OSError, ValueError):
-                    RunConsole().print(str(self._result), highlight=False, soft_wrap=True)
+                self._print(str(self._result))
+            if self.run.is_lead and is_signal_reason(task.stop_reason):
+                self._print(self._continuation())
+
+    def _continuation(self) -> str:
+        """Return how to continue a run that was interrupted; empty: it has no snapshot."""
+        path, call = self.run.path, program_call()
+        if not has_snapshot(path):
+            return ""
+        text = f"to continue this run: ditask resume {printable(path)}"
+        if call is not None and "resume" in call.plain():
+            text += f'; in Python: the same with exp_name="{printable(path.name)}" and resume=True'
+        return text
+
+    def _print(self, text: str) -> None:
+        with BestEffort("print the result", OSError, ValueError):
+            if text:
+                RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the duration of the run so far, and the states of the parts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.settings import Positive, Settings, takes_settings
+from dmiddleware.terminal import can_redraw
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
 from middleware.evaluate import evaluation_prefixes
@@ -95,7 +97,9 @@ class ProgressBar(BaseMiddleware[RLContext]):
     def __init__(self, settings: ProgressBarSettings) -> None:
         self.settings = settings
         self._limits: Mapping[str, float] = {}
-        self._console = settings.console or RunConsole(stderr=True)
+        self._console = settings.console or RunConsole(
+            stderr=True, force_terminal=can_redraw(sys.stderr)
+        )
         self._clock: Clock = SystemClock()
         self._axis, self._unit = "env_step", "step"
         self._every_s = _REFRESH_S if self._console.is_terminal else settings.every_s

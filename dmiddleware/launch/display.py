@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dmiddleware.launch.child import Child
 from dmiddleware.launch.output import SteadyStream
+from dmiddleware.terminal import can_redraw
 
 __all__ = [
     "BothDisplays",
@@ -53,7 +54,7 @@ class Display(Protocol):
 
 def choose_display(stream: SteadyStream) -> LiveDisplay | PlainDisplay:
     """Return a live table for a terminal, plain lines for a file or a pipe."""
-    console = Console(file=stream)  # type: ignore[arg-type]
+    console = Console(file=stream, force_terminal=can_redraw(stream))  # type: ignore[arg-type]
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(stream)
 
 

@@ -289,7 +289,7 @@ def _on_this_host(start: _Start) -> Iterator[_Ready]:
 @contextlib.contextmanager
 def _on_ray(start: _Start) -> Iterator[_Ready]:
     """Prepare actors of a Ray cluster."""
-    from dmiddleware.launch.hosts.ray import RayHost
+    from dmiddleware.launch.hosts.ray import RayHost, folder_for_ray
 
     options = start.options
     assigned = assign_roles(options.roles, options.parallel_workers)
@@ -301,14 +301,19 @@ def _on_ray(start: _Start) -> Iterator[_Ready]:
     if not start.program.pickled:
         check_main(options.main, options.package, options.arguments)
     key = _given_key(options, start.given_key) or make_key()
-    host = RayHost(
-        address=options.address,
-        package=options.package,
-        may_restart=options.on_failure == "restart",
-        timeout_s=options.start_timeout,
-    )
-    # Before Ray's threads, because it forks.
-    with guard(start.mark, [start.folder], grace_s=options.kill_after + _GUARD_S), host:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(owned_folder(folder_for_ray(options.address), mark=start.mark))
+        host = RayHost(
+            address=options.address,
+            folder=None if folder is None else folder.path,
+            package=options.package,
+            may_restart=options.on_failure == "restart",
+            timeout_s=options.start_timeout,
+        )
+        # Before Ray's threads, because it forks.
+        folders = [one for one in (start.folder, folder) if one is not None]
+        stack.enter_context(guard(start.mark, folders, grace_s=options.kill_after + _GUARD_S))
+        stack.enter_context(host)
         nodes = {
             plan.node_id: (str(plan), resources_of(options.role_resources, plan.roles))
             for plan in unplaced

@@ -78,6 +78,7 @@ class Run:
         self._report = RunReport()
         self._show = show
         self._is_stopped = False
+        self._ends_with_block = False
         self._result: bytes | None = None
         self._exit = contextlib.ExitStack()
         results = tempfile.TemporaryDirectory(prefix="results-of-ditask-")
@@ -119,6 +120,7 @@ class Run:
             write_order(self._process.stdin, order)
 
     def __enter__(self) -> Self:
+        self._ends_with_block = True
         return self
 
     def __exit__(
@@ -153,6 +155,13 @@ class Run:
             raise WaitTimeout(
                 f"the run is still running after {timeout_s:g} s; {self._describe()}"
             ) from None
+        except KeyboardInterrupt:
+            if not self._ends_with_block:
+                self._say(
+                    "the run continues: wait() or result() waits for it again, stop() stops it; it "
+                    "also stops when this program ends"
+                )
+            raise
         for thread in self._threads:
             thread.join()
         file = self._results / f"{self._report.hub}.pickle"
@@ -202,6 +211,11 @@ class Run:
             else:
                 self._process.kill()
         return self.wait()
+
+    def _say(self, text: str) -> None:
+        if self._show:
+            sys.stdout.write(f"[ditask] {text}\n")
+            sys.stdout.flush()
 
     def _describe(self) -> str:
         nodes = [f"node {node_id}: {one.phase}" for node_id, one in self._report.nodes.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -14,6 +15,7 @@ from dmiddleware.runs.compare import compare
 from dmiddleware.runs.record import EVALUATION
 from dmiddleware.runs.report import write_report
 from dmiddleware.runs.watch import watch
+from dmiddleware.terminal import can_redraw
 
 if TYPE_CHECKING:
     from dmiddleware.policy import HasModes
@@ -155,7 +157,8 @@ def watch_command(run: Path, every_s: float) -> None:
     from rich.console import Console
 
     with _refusing(), contextlib.suppress(KeyboardInterrupt):
-        watch(run, Console(), every_s=every_s)
+        console = Console(force_terminal=can_redraw(sys.stdout))
+        watch(run, console, every_s=every_s)
 
 
 @click.command("inspect", context_settings=_HELP)

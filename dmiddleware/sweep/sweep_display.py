@@ -19,6 +19,7 @@ from dmiddleware.closing import Closing
 from dmiddleware.launch.output import SteadyStream
 from dmiddleware.runs.statistics import short
 from dmiddleware.sweep.sweep_plan import SweepPlan
+from dmiddleware.terminal import can_redraw
 
 __all__ = ["RunView", "SweepDisplay"]
 
@@ -69,7 +70,12 @@ class SweepDisplay(Closing):
 
     def __init__(self, stream: SteadyStream | None = None) -> None:
         file = stream or SteadyStream(sys.stdout)
-        self._console = Console(file=file, highlight=False, soft_wrap=not file.isatty())  # type: ignore[arg-type]
+        self._console = Console(
+            file=file,  # type: ignore[arg-type]
+            force_terminal=can_redraw(file),
+            highlight=False,
+            soft_wrap=not file.isatty(),
+        )
         self._views: dict[str, RunView] = {}
         self._noted: set[str] = set()
         self._next = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import signal
 
 import gymnasium as gym
 import numpy as np
@@ -162,6 +163,33 @@ def test_an_env_of_ones_own_has_the_defaults():
 
     result = train("ppo", make, **ON)
     assert result.policy(np.zeros((5, 4), np.float32)).shape == (5,)
+
+
+def test_an_interrupted_run_says_how_to_continue(capsys):
+    class Interrupting(gym.Wrapper):
+        n_steps = 0
+
+        def step(self, action):
+            Interrupting.n_steps += 1
+            if Interrupting.n_steps == 400:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    def make():
+        return Interrupting(gym.make("CartPole-v1"))
+
+    options = {**OFF, "exp_name": "mine"}
+    for name in ("mine", "mine-2"):  # the second run gets another folder
+        Interrupting.n_steps = 0
+        with pytest.raises(KeyboardInterrupt):
+            train("dqn", EnvSettings(make, env_num=2), **options)
+        assert (
+            f"to continue this run: ditask resume runs/{name}; in Python: the same with "
+            f'exp_name="{name}" and resume=True'
+        ) in capsys.readouterr().out
+    options |= {"exp_name": "mine-2", "resume": True}
+    assert train("dqn", EnvSettings(make, env_num=2), **options).env_step >= 700
+    assert "to continue" not in capsys.readouterr().out
 
 
 def test_a_run_is_rebuilt_from_its_config():

@@ -1,5 +1,6 @@
 import io
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -150,3 +151,23 @@ def test_task_that_never_ran_shows_nothing(clock: Any) -> None:
 def test_interval_must_be_positive() -> None:
     with pytest.raises(ValueError, match="every_s must be a positive number, got 0"):
         ProgressBar(every_s=0)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_colors_that_are_forced_do_not_make_a_pipe_a_terminal(
+    is_terminal: bool, run_steps: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notebooks force them in the programs that they start."""
+
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-color")
+    run_steps(ProgressBar(every_s=10.0), work_with(clock), n_steps=35)
+    assert ("\x1b[" in stream.getvalue()) == is_terminal
+    if not is_terminal:
+        assert len(stream.getvalue().splitlines()) == 4

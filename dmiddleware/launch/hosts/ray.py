@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +35,15 @@ from dmiddleware.launch.plan import NodeConfig
 from dmiddleware.launch.status import NodeStatus
 from dmiddleware.router.protocol.topology import socket_address
 
-__all__ = ["RayHost"]
+__all__ = ["RayHost", "folder_for_ray"]
 
 _NEWS_S: Final = 10.0
 _STOP_S: Final = 5.0
 _AGAIN_S: Final = 0.2
 _CONNECT_S: Final = 5.0
 _N_CONTROL: Final = 4
+_LONGEST_PARENT: Final = 25
+"""Bytes of the path below which Ray's sockets have paths that the system can use."""
 _JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _DEFAULT: Final[Resources] = {"cpu": 1.0}
 _OF_RAY: Final = {"cpu": "CPU", "gpu": "GPU"}
@@ -80,12 +83,22 @@ class RayHost:
     Args:
         address: the address of the cluster; ``""``: the one that runs here or that
             ``RAY_ADDRESS`` names, otherwise a new one on this host.
+        folder: the folder for the files of a new one, which only this user can enter; None: none is
+            started.
         package: the folder with the program, which Ray sends to its nodes.
         may_restart: whether Ray restarts actors that have died.
         timeout_s: how long Ray may take to place an actor.
     """
 
-    def __init__(self, *, address: str, package: Path, may_restart: bool, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        address: str,
+        folder: Path | None = None,
+        package: Path,
+        may_restart: bool,
+        timeout_s: float,
+    ) -> None:
         # Ray would try for many minutes to reach a cluster that has ended.
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
         try:
@@ -96,6 +109,8 @@ class RayHost:
             ) from None
         self._ray = ray
         self._address = address
+        self._folder = folder
+        self._umask: int | None = None
         self._package = package
         self._may_restart = may_restart
         self._timeout_s = timeout_s
@@ -114,8 +129,7 @@ class RayHost:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             with _own_sigterm():
-                self._ray.init(
-                    self._address or None,
+                self._connect(
                     runtime_env=environment,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
@@ -123,6 +137,7 @@ class RayHost:
                 )
         except SystemExit:
             self._ray.shutdown()
+            self._exit.close()
             raise
         except (ConnectionError, ValueError, RuntimeError) as error:
             self._exit.close()
@@ -133,6 +148,19 @@ class RayHost:
             ) from error
         self._exit.callback(self._ray.shutdown)
         return self
+
+    def _connect(self, **options: Any) -> None:
+        """Connect to a cluster, or start one whose files no other user can read or change."""
+        if self._folder is None:
+            self._ray.init(self._address or None, **options)
+            return
+        # Ray lets everybody write to its folders, so they are in one that others cannot enter. The
+        # actors take the mask back.
+        self._umask = os.umask(0o077)
+        try:
+            self._ray.init("local", _temp_dir=str(self._folder / "r"), **options)
+        finally:
+            os.umask(self._umask)
 
     def __exit__(
         self,
@@ -189,7 +217,7 @@ class RayHost:
                     group, placement_group_bundle_index=position
                 ),
             )
-            actor = _Actor(node_id, options.remote(), node_id in listening)
+            actor = _Actor(node_id, options.remote(self._umask), node_id in listening)
             actor.pending["reserve"] = actor.handle.reserve.remote(0, listens=actor.listens)
             self._actors[node_id] = actor
         calls = [actor.pending.pop("reserve") for actor in self._actors.values()]
@@ -458,6 +486,21 @@ def _why_died(error: Exception, slot: Slot | None) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def folder_for_ray(address: str) -> Path | None:
+    """Return where to make a folder for the files of a new cluster; None: there is a cluster.
+
+    Args:
+        address: the address of the cluster, as for :class:`RayHost`.
+    """
+    given = os.environ.get("RAY_TMPDIR", "")
+    of_ray = Path(given or tempfile.gettempdir()) / "ray"
+    # `ray start` has noted the cluster of this host there.
+    if address or os.environ.get("RAY_ADDRESS") or (of_ray / "ray_current_cluster").exists():
+        return None
+    is_short = len(os.fsencode(of_ray.parent)) <= _LONGEST_PARENT
+    return of_ray.parent if given or is_short else Path("/tmp")
 
 
 def _check_reachable(address: str) -> None:

@@ -61,9 +61,15 @@ class News(NamedTuple):
 
 
 class RayNode:
-    """One node of a run, as an actor of Ray; its methods may be called at the same time."""
+    """One node of a run, as an actor of Ray; its methods may be called at the same time.
 
-    def __init__(self) -> None:
+    Args:
+        umask: the mask for the files of the program; None: that of Ray's processes.
+    """
+
+    def __init__(self, umask: int | None = None) -> None:
+        if umask is not None:
+            os.umask(umask)
         self._changed = threading.Condition()
         self._output = bytearray()
         self._n_lost = 0

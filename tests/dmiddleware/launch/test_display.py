@@ -118,6 +118,16 @@ def test_the_table_has_a_row_for_each_node(time: Time) -> None:
     assert "failed (restarting)" in lines[6]
 
 
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"])
+def test_a_pipe_gets_lines_where_colors_are_forced_as_in_notebooks(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("TERM", "xterm-color")
+    assert isinstance(choose_display(SteadyStream(io.StringIO())), PlainDisplay)
+    assert isinstance(choose_display(SteadyStream(Terminal())), LiveDisplay)
+
+
 def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
     out = io.StringIO()
     assert isinstance(choose_display(SteadyStream(out)), PlainDisplay)

@@ -113,6 +113,50 @@ def test_a_run_can_be_stopped_and_waited_for(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.parametrize("in_block", [False, True])
+def test_an_interrupted_wait_says_that_the_run_continues(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    in_block: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook does
+    main = by_value(forever, tmp_path / "started")
+    waiter = threading.get_ident()
+
+    def interrupt() -> None:
+        assert wait_until((tmp_path / "started").exists, 60.0)
+        assert wait_until(lambda: _is_in(waiter, "wait"), 60.0)
+        signal.pthread_kill(waiter, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    run = launch(main, parallel_workers=2)  # type: ignore[arg-type]
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        if in_block:
+            with run:
+                run.result()
+        else:
+            run.result()
+    thread.join()
+    assert run.running != in_block
+    assert run.stop() == 130
+    output = capsys.readouterr().out
+    assert ("the run continues: wait() or result()" in output) != in_block
+    assert "\x1b[2K" not in output
+
+
+def _is_in(thread: int, function: str) -> bool:
+    """Return whether a thread is in the function of a run."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith("launch/run.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def test_the_end_of_the_caller_ends_the_run(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import os, time

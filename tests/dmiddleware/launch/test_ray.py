@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from dmiddleware.errors import LaunchError
-from dmiddleware.launch.hosts.ray import RayHost
+from dmiddleware.launch.hosts.ray import RayHost, folder_for_ray
 from dmiddleware.launch.leftovers import wait_until
 from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.launch.ray_cluster import (
@@ -222,6 +224,67 @@ def test_ray_is_asked_for_only_where_it_is_installed(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(LaunchError, match=r"pip install 'dmiddleware\[ray\]'"):
         RayHost(address="", package=Path(), may_restart=False, timeout_s=1.0)
+
+
+PRIVATE = """
+    import os, stat
+    from pathlib import Path
+    from dmiddleware import Context, Task
+
+    def main():
+        import ray
+        with Task(Context()) as task:
+            task.use(lambda ctx: None).run(max_step=1)
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        folders = [session, *session.parents]
+        closed = [one for one in folders if not one.stat().st_mode & 0o007]
+        sockets = list((session / "sockets").iterdir())
+        open_sockets = [one for one in sockets if one.stat().st_mode & 0o077]
+        Path("made").touch()
+        print("closed", closed[-1], len(sockets), open_sockets, oct(Path("made").stat().st_mode))
+"""
+
+
+def test_no_other_user_of_the_host_can_enter_the_files_of_a_cluster_that_is_started(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(PRIVATE))
+    command = [sys.executable, "-m", "dmiddleware.launch", "--platform", "ray"]
+    with rays_environment() as environment:
+        Path(environment["RAY_TMPDIR"]).chmod(0o755)
+        done = subprocess.run(
+            ["sh", "-c", f"umask 022; {shlex.join(in_namespace(*command, '-m', 'program.main'))}"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        left = [path.name for path in Path(environment["RAY_TMPDIR"]).iterdir()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"closed (\S+) (\d+) \[\] 0o100644", done.stdout)
+    assert found is not None, done.stdout
+    assert Path(found[1]).parent == Path(environment["RAY_TMPDIR"])
+    assert int(found[2]) > 0
+    assert not [name for name in left if name.startswith("ditask-")]
+
+
+def test_a_cluster_of_this_host_needs_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert folder_for_ray("") == tmp_path
+    assert folder_for_ray("auto") is folder_for_ray("10.0.0.1:6379") is None
+    monkeypatch.delenv("RAY_TMPDIR")
+    long = tmp_path / ("a" * 40)
+    long.mkdir()
+    for folder in (tmp_path, long):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        assert folder_for_ray("") == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert folder_for_ray("") is None
+    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert folder_for_ray("") is None
 
 
 def test_a_cluster_that_has_ended_is_named_at_once(tmp_path: Path) -> None:
