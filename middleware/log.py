@@ -93,6 +93,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._totals: dict[str, float] = {}
+        self._spelled: dict[str, str] = {}  # the names so far, by themselves in lower case
+        self._warned: set[str] = set()
         self._others: dict[str, Any] = {}
         self._unread: list[UpdateOutput] = []
         self._at: dict[str, int] = {}  # the counters now
@@ -189,10 +191,23 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     def _add(self, name: str, value: float) -> None:
         entry = self._sums.get(name)
         if entry is None:
+            self._note(name)
             self._sums[name] = [value, 1]
         else:
             entry[0] += value
             entry[1] += 1
+
+    def _note(self, name: str) -> None:
+        """Warn of names that a file system or a tracker may take for one."""
+        spelled = self._spelled.setdefault(name.casefold(), name)
+        if spelled != name and name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "the metrics %s and %s differ only by upper and lower case, which not every "
+                "program keeps apart; rename one of them",
+                spelled,
+                name,
+            )
 
     def _add_output(self, output: Mapping[str, Any]) -> None:
         for key, value in output.items():
