@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -36,6 +38,9 @@ __all__ = [
 
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 Program: TypeAlias = Callable[..., ExperimentResult]
+
+_LIMITS: Final = ("max_env_step", "max_train_iter", "max_time_s")
+"""What the TerminationChecker checks; None is no limit."""
 
 _PROGRAMS: Final[Mapping[str, Program]] = {
     "off_policy": off_policy,
@@ -107,6 +112,8 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
             default = known[name].default
             back = taken_back(type(default), value) if isinstance(default, Settings) else {}
             value = {**values[name], **back, **value}
+        elif name not in _LIMITS and not isinstance(value, Settings):
+            value = _checked(name, value, program)
         values[name] = value
     if isinstance(env, EnvSettings):
         values["env"] = env
@@ -115,6 +122,17 @@ def train(algo: str, env: Env | EnvSettings, *, seed: int = 0, **options: Any) -
     arguments = arguments_with(program, plain, at=f"train {algo}") | objects
     with called_as(program, arguments):
         return result_of(program(**arguments), arguments)
+
+
+def _checked(name: str, value: Any, program: Program) -> Any:
+    """Return an argument, checked by its type if it has no settings, which check themselves."""
+    hint = typing.get_type_hints(program, include_extras=True)[name]
+    is_plain = not isinstance(inspect.signature(program).parameters[name].default, Settings)
+    if not is_plain or name == "policy":
+        return value
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return checked(f"train: {name}", value, hint)
 
 
 def _unknown(name: str, program: Program, algo: str) -> str:
