@@ -198,7 +198,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
             entry[1] += 1
 
     def _note(self, name: str) -> None:
-        """Warn of names that a file system or a tracker may take for one."""
+        """Warn of names that a file system or a tracker may not distinguish."""
         spelled = self._spelled.setdefault(name.casefold(), name)
         if spelled != name and name not in self._warned:
             self._warned.add(name)

@@ -689,9 +689,9 @@ class Policy:
         if several:
             space = agent_spaces(observation_space, action_space).action
         check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        own_check: Any = getattr(self.model, "check_spaces", None)
-        if own_check is not None:
-            own_check(observation_space, action_space)
+        check: Any = getattr(self.model, "check_spaces", None)
+        if check is not None:
+            check(observation_space, action_space)
         # To try the model, the codec has to know what its outputs mean.
         self.codec.set_space(space)
 

@@ -40,7 +40,7 @@ Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 Program: TypeAlias = Callable[..., ExperimentResult]
 
 _LIMITS: Final = ("max_env_step", "max_train_iter", "max_time_s")
-"""What the TerminationChecker checks; None is no limit."""
+"""Arguments that the TerminationChecker checks; None means no limit."""
 
 _PROGRAMS: Final[Mapping[str, Program]] = {
     "off_policy": off_policy,
@@ -137,23 +137,23 @@ def _checked(name: str, value: Any, program: Program) -> Any:
 
 def _unknown(name: str, program: Program, algo: str) -> str:
     """Return the message for an unknown option, which may be one of the settings of another."""
-    parameters = [one for one in inspect.signature(program).parameters if one != "algo"]
+    parameters = [name for name in inspect.signature(program).parameters if name != "algo"]
     groups = arguments_with(program, {"algo": algo}, at=f"train {algo}")
     settings = {
-        f"{group}.{one.name}": f'{group}={{"{one.name}": ...}}'
+        f"{group}.{setting.name}": f'{group}={{"{setting.name}": ...}}'
         for group, value in groups.items()
         if isinstance(value, Settings)
-        for one in dataclasses.fields(value)
+        for setting in dataclasses.fields(value)
     }
-    meant = [given for path, given in settings.items() if path.partition(".")[2] == name]
-    if meant or name in settings:
-        given = " or ".join(meant or [settings[name]])
-        return f"train: unknown keyword {name}; give it as {given}"
+    places = [place for path, place in settings.items() if path.partition(".")[2] == name]
+    if places or name in settings:
+        place = " or ".join(places or [settings[name]])
+        return f"train: unknown keyword {name}; give it as {place}"
     hint = unknown_name(name, [*parameters, *settings])
     if not hint.startswith(("did you mean", "here it is")):
         return unknown_option("train", name, parameters)
-    for path, given in settings.items():
-        hint = re.sub(rf"\b{re.escape(path)}\b", given, hint)
+    for path, place in settings.items():
+        hint = re.sub(rf"\b{re.escape(path)}\b", place, hint)
     return f"train: unknown keyword {name}; {hint}"
 
 
