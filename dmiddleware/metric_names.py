@@ -49,6 +49,7 @@ def check_metric_name(name: object, reserved: Collection[str] = ()) -> None:
         )
 
 
+@lru_cache(maxsize=4096)
 def as_metric_name(text: str) -> str:
     """Return the name of a metric that is nearest to a text; it is empty if the text has none."""
     parts = (re.sub(r"[^\w.\-]+", "_", part.strip()) for part in text.split("/"))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.record import EVALUATION
@@ -213,8 +214,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         for key, value in output.items():
             number = _as_number(value)
             if number is not None:
-                self._add(f"learn/{key}", number)
-            elif key.startswith("["):
+                self._add(as_metric_name(f"learn/{key}"), number)
+            elif isinstance(key, str) and key.startswith("["):
                 self._others[key] = value
 
     def _write_evaluation(self, ctx: RLContext) -> None:
