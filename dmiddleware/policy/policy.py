@@ -439,8 +439,8 @@ class Policy:
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse a model whose outputs do not fit the actions; by default, nothing.
 
-        Called where an env becomes known, in addition to acting, with observations ``[E, …]`` of
-        zeros: for what only collecting and learning use, such as values and critics.
+        Called where an env becomes known, in addition to acting, with two observations ``[2, …]``
+        of zeros: for what only collecting and learning use, such as values and critics.
 
         Args:
             obs: normalized with ``obs_norm``.
@@ -880,17 +880,19 @@ class Policy:
         return common
 
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> Value | None:
-        """Return the actions for observations, leaving the policy as it was."""
+        """Return the action for one observation, leaving the policy as it was."""
         mode: Mode = "eval" if "eval" in self.modes else "collect"
-        n_rows = len(next(iter(leaves(obs)))[1])
-        inputs: dict[str, Any] | None = probe_inputs(
-            self.act_inputs, self.initial_state, action_space, n_rows
+        inputs: dict[str, Any] | None
+        of_two: dict[str, Any] | None
+        inputs, of_two = (
+            probe_inputs(self.act_inputs, self.initial_state, action_space, n) for n in (1, 2)
         )
-        if inputs is None:
+        if inputs is None or of_two is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()
         try:
-            self._check_outputs(obs, inputs)
+            # Of one row, a network may lose a dimension that it keeps of several.
+            self._check_outputs(map_leaves(lambda leaf: torch.cat([leaf, leaf]), obs), of_two)
             if self.modes.isdisjoint(("eval", "collect")):
                 return None
             action: Value = self._act(mode, obs, **inputs)["action"]
