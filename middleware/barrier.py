@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
+from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import Context, Task
 from dmiddleware.pipeline.task import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
@@ -60,7 +61,7 @@ class Barrier(BaseMiddleware[Context]):
         """Wait for the others."""
         if self._side is not None:
             blocked_s = self._side.wait()
-            ctx.log(f"exchange/{self.settings.name}_blocked_s", blocked_s)
+            ctx.log(f"exchange/{as_metric_name(self.settings.name)}_blocked_s", blocked_s)
 
 
 class BarrierSide:

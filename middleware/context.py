@@ -50,13 +50,14 @@ class RLContext(Context):
             "trajectory_end_idx": "StepCollector(policy, env, n_sample=...)",
             "episodes": "EpisodeCollector(policy, env, n_episode=...)",
             "train_data": "GAEEstimator(policy), or a middleware that samples a buffer,",
-            "train_output": "a learner such as OffPolicyLearner(policy, buffer, batch_size=...)",
+            "train_output": "a learner such as OffPolicyLearner(policy, buffer)",
             "eval_value": _EVALUATOR,
             "eval_output": _EVALUATOR,
         },
         filler="DataPusher(buffer)",
         exchange="a ContextExchanger",
         counters={"env_step": "env steps", "train_iter": "updates"},
+        columns=("env_step", "train_iter", "time_s"),
     )
 
     train_iter: int = kept(0)

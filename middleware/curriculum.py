@@ -15,7 +15,8 @@ import torch
 from dmiddleware.data import check_saveable
 from dmiddleware.distributed import gather_from_ranks
 from dmiddleware.env import BaseEnvManager, check_env_manager
-from dmiddleware.errors import ConfigError
+from dmiddleware.errors import ConfigError, MiddlewareError
+from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
@@ -150,8 +151,8 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
             self._send(ctx.task)
         for name, value in self._values.now.items():
             if isinstance(value, int | float) or getattr(value, "shape", None) == ():
-                with contextlib.suppress(TypeError, ValueError):  # text, or not a metric's name
-                    ctx.log(f"{self.settings.name}/{name}", value)
+                with contextlib.suppress(MiddlewareError):  # not a number
+                    ctx.log(as_metric_name(f"{self.settings.name}/{name}"), value)
 
     def _send(self, task: Task[Any]) -> None:
         # Nodes that connect later get the newest of these at once.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dmiddleware.best_effort import BestEffort
+from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.statistics import short
@@ -97,6 +98,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._totals: dict[str, float] = {}
+        self._spelled: dict[str, str] = {}  # the names so far, by themselves in lower case
+        self._warned: set[str] = set()
         self._others: dict[str, Any] = {}
         self._unread: list[UpdateOutput] = []
         self._at: dict[str, int] = {}  # the counters now
@@ -198,17 +201,30 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     def _add(self, name: str, value: float) -> None:
         entry = self._sums.get(name)
         if entry is None:
+            self._note(name)
             self._sums[name] = [value, 1]
         else:
             entry[0] += value
             entry[1] += 1
 
+    def _note(self, name: str) -> None:
+        """Warn of names that a file system or a tracker may not distinguish."""
+        spelled = self._spelled.setdefault(name.casefold(), name)
+        if spelled != name and name not in self._warned:
+            self._warned.add(name)
+            _log.warning(
+                "the metrics %s and %s differ only by upper and lower case, which not every "
+                "program keeps apart; rename one of them",
+                spelled,
+                name,
+            )
+
     def _add_output(self, output: Mapping[str, Any]) -> None:
         for key, value in output.items():
             number = as_number(value)
             if number is not None:
-                self._add(f"learn/{key}", number)
-            elif key.startswith("["):
+                self._add(as_metric_name(f"learn/{key}"), number)
+            elif isinstance(key, str) and key.startswith("["):
                 self._others[key] = value
 
     def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:

@@ -82,8 +82,6 @@ ActionShape: TypeAlias = Any
 _SIMPLE_KINDS: tuple[SimpleKind, ...] = get_args(SimpleKind)
 ONE_HOT = "one_hot"
 UNSCALED = "unscaled"
-_N_TRIED = 2
-"""The observations that a model is tried with; of a single one, a dimension may be lost unseen."""
 _LEAST_PIXELS = 28
 """The least height and width of images: smaller arrays are boards and grids of codes."""
 
@@ -400,11 +398,11 @@ def check_spaces(
     """Reject spaces that do not fit a model.
 
     A model with a method ``check_spaces`` checks its shapes itself; any other model is tried with
-    observations of zeros.
+    one observation of zeros.
 
     Args:
         model: the policy's model.
-        act: observations ``[E, …]`` in, actions ``[E, …]`` out; None if there are none to check.
+        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to check.
         observation_space: that of one environment.
         action_space: that of one environment.
 
@@ -424,11 +422,11 @@ def try_model(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> None:
-    """Let a model act on observations of zeros, and reject what it does not fit.
+    """Let a model act on one observation of zeros, and reject what it does not fit.
 
     Args:
         model: the policy's model, for the message.
-        act: observations ``[E, …]`` in, actions ``[E, …]`` out; None if there are none to check.
+        act: observations ``[1, …]`` in, actions ``[1, …]`` out; None if there are none to check.
         observation_space: that of one environment.
         action_space: that of one environment.
 
@@ -437,7 +435,7 @@ def try_model(
         PolicyOutputError: from ``act``, if the model's outputs are not those of the action.
     """
     try:
-        action = act(_zero_observations(observation_space))
+        action = act(_zero_observation(observation_space))
     except DMiddlewareError:
         raise  # it names what is wrong
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -448,7 +446,7 @@ def try_model(
     if action is None:
         return
     given = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(action)}
-    sample = gym.vector.utils.create_empty_array(action_space, n=_N_TRIED)
+    sample = gym.vector.utils.create_empty_array(action_space, n=1)
     taken = {path: tuple(leaf.shape[1:]) for path, leaf in leaves(from_numpy(sample))}
     if given != taken:
         raise SpaceError(
@@ -495,12 +493,12 @@ def _is_size(size: object) -> bool:
     return isinstance(size, int | np.integer) and not isinstance(size, bool) and bool(size > 0)
 
 
-def _zero_observations(space: gym.Space[Any]) -> Any:
-    """Return two observations of zeros: a tensor, or a treetensor for nested spaces.
+def _zero_observation(space: gym.Space[Any]) -> Any:
+    """Return one observation of zeros, ``[1, …]``: a tensor, or a treetensor for nested spaces.
 
     An action mask allows every action, and all agents take part.
     """
-    obs = gym.vector.utils.create_empty_array(space, n=_N_TRIED)
+    obs = gym.vector.utils.create_empty_array(space, n=1)
     if isinstance(obs, Mapping):
         masks = {ACTION_MASK, AGENT_MASK}
         obs = {key: np.ones_like(part) if key in masks else part for key, part in obs.items()}

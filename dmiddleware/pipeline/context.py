@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsFloat, TypeVar, overload
 
-from dmiddleware.errors import ContextError
+from dmiddleware.errors import ContextError, MiddlewareError
+from dmiddleware.metric_names import check_metric_name
 from dmiddleware.registry import nearest
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Vocabulary:
         filler: the middleware that usually fills a store, such as a buffer.
         exchange: the middleware that usually exchanges fields between processes.
         counters: the names under which a launcher shows the counters of a run, by their fields.
+        columns: what every row of metrics has; no metric may have such a name.
     """
 
     roles: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ class Vocabulary:
     filler: str = "a middleware that fills it"
     exchange: str = "a middleware that declares receives=(...)"
     counters: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
 
 
 @dataclass
@@ -159,21 +162,25 @@ class Context:
         """Log a metric of this step, for loggers that run later in the step.
 
         Args:
-            name: the metric, with groups separated by slashes (``"disk/free_bytes"``).
+            name: the metric, letters, digits, ``_``, ``-`` and ``.``, with groups separated by
+                slashes (``"disk/free_bytes"``).
             value: any scalar, also a tensor or an array of one element; a second value of the
                 same metric in a step replaces the first.
 
         Raises:
-            TypeError: if it is not a number.
+            MiddlewareError: if the name cannot be that of a metric, or is that of a counter, or the
+                value is not a number.
         """
+        check_metric_name(name, self.vocabulary.columns)
         try:
-            if isinstance(value, str | bytes):
-                raise TypeError
             # An array of one element has `item`; `float` takes one without dimensions only.
             item = getattr(value, "item", None)
-            self.logged[name] = float(value if item is None else item())
-        except (TypeError, ValueError, RuntimeError):
-            raise TypeError(
+            number: Any = value if item is None else item()
+            if isinstance(number, str | bytes | bytearray):
+                raise TypeError
+            self.logged[name] = float(number)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise MiddlewareError(
                 f"ctx.log({name!r}, ...) takes one number, got {value!r:.100}; log its mean, or "
                 "each number under a name of its own"
             ) from None

@@ -187,7 +187,7 @@ class ActionCodec:
             self._build(_parts_of_outputs(outputs))
         self.check_outputs(outputs)
         if mask is not None:
-            self._check_mask(mask)
+            self.check_mask(mask)
         if self._only is not None:
             return self._only.distribution(outputs, mask)
         n_means = [part.n_means for part in self._parts.values()]
@@ -232,7 +232,15 @@ class ActionCodec:
                 f"the action, {self}, needs {size}; give the last layer {size} outputs"
             )
 
-    def _check_mask(self, mask: torch.Tensor) -> None:
+    def check_mask(self, mask: torch.Tensor) -> None:
+        """Reject a mask that does not have one entry for each discrete option.
+
+        Args:
+            mask: ``[…, A]``.
+
+        Raises:
+            StructureError: with both numbers.
+        """
         n_logits = sum(self._n_logits)
         if n_logits == 0 or mask.shape[-1] != n_logits:
             raise StructureError(
@@ -357,7 +365,7 @@ class ActionCodec:
             if not isinstance(action, torch.Tensor) or action.dim() != mask.dim() - 1:
                 return None
             return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        self._check_mask(mask)
+        self.check_mask(mask)
         by_path = dict(leaves(action))
         masks = torch.split(mask, self._n_logits, -1)
         verdicts = [

@@ -439,8 +439,8 @@ class Policy:
     def check_outputs(self, obs: Value, **inputs: Any) -> None:
         """Refuse a model whose outputs do not fit the actions; by default, nothing.
 
-        Called where an env becomes known, in addition to acting, with observations ``[E, …]`` of
-        zeros: for what only collecting and learning use, such as values and critics.
+        Called where an env becomes known, in addition to acting, with two observations ``[2, …]``
+        of zeros: for what only collecting and learning use, such as values and critics.
 
         Args:
             obs: normalized with ``obs_norm``.
@@ -689,14 +689,15 @@ class Policy:
         if several:
             space = agent_spaces(observation_space, action_space).action
         check_action_kind(space, self.action_kinds, several_agents=several, user=user)
-        own_check: Any = getattr(self.model, "check_spaces", None)
-        if own_check is not None:
-            own_check(observation_space, action_space)
+        check: Any = getattr(self.model, "check_spaces", None)
+        if check is not None:
+            check(observation_space, action_space)
         # To try the model, the codec has to know what its outputs mean.
         self.codec.set_space(space)
 
         def act(obs: Value) -> Value | None:
-            return self._probe(obs, action_space)
+            # A model that knows its shapes need not show its actions.
+            return self._probe(obs, action_space, acts=check is None)
 
         try_model(self.model, act, observation_space, action_space)
         self.spaces = self.spaces or (observation_space, action_space)
@@ -879,19 +880,26 @@ class Policy:
             common["obs_norm"] = Component(self.obs_norm, acts=True)
         return common
 
-    def _probe(self, obs: Value, action_space: gym.Space[Any]) -> Value | None:
-        """Return the actions for observations, leaving the policy as it was."""
+    def _probe(
+        self, obs: Value, action_space: gym.Space[Any], *, acts: bool = True
+    ) -> Value | None:
+        """Check the outputs, and return the action for one observation if the policy ``acts``.
+
+        The policy is left as it was.
+        """
         mode: Mode = "eval" if "eval" in self.modes else "collect"
-        n_rows = len(next(iter(leaves(obs)))[1])
-        inputs: dict[str, Any] | None = probe_inputs(
-            self.act_inputs, self.initial_state, action_space, n_rows
+        inputs: Mapping[str, Any] | None
+        of_two: Mapping[str, Any] | None
+        inputs, of_two = (
+            probe_inputs(self.act_inputs, self.initial_state, action_space, n) for n in (1, 2)
         )
-        if inputs is None:
+        if inputs is None or of_two is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()
         try:
-            self._check_outputs(obs, inputs)
-            if self.modes.isdisjoint(("eval", "collect")):
+            # Of one row, a network may lose a dimension that it keeps of several.
+            self._check_outputs(map_leaves(lambda leaf: torch.cat([leaf, leaf]), obs), of_two)
+            if not acts or self.modes.isdisjoint(("eval", "collect")):
                 return None
             action: Value = self._act(mode, obs, **inputs)["action"]
         finally:

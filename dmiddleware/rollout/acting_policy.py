@@ -104,6 +104,8 @@ class ActingPolicy:
                 remembers them, or an observation has another form.
             ConfigError: if an input that the policy asks for is missing, or it cannot draw actions.
         """
+        if not isinstance(deterministic, bool):
+            raise ConfigError(f"deterministic must be True or False, got {deterministic!r:.100}")
         batch, is_batch = self._batch_of(obs)
         n = len(next(leaves(batch))[1])
         self._begin(n)
@@ -176,7 +178,7 @@ class ActingPolicy:
             if mask is None:
                 allowed = action_mask_of(batch)
             else:
-                allowed = as_mask(_rows(map_leaves(to_array, mask), is_batch=is_batch))
+                allowed = self._given_mask(mask, n, is_batch=is_batch)
             if allowed is not None:
                 # As where envs are stepped: rows that allow nothing allow everything.
                 inputs["action_mask"] = allowed | ~allowed.any(-1, keepdim=True)
@@ -201,6 +203,26 @@ class ActingPolicy:
                 {name: one if is_batch else one[None] for name, one in given.items()}
             )
         return inputs
+
+    def _given_mask(self, mask: Nested, n: int, *, is_batch: bool) -> torch.Tensor:
+        """Return a mask as ``[n, A]`` bool.
+
+        Raises:
+            StructureError: if it is not one for these observations and this action.
+        """
+        lead = (n,) if is_batch else ()
+        arrays = map_leaves(to_array, mask)
+        for _, leaf in leaves(arrays):
+            array = np.asarray(leaf)
+            if array.shape[:-1] != lead or array.ndim == 0 or array.dtype.kind not in "biuf":
+                wanted = f"[{n}, A]" if is_batch else "[A]"
+                raise StructureError(
+                    f"action_mask must be {wanted} of True and False, or of numbers, for these "
+                    f"observations, got the shape {array.shape} and the dtype {array.dtype}"
+                )
+        allowed = as_mask(_rows(arrays, is_batch=is_batch))
+        self.policy.codec.check_mask(allowed)
+        return allowed
 
     def _reward(self, given: npt.ArrayLike | None, n: int) -> torch.Tensor:
         if given is None:

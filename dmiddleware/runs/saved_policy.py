@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointMismatch, RunFolderError
+from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import HasModes, Policy, as_eval_mode
 from dmiddleware.policy.policy_description import policy_from
 from dmiddleware.rollout.acting_policy import ActingPolicy
@@ -17,6 +19,7 @@ from dmiddleware.rollout.acting_policy import ActingPolicy
 __all__ = ["checkpoint_in", "load_into", "load_policy", "saved_policy"]
 
 
+@checks_options
 def load_policy(
     path: str | Path,
     *,
@@ -95,6 +98,10 @@ def checkpoint_in(path: str | Path) -> Path:
     Raises:
         RunFolderError: if there is none.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RunFolderError(
+            f"the path of a run's folder, or of a checkpoint in it, is a text, got {path!r:.100}"
+        )
     path = Path(path)
     if path.is_file():
         return path

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -38,6 +40,9 @@ __all__ = [
 Env: TypeAlias = str | Callable[..., gym.Env[Any, Any]]
 Wrapper: TypeAlias = Callable[[Any], Any] | str
 Program: TypeAlias = Callable[..., ExperimentResult]
+
+_LIMITS: Final = ("max_env_step", "max_train_iter", "max_time_s")
+"""Arguments that the TerminationChecker checks; None means no limit."""
 
 _PROGRAMS: Final[Mapping[str, Program]] = {
     "off_policy": off_policy,
@@ -118,6 +123,8 @@ def train(
             default = known[name].default
             back = taken_back(type(default), value) if isinstance(default, Settings) else {}
             value = {**values[name], **back, **value}
+        elif name not in _LIMITS and not isinstance(value, Settings):
+            value = _checked(name, value, program)
         values[name] = value
     if isinstance(env, EnvSettings):
         values["env"] = replace(env, wrappers=[*env.wrappers, *wrappers])
@@ -130,25 +137,36 @@ def train(
         return result_of(program(**arguments), arguments)
 
 
+def _checked(name: str, value: Any, program: Program) -> Any:
+    """Return an argument, checked by its type if it has no settings, which check themselves."""
+    hint = typing.get_type_hints(program, include_extras=True)[name]
+    is_plain = not isinstance(inspect.signature(program).parameters[name].default, Settings)
+    if not is_plain or name == "policy":
+        return value
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return checked(f"train: {name}", value, hint)
+
+
 def _unknown(name: str, program: Program, algo: str) -> str:
     """Return the message for an unknown option, which may be one of the settings of another."""
-    parameters = [one for one in inspect.signature(program).parameters if one != "algo"]
+    parameters = [name for name in inspect.signature(program).parameters if name != "algo"]
     groups = arguments_with(program, {"algo": algo}, at=f"train {algo}")
     settings = {
-        f"{group}.{one.name}": f'{group}={{"{one.name}": ...}}'
+        f"{group}.{setting.name}": f'{group}={{"{setting.name}": ...}}'
         for group, value in groups.items()
         if isinstance(value, Settings)
-        for one in dataclasses.fields(value)
+        for setting in dataclasses.fields(value)
     }
-    meant = [given for path, given in settings.items() if path.partition(".")[2] == name]
-    if meant or name in settings:
-        given = " or ".join(meant or [settings[name]])
-        return f"train: unknown keyword {name}; give it as {given}"
+    places = [place for path, place in settings.items() if path.partition(".")[2] == name]
+    if places or name in settings:
+        place = " or ".join(places or [settings[name]])
+        return f"train: unknown keyword {name}; give it as {place}"
     hint = unknown_name(name, [*parameters, *settings])
     if not hint.startswith(("did you mean", "here it is")):
         return unknown_option("train", name, parameters)
-    for path, given in settings.items():
-        hint = re.sub(rf"\b{re.escape(path)}\b", given, hint)
+    for path, place in settings.items():
+        hint = re.sub(rf"\b{re.escape(path)}\b", place, hint)
     return f"train: unknown keyword {name}; {hint}"
 
 

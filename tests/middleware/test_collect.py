@@ -12,11 +12,19 @@ import torch
 from dmiddleware.data import as_tree
 from dmiddleware.env import make_env_manager
 from dmiddleware.errors import ConfigError, SpaceError
-from dmiddleware.pipeline import Task
+from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy, PPOPolicy
 from dmiddleware.runs import read_metrics
-from middleware import MetricsLogger, OnlineRLContext, Role, RunFolder
+from middleware import (
+    ContextExchanger,
+    MetricsLogger,
+    OnlineRLContext,
+    Role,
+    RunFolder,
+    TerminationChecker,
+)
 from middleware.collect import EpisodeCollector, StepCollector
+from tests.middleware.nodes import run_nodes
 
 
 @pytest.fixture
@@ -345,3 +353,31 @@ def test_a_resumed_run_continues_the_number_of_restarts(tmp_path: Path) -> None:
     assert expected[-1][0] > 5
     for stop in (3, 7, 10):
         assert rows_with(stop) == expected
+
+
+def test_a_learner_counts_the_restarts_of_all_collectors(tmp_path: Path) -> None:
+    @middleware(roles=[Role.LEARNER], writes=["train_output"])
+    def learn(ctx: OnlineRLContext) -> None:
+        ctx.train_iter += 1
+        ctx.train_output = []
+
+    def collect(task: Task[Any]) -> int:
+        (collector,), (envs,) = crashing()
+        with envs:
+            task.use(ContextExchanger()).use(collector).use(learn).run()
+            return envs.restarts
+
+    def log(task: Task[Any]) -> None:
+        with RunFolder.create("run", root=tmp_path) as run:
+            task.use(ContextExchanger()).use(learn).use(MetricsLogger(run, every_train_iter=5))
+            task.use(TerminationChecker(max_train_iter=40)).run()
+            task.close()
+
+    *restarts, _ = run_nodes(
+        tmp_path, ("collector", collect), ("collector", collect), ("learner", log)
+    )
+    rows = read_metrics(tmp_path / "run")
+    totals = [row["collect/env_restarts"] for row in rows if "collect/env_restarts" in row]
+    # What was on its way at the end is not counted.
+    assert 3 < totals[-1] <= sum(restarts)
+    assert totals == sorted(totals)

@@ -308,6 +308,30 @@ def test_an_env_may_change_its_value_in_place(value: Any) -> None:
     assert str(seen) == str([value, value])
 
 
+def test_numbers_of_any_name_and_kind_are_logged() -> None:
+    values = {
+        "goal size": 1,
+        "a": np.float32(2),
+        "b": torch.tensor(3.0),
+        "c": np.array(4),
+        "d": True,
+        "text": "5",
+        "list": [6],
+        "none": None,
+    }
+    envs = holding()
+    with Task() as task, envs:
+        task.use(Curriculum(lambda *_: values, envs, sets="reset_options", name="my plan"))
+        task.run(max_step=1)
+        assert task.ctx.logged == {
+            "my_plan/goal_size": 1.0,
+            "my_plan/a": 2.0,
+            "my_plan/b": 3.0,
+            "my_plan/c": 4.0,
+            "my_plan/d": 1.0,
+        }
+
+
 @pytest.mark.process
 def test_dictionaries_of_arrays_resume_exactly() -> None:
     def rule(ctx: OnlineRLContext, now: dict[str, Any]) -> dict[str, Any]:

@@ -385,3 +385,31 @@ def test_a_full_disk_costs_only_lines_of_metrics(
         run_steps(online_logger(run, every_env_step=8), collect, n_steps=30)
     assert 0 < len(read_metrics(run.path)) < 30
     assert caplog.text.count(f"cannot write metrics to {run.path / 'metrics.jsonl'}") == 1
+
+
+def test_names_that_differ_only_by_case_are_a_warning(
+    run: RunFolder, run_steps: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def log(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+        for name in ("my/Loss", "my/loss", "other"):
+            ctx.log(name, 1.0)
+
+    run_steps(online_logger(run, every_env_step=8), log, n_steps=5)
+    assert caplog.text.count("differ only by upper and lower case") == 1
+    assert "my/Loss and my/loss" in caplog.text
+    assert read_metrics(run.path)[0]["my/Loss"] == read_metrics(run.path)[0]["my/loss"] == 1.0
+
+
+def test_outputs_of_any_name_are_written_under_one_that_all_loggers_take(
+    run: RunFolder, run_steps: Any
+) -> None:
+    def learn(ctx: Any) -> None:
+        ctx.train_iter += 1
+        ctx.train_output = {"my loss": 1.0, "a/b": 2.0, 3: 4.0, 5: "text", "/c": torch.ones(())}
+
+    run_steps(offline_logger(run, every_train_iter=1), learn, ctx=OfflineRLContext())
+    (row,) = read_metrics(run.path)
+    expected = {"learn/my_loss": 1.0, "learn/a/b": 2.0, "learn/3": 4.0, "learn/c": 1.0}
+    assert {name: row[name] for name in row if name.startswith("learn/")} == expected
+    assert expected.keys() <= written(run).keys()

@@ -15,7 +15,7 @@ from dmiddleware.command_line import arguments_of
 from dmiddleware.data import leaves, save_dataset
 from dmiddleware.env import EnvSettings, make_env, make_env_manager
 from dmiddleware.errors import ConfigError, RegistryError, RunFolderError, SpaceError
-from dmiddleware.policy import BCPolicy, DQNPolicy, DQNSettings
+from dmiddleware.policy import BCPolicy, DQNPolicy, DQNSettings, SACSettings
 from dmiddleware.rollout import RolloutCollector
 from dmiddleware.seeding import derive_seed
 from dmiddleware.zoo import tuned_options
@@ -244,12 +244,24 @@ class NoName:
         ({"max_env_step": "many"}, "max_env_step must be an integer"),
         ({"seed": None}, "seed must be an integer ≥ 0, got None"),
         ({"seed": -1}, "seed must be an integer ≥ 0, got -1"),
+        ({"resume": "yes"}, "train: resume must be True or False, got 'yes'"),
+        ({"exp_name": 3}, "train: exp_name must be a string, got 3"),
+        ({"eval_env_num": 0}, "train: eval_env_num must be an integer ≥ 1, got 0"),
+        ({"eval_env_kwargs": [1]}, "train: eval_env_kwargs must be a dictionary, got [1]"),
+        ({"policy": SACSettings()}, "DQNPolicy takes DQNSettings(...)"),
+        ({"collector": None}, "collector must have options by name, got None"),
     ],
 )
 def test_options_of_settings_say_how_they_are_given(options, words):
     with pytest.raises(ConfigError) as caught:
         train("dqn", "CartPole-v1", **options)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [3, np.zeros(3), {"obs": [1]}, None])
+def test_recorded_data_are_named_by_a_text(data):
+    with pytest.raises(ConfigError, match="train: data must be a string, got"):
+        train("bc", "CartPole-v1", data=data)
 
 
 @pytest.mark.parametrize("algo", [None, 3, DQNPolicy, NoName()])

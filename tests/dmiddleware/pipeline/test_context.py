@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dmiddleware import Context, ContextError, Task, kept, produced, renewed
+from dmiddleware.errors import MiddlewareError
 from middleware import OnlineRLContext
 
 
@@ -130,6 +131,63 @@ def test_a_scalar_of_any_kind_and_shape_is_logged(value: Any) -> None:
 def test_logging_what_is_not_one_number_names_the_metric(value: Any) -> None:
     with pytest.raises(TypeError, match="'metric'"):
         OnlineRLContext().log("metric", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**400, np.array(["2.0"]), np.array(["a"]), b"2", bytearray(b"2"), {"a": 1}, {1}, print],
+    ids=lambda value: repr(value)[:20],
+)
+def test_what_only_looks_like_a_number_is_not_logged(value: Any) -> None:
+    with pytest.raises(MiddlewareError, match=r"'metric'.* takes one number"):
+        OnlineRLContext().log("metric", value)
+
+
+@pytest.mark.parametrize("name", ["loss", "a/b/c", "disk/free_bytes", "x-1.5", "ε/größe", "A"])
+def test_a_name_has_words_in_groups(name: str) -> None:
+    ctx = OnlineRLContext()
+    ctx.log(name, 1.0)
+    assert ctx.logged == {name: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("", "group/name"),
+        ("/", "group/name"),
+        ("/loss", "loss"),
+        ("loss/", "loss"),
+        ("a//b", "a/b"),
+        (" loss", "loss"),
+        ("my loss", "my_loss"),
+        ("a / b", "a/b"),
+        ("loss\n", "loss"),
+        ("loss (mean)", "loss_mean_"),
+        ("50%", "50_"),
+        ("a\\b", "a_b"),
+        ("a:b", "a_b"),
+        ("[histogram]loss", "_histogram_loss"),
+        ("a\0b", "a_b"),
+    ],
+)
+def test_another_name_is_refused_with_one_that_would_do(name: str, better: str) -> None:
+    ctx = OnlineRLContext()
+    with pytest.raises(MiddlewareError, match="the name of a metric") as caught:
+        ctx.log(name, 1.0)
+    assert str(caught.value).endswith(repr(better))
+    assert ctx.logged == {}
+
+
+@pytest.mark.parametrize("name", [None, 3, ("a", "b"), b"loss", ["loss"], 1.5])
+def test_a_name_that_is_not_a_text_is_refused(name: Any) -> None:
+    with pytest.raises(MiddlewareError, match="the name of a metric is a text, got"):
+        OnlineRLContext().log(name, 1.0)
+
+
+@pytest.mark.parametrize("name", ["env_step", "train_iter", "time_s"])
+def test_a_name_of_a_column_of_every_row_is_refused(name: str) -> None:
+    with pytest.raises(MiddlewareError, match=f"would replace the column {name} .*'my/{name}'"):
+        OnlineRLContext().log(name, 1.0)
 
 
 def test_the_task_is_set_once_it_has_the_context_and_is_kept():

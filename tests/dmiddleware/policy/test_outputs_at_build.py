@@ -143,7 +143,7 @@ def test_neither_fewer_nor_more_outputs_than_actions_are_taken(cls: Any, n_outpu
     [
         (lambda found: tuple(found.values()), r"returned a tuple of 2.*dictionary with the key"),
         (lambda found: list(found.values()), "returned a list of 2"),
-        (lambda found: found["logit"], r"returned a tensor of shape \[2, 2\]"),
+        (lambda found: found["logit"], r"returned a tensor of shape \[[12], 2\]"),
         (lambda found: None, "returned None"),
         (lambda found: {}, "returned an empty dictionary"),
         (lambda found: {"q": found["logit"]}, 'returned the keys "q"'),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dmiddleware.env import make_env_manager
-from dmiddleware.errors import ConfigError, StructureError
+from dmiddleware.errors import ConfigError, RunFolderError, StructureError
 from dmiddleware.policy import (
     DecisionTransformerPolicy,
     DQNPolicy,
@@ -24,6 +24,7 @@ from dmiddleware.policy import (
 )
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy, policy_from
 from dmiddleware.rollout import ActingPolicy, evaluate_episodes
+from dmiddleware.runs import load_policy
 from tests.dmiddleware.policy.drawn_envs import Drawn
 from tests.dmiddleware.team_envs import CountingTeam
 
@@ -300,3 +301,46 @@ def test_a_previous_reward_is_a_number_for_each_row(reward):
     act(np.zeros((2, 4)))
     with pytest.raises(StructureError, match="prev_reward must be a finite number"):
         act(np.zeros((2, 4)), prev_reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("n", "mask", "words"),
+    [
+        (None, [1], "1 entries, but the action has 2"),
+        (None, [1, 0, 1], "3 entries, but the action has 2"),
+        (None, 1, "must be [A]"),
+        (None, "text", "must be [A]"),
+        (None, ["a", "b"], "dtype <U1"),
+        (None, [[1, 0]], "must be [A]"),
+        (2, [1, 0], "must be [2, A]"),
+        (2, [[1, 0]] * 3, "must be [2, A]"),
+        (2, [[1, 0, 1]] * 2, "3 entries"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_named(n, mask, words):
+    obs = np.zeros(4) if n is None else np.zeros((n, 4))
+    with pytest.raises(StructureError, match=re.escape(words)):
+        loaded(str(VECTOR))(obs, action_mask=mask)
+
+
+def test_a_mask_may_be_nested_like_the_action():
+    env = Drawn(VECTOR, gym.spaces.Dict({"a": CHOICE, "b": gym.spaces.Discrete(2)}))
+    act = ActingPolicy(PPOPolicy.for_env(env, seed=0))
+    action = act(np.zeros(4), action_mask={"a": [0, 0, 1], "b": [1, 0]})
+    assert action == {"a": 2, "b": 0}
+    with pytest.raises(StructureError, match="4 entries, but the action has 5"):
+        act(np.zeros(4), action_mask={"a": [0, 1], "b": [1, 0]})
+
+
+def test_whether_actions_are_drawn_is_true_or_false():
+    act = ActingPolicy(PPOPolicy.for_env(cartpole(), seed=1))
+    with pytest.raises(ConfigError, match="deterministic must be True or False, got 'no'"):
+        act(np.zeros(4), deterministic="no")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"runs/x", ["runs/x"]])
+def test_the_path_of_a_policy_is_a_text(path):
+    with pytest.raises(RunFolderError, match="is a text, got"):
+        load_policy(path)
+    with pytest.raises(ConfigError, match="load_policy: unknown keyword devise"):
+        load_policy("runs/x", devise="cpu")
