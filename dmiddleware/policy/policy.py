@@ -465,7 +465,7 @@ class Policy:
             raise PolicyError(
                 f"{type(self).__name__} needs a model with the submodule {name}, but "
                 f"{type(self.model).__name__} has {', '.join(children) or 'none'}; see "
-                "docs/howto/custom-model.md"
+                'the page "Use a custom model" of the documentation'
             )
         return children[name]
 

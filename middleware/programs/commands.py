@@ -101,8 +101,8 @@ def _print_list(names: Iterable[str]) -> None:
         ]
         click.echo("  ".join(parts).rstrip())
     click.echo(
-        "\nFigures are mean returns over fresh episodes, see docs/results.md. In other envs, the "
-        "algorithms\nhave their defaults."
+        "\nFigures are mean returns over fresh episodes, with the settings of ditask train.\n"
+        "In other envs, the algorithms have their defaults."
     )
 
 

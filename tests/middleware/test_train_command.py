@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 import yaml
@@ -63,6 +64,10 @@ def test_the_list_has_all_algorithms_and_their_results():
     one = call("dqn", "--list").output
     assert "LunarLander-v3" in one
     assert "\nppo" not in one
+
+
+def test_the_list_points_to_nothing_that_an_installed_package_lacks():
+    assert not re.search(r"docs/|examples/|\.md\b", call("--list").output)
 
 
 def test_the_chain_can_be_printed():
