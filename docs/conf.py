@@ -173,7 +173,8 @@ def add_searched_words(app, docname, source):
         words += dict.fromkeys(one.name for cls in policies for one in describe(cls))
     if words:
         title, end, rest = source[0].partition("\n")
-        entries = "\n".join(f"   single: {word}" for word in words)
+        # The search shows main entries, those with "!", before all else.
+        entries = "\n".join(f"   ! single: {word}" for word in words)
         source[0] = f"{title}\n\n```{{eval-rst}}\n.. index::\n{entries}\n```\n{end}{rest}"
 
 
