@@ -25,7 +25,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -39,7 +39,7 @@ from dmiddleware.callable_names import (
     script_folder,
 )
 from dmiddleware.errors import ConfigError, RegistryError
-from dmiddleware.foreign_names import unknown_name
+from dmiddleware.foreign_names import hint_for, unknown_name
 from dmiddleware.schedule import Schedule
 from dmiddleware.settings import (
     SettingInfo,
@@ -175,6 +175,7 @@ def arguments_of(
         line.take_defaults(_configs_of(arguments), arguments)
     except (ConfigError, RegistryError) as error:
         line.fail(str(error))
+    line.refuse_foreign(arguments)
     return line.read(arguments)
 
 
@@ -326,6 +327,15 @@ class _CommandLine:
         for info in describe(self._class):
             yield from _flags(info.name, info, self._values.get(info.name, MISSING))
 
+    def refuse_foreign(self, arguments: Sequence[str]) -> None:
+        """Answer an option under the name that another library gives it with ours, and exit."""
+        known = [f"--{name.replace('_', '-')}" for name, _ in self.flags()]
+        for word in arguments:
+            option = word.partition("=")[0].replace("_", "-")
+            hint = hint_for(option, known) if option.startswith("--") else None
+            if hint and option not in known:
+                self.fail(f"Unrecognized option {option}; {hint}")
+
     def take_defaults(self, configs: Sequence[str], arguments: Sequence[str]) -> None:
         """Replace the defaults by those of files or of the zoo, and those that options choose.
 
@@ -339,8 +349,9 @@ class _CommandLine:
         if self.chosen:
             names = {one.name for one in describe(self._class)} - self.chosen.keys()
             self._choose(self._parse(_without_help(arguments), only=names))
-            for values, at in found:
-                self._take(values, at, chosen=True)
+        for values, at in found:
+            self._refuse_unknown(values, at)
+            self._take(values, at, chosen=True)
 
     def take(self, values: Mapping[str, Any], at: str) -> None:
         """Replace the defaults by options as a file has them.
@@ -350,6 +361,7 @@ class _CommandLine:
         """
         self._take(values, at, chosen=False)
         self._choose(self._values)
+        self._refuse_unknown(values, at)
         self._take(values, at, chosen=True)
 
     def _choose(self, others: Mapping[str, Any]) -> None:
@@ -358,12 +370,15 @@ class _CommandLine:
 
     def _take(self, values: Mapping[str, Any], at: str, *, chosen: bool) -> None:
         known = {one.name: one for one in describe(self._class)}
-        _refuse_unknown(values, known, at)
         for name, value in values.items():
-            if (name in self.chosen) is chosen:
+            if name in known and (name in self.chosen) is chosen:
                 self._values[name] = _from_plain(
                     known[name].hint, value, self._values.get(name), f"{at}: {name}"
                 )
+
+    def _refuse_unknown(self, values: Mapping[str, Any], at: str) -> None:
+        known = {one.name: one for one in describe(self._class)}
+        _refuse_unknown(values, known, at, [name for name, _ in self.flags()])
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the function."""
@@ -618,11 +633,23 @@ def _options_in(config: str) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown(values: Mapping[Any, Any], known: Mapping[str, SettingInfo], at: str) -> None:
+def _refuse_unknown(
+    values: Mapping[Any, Any],
+    known: Mapping[str, SettingInfo],
+    at: str,
+    elsewhere: Iterable[str] = (),
+) -> None:
+    """Refuse names that are not known, with the one that was meant, maybe that of a group.
+
+    Raises:
+        ConfigError: for the first one.
+    """
     names = [name for name, one in known.items() if not one.by_program]
     for name in values:
         if name not in names:
-            raise ConfigError(f"{at}: unknown option {name}; {unknown_name(str(name), names)}")
+            everywhere = dict.fromkeys((*names, *elsewhere))
+            hint = hint_for(str(name), everywhere) or unknown_name(str(name), names)
+            raise ConfigError(f"{at}: unknown option {name}; {hint}")
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from dmiddleware.errors import ConfigError
@@ -65,6 +65,7 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "obs_norm": "norm_obs normalize_observations normalize_obs",
         "reward_norm": "norm_reward rew_norm reward_normalization",
         "value_norm": "return_scaling",
+        "norm_clip": "clip_obs clip_reward",
         "target_update_freq": (
             "target_update_interval target_network_frequency target_network_update_freq"
         ),
@@ -168,6 +169,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "max_train_iter": "max_train_iter",
     },
     "env_num of make_env_manager(env, env_num=...)": {
+        "id": "env_id",
+        "wrappers": "wrapper_class",
         "env_num": (
             "n_envs num_envs n_env num_env training_num train_num test_num env_num n_workers "
             "num_workers"
@@ -179,9 +182,17 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "an argument of InteractionEvaluator(policy, envs, n_episode=...)": {
         "n_episode": "n_eval_episodes episode_per_test",
         "every_train_iter": "eval_freq eval_frequency",
+        "video_every": "capture_video",
     },
     "left to Experiment(name, policy), which logs, saves and shows the progress": {
-        "": "verbose tensorboard_log track wandb_project_name log_interval"
+        "": (
+            "verbose tensorboard_log track wandb_project_name log_interval progress_bar save_model "
+            "stats_window_size best_model_save_path"
+        ),
+        "exp_name": "tb_log_name exp_name",
+    },
+    "a middleware of the chain: task.use(function), which gets the context of each step": {
+        "": "callback callbacks"
     },
     "left out, because events travel over connections between the processes": {
         "": "redis_host redis_port redis_url"
@@ -216,17 +227,17 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
     """Say what a setting of another library is called here, or where it lives.
 
     Args:
-        name: the unknown name; of a dotted one, the last part counts.
+        name: the unknown name; of a dotted one, the last part counts. It may be an option of a
+            command line, as the known names then are.
         known: the names that are accepted in its place.
 
     Returns:
         The end of an error message; None if no library of the table has such a setting.
     """
-    home = _HOMES.get(name.rpartition(".")[2].lower())
+    home = _HOMES.get(_last(name).lower())
     if home is None:
         return None
-    accepted = {one.rpartition(".")[2]: one for one in known}
-    meant = [accepted[ours] for ours in home.ours if ours in accepted]
+    meant = _accepted(home.ours, name, list(known))
     if meant:
         return f"did you mean {' or '.join(meant)}?"
     if home.where is _POLICY:
@@ -235,6 +246,22 @@ def hint_for(name: str, known: Iterable[str]) -> str | None:
             return f"here it is {_SET.format(name=name)}"
         return f"here it is {' or '.join(ours)}, {_SET.format(name=ours[0])}"
     return f"here it is {home.where}"
+
+
+def _accepted(ours: Iterable[str], name: str, known: Sequence[str]) -> list[str]:
+    """Return the accepted names that end in one of ours; those of the name's group, if it has any.
+
+    The group of ``policy.lr`` is ``policy``. Names may be options, such as ``--policy.lr``.
+    """
+    accepted = [option for end in ours for option in known if _last(option) == end]
+    group = name.rpartition(".")[0]
+    in_group = [option for option in accepted if option.rpartition(".")[0] == group]
+    return in_group or accepted
+
+
+def _last(name: str) -> str:
+    """Return the last part of a name, as Python writes it."""
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def checks_options(function: Callable[P, R]) -> Callable[P, R]:

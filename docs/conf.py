@@ -59,6 +59,37 @@ html_title = f"{project} {version}"
 html_static_path: list[str] = []
 html_theme_options = {"navigation_with_keys": True}
 html_show_sourcelink = False
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
+
+# What people search for, by the page that has the answer. The search shows these pages first.
+SEARCHED = {
+    "guide/environments": (
+        "number of environments", "env_num", "n_sample", "envs_per_process", "async", "vectorized",
+        "parallel environments",
+    ),
+    "guide/learning-outputs": ("log.txt", "warnings", "config.yaml", "result.json"),
+    "howto/checkpoints": ("save a policy", "load a policy", "resume", "checkpoint", "snapshot"),
+    "howto/custom-env": ("wrappers", "own environment"),
+    "howto/environments": ("Atari", "MuJoCo", "frame stack", "atari_preprocessing"),
+    "howto/from-stable-baselines3": (
+        "stable-baselines3", "SB3", "CleanRL", "VecNormalize", "EvalCallback", "callbacks", "learn",
+        "predict", "n_steps", "total_timesteps", "ent_coef", "gamma",
+    ),
+    "howto/gpu": ("CUDA", "device"),
+    "howto/install": ("Windows", "macOS", "pip", "requirements"),
+    "howto/logging-and-profiling": (
+        "gradients", "gradient norm", "TensorBoard", "custom metric", "metrics", "progress bar",
+    ),
+    "howto/prioritized-replay": ("PER", "priorities"),
+    "howto/schedules": ("learning rate schedule", "anneal"),
+    "howto/seeds": ("seed", "reproducible"),
+    "howto/settings": ("command line", "options", "--config", "hyperparameters"),
+    "howto/speed": ("slow", "throughput", "steps per second", "compile"),
+    "howto/sweeps": ("hyperparameter search", "Optuna", "grid search"),
+    "howto/train": (
+        "early stopping", "stop_value", "stop_evaluations", "stopping", "max_env_step", "train",
+    ),
+}  # fmt: skip
 
 # Aliases and registries have their docstring below the assignment, in the module that defines them.
 # Autodoc only looks in the package that exports them, so we pass the docstrings on.
@@ -117,14 +148,34 @@ def add_table_of_settings(app, what, name, obj, options, lines):
     lines.append("")
 
 
-def leave_fields_to_the_table(app):
+def all_settings():
     classes = Settings.__subclasses__()
     for cls in classes:
         classes += cls.__subclasses__()
+    return classes
+
+
+def leave_fields_to_the_table(app):
+    for cls in all_settings():
         analyzer = ModuleAnalyzer.for_module(cls.__module__)
         analyzer.analyze()
         for one in describe(cls):
             analyzer.attr_docs.pop((cls.__qualname__, one.name), None)
+
+
+def add_searched_words(app, docname, source):
+    """Let the search find a page by more words than its title."""
+    words = list(SEARCHED.get(docname, ()))
+    if docname == "reference/configuration":
+        policies = [
+            cls for cls in all_settings() if cls.__module__.startswith("dmiddleware.policy")
+        ]
+        words += dict.fromkeys(one.name for cls in policies for one in describe(cls))
+    if words:
+        title, end, rest = source[0].partition("\n")
+        # The search shows main entries, those with "!", before all else.
+        entries = "\n".join(f"   ! single: {word}" for word in words)
+        source[0] = f"{title}\n\n```{{eval-rst}}\n.. index::\n{entries}\n```\n{end}{rest}"
 
 
 # Autodoc resolves type aliases. A batch would be shown as "Tensor", like one of torch's tensors.
@@ -206,6 +257,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (write_inline_math, None), (write_math, None))
     app.connect("builder-inited", add_docstrings_of_data)
     app.connect("builder-inited", leave_fields_to_the_table)
+    app.connect("source-read", add_searched_words)
     app.connect("autodoc-skip-member", skip_tuple_fields)
     app.connect("autodoc-process-docstring", leave_arguments_to_the_table, priority=100)
     app.connect("autodoc-process-docstring", add_table_of_settings)

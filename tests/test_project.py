@@ -20,6 +20,12 @@ def test_the_version_is_the_same_everywhere():
     assert version == released[0] == citation["version"] == dmiddleware.__version__
 
 
+def test_the_citation_has_the_address_of_the_documentation_and_the_readme_names_it():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["url"] == PYPROJECT["project"]["urls"]["Documentation"]
+    assert "(CITATION.cff)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_workflow_runs_the_commands_that_people_run():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     commands = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]

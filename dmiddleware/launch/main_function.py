@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmiddleware.errors import ConfigError, LaunchError
+from dmiddleware.foreign_names import hint_for
 from dmiddleware.registry import nearest
 
 __all__ = [
@@ -129,8 +130,12 @@ def _check_options(
         name = option.partition(".")[0].replace("_", "-")
         right = (*known, *(f"no-{one}" for one in known), "help", "config")
         if parameters and word.startswith("--") and name and name not in right:
-            found = [f"--{one}{option[len(name) :]}" for one in nearest(name, known, n=1)]
-            hint = _did_you_mean(found) or f"; it has {', '.join(f'--{one}' for one in known)}"
+            flags = [f"--{one}" for one in known]
+            near = [f"--{one}{option[len(name) :]}" for one in nearest(name, known, n=1)]
+            foreign = hint_for(f"--{option}", flags)
+            hint = (
+                f"; {foreign}" if foreign else _did_you_mean(near) or f"; it has {', '.join(flags)}"
+            )
             raise LaunchError(
                 _UNKNOWN.format(main=main, option=f"--{option}", where=where, hint=hint)
             )

@@ -107,7 +107,7 @@ def probe_inputs(
     initial_state: Callable[[int], Any],
     action_space: gym.Space[Any],
     n: int,
-) -> dict[str, Value] | None:
+) -> dict[str, Any] | None:
     """Return inputs ``[n, …]`` to try a policy with, as in the first step; None if unknown.
 
     A mask allows every action. Infos have no space that describes them.

@@ -489,7 +489,7 @@ class Policy:
             raise PolicyError(
                 f"{type(self).__name__} needs a model with the submodule {name}, but "
                 f"{type(self.model).__name__} has {', '.join(children) or 'none'}; see "
-                "docs/howto/custom-model.md"
+                'the page "Use a custom model" of the documentation'
             )
         return children[name]
 
@@ -888,8 +888,6 @@ class Policy:
         The policy is left as it was.
         """
         mode: Mode = "eval" if "eval" in self.modes else "collect"
-        inputs: Mapping[str, Any] | None
-        of_two: Mapping[str, Any] | None
         inputs, of_two = (
             probe_inputs(self.act_inputs, self.initial_state, action_space, n) for n in (1, 2)
         )

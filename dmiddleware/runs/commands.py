@@ -164,7 +164,7 @@ def watch_command(run: Path, every_s: float) -> None:
 @click.command("inspect", context_settings=_HELP)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def inspect_command(file: Path) -> None:
-    """Show what a checkpoint or a snapshot holds: each value, arrays with dtype and shape.
+    """Show what a checkpoint or a snapshot holds: a summary, and each value with dtype and shape.
 
     No code of the file is run.
 

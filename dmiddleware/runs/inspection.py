@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,8 @@ from dmiddleware.tree import Batch, items_of
 __all__ = ["describe_checkpoint"]
 
 _WIDTH: Final = 60
+_HEAD: Final = 12
+_SNAPSHOTS: Final = "snapshots"
 _FEW: Final = 3
 """So many items of a list have lines of their own; more of the same kind are folded."""
 
@@ -22,8 +26,9 @@ _FEW: Final = 3
 def describe_checkpoint(path: str | Path) -> str:
     """Return what a file holds: a line for each value with its path, arrays with dtype and shape.
 
-    Items of a long list that are of the same kind have one line, with ``*`` for their index and
-    their number, such as the blocks of a large buffer.
+    Above them, the file of a run has a summary: what it is, how far the run was, and what to do
+    with it. Items of a long list that are of the same kind have one line, with ``*`` for their
+    index and their number, such as the blocks of a large buffer.
 
     Args:
         path: a checkpoint or a snapshot. Large arrays are not read into memory, and no code of the
@@ -34,7 +39,8 @@ def describe_checkpoint(path: str | Path) -> str:
         OSError: if it cannot be read.
     """
     path = Path(path)
-    rows = list(_rows(load_checkpoint(path, mapped_above=0)))
+    state = load_checkpoint(path, mapped_above=0)
+    rows = list(_rows(state))
     arrays = [value for _, _, value in rows if isinstance(value, torch.Tensor | np.ndarray)]
     cells = list(_folded(rows))
     names, kinds = (max((len(cell[at]) for cell in cells), default=0) for at in (0, 1))
@@ -42,9 +48,61 @@ def describe_checkpoint(path: str | Path) -> str:
         f"{path}: {len(arrays)} arrays of {sum(map(_numel, arrays)):,} numbers, "
         f"{_n_bytes(arrays):,} bytes; the file has {path.stat().st_size:,} bytes"
     )
+    summary = [f"{name:<{_HEAD}}  {text}" for name, text in _summary(state, path) if text]
     return "\n".join(
-        [title, *(f"{name:<{names}}  {kind:<{kinds}}  {text}" for name, kind, text in cells)]
+        [
+            *([*summary, ""] if summary else []),
+            title,
+            *(f"{name:<{names}}  {kind:<{kinds}}  {text}" for name, kind, text in cells),
+        ]
     )
+
+
+def _summary(state: Any, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what the file of a run is, each part with its name; nothing of other files."""
+    if not isinstance(state, Mapping):
+        return
+    match state:
+        case {"policy": {"class": str(policy), **others}, "model": Mapping() as model}:
+            parameters = [each for _, _, each in _rows(model) if isinstance(each, torch.Tensor)]
+            yield "checkpoint", f"of {policy.rpartition('.')[2]}"
+            yield "observations", _space(others.get("observation_space"))
+            yield "actions", _space(others.get("action_space"))
+            yield "network", f"{sum(map(_numel, parameters)):,} parameters"
+            yield "updates", _count(state.get("last_iter"))
+            yield "env steps", _count(state.get("last_step"))
+            yield "evaluation", _figure(state.get("last_eval_value"))
+            yield "to act", f"load_policy({str(path)!r})"
+        case {"task": {"context": {"values": Mapping() as values}}, "parts": Mapping() as parts}:
+            yield "snapshot", f"of a run, in step {_count(values.get('total_step'))} of its task"
+            yield "env steps", _count(values.get("env_step"))
+            yield "updates", _count(values.get("train_iter"))
+            yield "evaluation", _figure(values.get("last_eval_value"))
+            yield "holds", ", ".join(map(str, parts))
+            if path.resolve().parent.name == _SNAPSHOTS:
+                run = shlex.quote(str(path.parent.parent))
+                yield "to continue", f"ditask resume {run}"
+
+
+def _space(space: Any) -> str:
+    """Return a space in a few words, such as ``Box [4] float32`` and ``Discrete(2)``."""
+    match space:
+        case {"type": "Discrete", "n": n}:
+            return f"Discrete({n})"
+        case {"type": str(kind), "shape": shape, "dtype": dtype}:
+            return f"{kind} {shape} {dtype}"
+        case {"type": str(kind)}:
+            return kind
+    return ""
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _figure(value: Any) -> str:
+    known = isinstance(value, int | float) and math.isfinite(value)
+    return f"mean return {value:,.1f}" if known else ""
 
 
 def _rows(value: Any, name: str = "", folded: str = "") -> Iterator[tuple[str, str, Any]]:

@@ -215,7 +215,7 @@ def check_learns_from_rows(policy: Any) -> None:
     if spec.minibatch_unit != "rows" or "mask" in spec.learn_columns:
         raise ConfigError(
             f"{type(policy).__name__} learns from sequences, but serial_run collects single "
-            "transitions; train it in a chain, as its page in docs/algorithms shows"
+            "transitions; train it in a chain, as its page in the documentation shows"
         )
 
 

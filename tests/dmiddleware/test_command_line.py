@@ -209,6 +209,59 @@ def measure(
 
 
 @pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("--policy.gamma", "did you mean --policy.discount?"),
+        ("--policy.lr=1e-3", "did you mean --policy.learning-rate?"),
+        ("--policy.exploration-final-eps", "did you mean --policy.eps?"),
+        ("--gamma", "did you mean --policy.discount?"),
+        ("--total_timesteps", "did you mean --max-env-step?"),
+        ("--num-envs", "did you mean --env.env-num?"),
+        ("--policy.buffer-size", "did you mean --buffer.size?"),
+        ("--policy.ent-coef", "entropy_weight or alpha, an option of the policies that have it"),
+        ("--policy.net-arch", "a key of the policy's model"),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_ours(
+    option: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = option.partition("=")[0].replace("_", "-")
+    found = refused(capsys, train, *option.split("="), *([] if "=" in option else ["3"]))
+    assert f"option {name}; " in found
+    assert ours in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("policy: {gamma: 0.9}", "policy: unknown option gamma; did you mean discount?"),
+        ("gamma: 0.9", "unknown option gamma; did you mean policy.discount?"),
+        ("buffer: {buffer_size: 9}", "buffer: unknown option buffer_size; did you mean size?"),
+        ("total_timesteps: 1e6", "unknown option total_timesteps; did you mean max_env_step?"),
+        ("n_envs: 4", "unknown option n_envs; did you mean env.env_num?"),
+    ],
+)
+def test_an_option_of_another_library_in_a_file_is_answered_with_ours(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    found = refused(capsys, train, "--config", str(file))
+    assert "".join(message.split()) in "".join(found.split())
+
+
+def test_an_option_that_is_chosen_by_another_is_answered_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ("--algo", "sac", "--policy.ent-coef", "1")
+    assert "did you mean --policy.alpha?" in refused(capsys, choose, *line)
+    file = tmp_path / "c.yaml"
+    file.write_text("{algo: dqn, tau: 0.1}")
+    text = refused(capsys, choose, "--config", str(file))
+    assert "unknown option tau; did you mean policy.target_tau?" in text
+
+
+@pytest.mark.parametrize(
     ("words", "value"),
     [
         (["goal=1e-3"], {"goal": 0.001}),

@@ -215,6 +215,27 @@ def test_the_first_program_has_the_settings_of_the_first_example(page):
         assert type(settings)(**keywords(text, call)) == settings, call
 
 
+def test_the_front_page_has_how_to_install_and_the_program_of_the_readme():
+    front, readme = blocks(ROOT / "docs/index.md"), blocks(ROOT / "README.md")
+    (program,) = (block for block in readme if block.language == "python")
+    assert program.text in [block.text for block in front]
+    commands = next(block.text for block in front if block.language == "console")
+    assert "pip install" in commands and "ditask train dqn CartPole-v1" in commands
+
+
+def test_a_word_that_people_search_for_leads_to_one_page_that_exists():
+    tree = ast.parse((ROOT / "docs/conf.py").read_text())
+    (searched,) = (
+        ast.literal_eval(statement.value)
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "SEARCHED"
+    )
+    assert [page for page in searched if not (ROOT / f"docs/{page}.md").exists()] == []
+    words = [word.lower() for page in searched for word in searched[page]]
+    assert sorted(set(words)) == sorted(words)
+    assert {"early stopping", "windows", "n_sample", "gradients", "vecnormalize"} <= set(words)
+
+
 def keywords(text: str, function: str) -> dict[str, object]:
     """Return the keyword arguments of a program's first call of a function, but for the seed."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))

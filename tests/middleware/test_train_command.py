@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 
 import pytest
 import yaml
@@ -103,6 +104,10 @@ def test_the_list_has_steps_to_a_goal_or_returns_after_a_budget():
             elif result is not None:
                 assert f"{result.best:,.1f}" in line and f"{result.last:,.1f}" in line
     assert n_goals > 20
+
+
+def test_the_list_points_to_nothing_that_an_installed_package_lacks():
+    assert not re.search(r"docs/|examples/|\.md\b", call("--list").output)
 
 
 def test_the_chain_can_be_printed():

@@ -190,6 +190,7 @@ def test_an_unknown_option_is_refused_once_before_anything_starts(tmp_path: Path
             r"no option --nmae \(program.py:\d+\); did you mean --name\?",
         ),
         (["--sede.x", "1"], r"no option --sede.x .*; did you mean --seed.x\?"),
+        (["--total-timesteps", "9"], "no option --total-timesteps .*; here it is the limit of the"),
         (["--nonsense"], "no option --nonsense .*; it has --seed, --name"),
         (["--seed", "3", "--no-name", "--config", "a.yaml", "-h", "--help", "--", "x"], ""),
     ],

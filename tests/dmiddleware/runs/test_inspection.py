@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from dmiddleware.data import TensorBuffer, save_checkpoint
+from dmiddleware.env import make_env_manager
 from dmiddleware.launch.cli import ditask
+from dmiddleware.pipeline import Task
+from dmiddleware.policy import DQNPolicy
 from dmiddleware.tree import as_tree
+from middleware import CkptSaver, OnlineRLContext, RunFolder, SnapshotSaver
 
 
 def shown(path: Path) -> Result:
@@ -68,6 +73,50 @@ def test_the_title_counts_arrays_and_numbers(tmp_path: Path) -> None:
         and f"{(tmp_path / 'buffer.safetensors').stat().st_size:,}" in text
     )
     assert "buffer." in text
+
+
+def test_a_file_of_a_run_has_a_summary_on_top(tmp_path: Path) -> None:
+    policy = DQNPolicy.for_env(make_env_manager("CartPole-v1", env_num=1), seed=0)
+    run = RunFolder.create("short", root=tmp_path)
+
+    def count(ctx: OnlineRLContext) -> None:
+        ctx.env_step, ctx.train_iter, ctx.eval_value = 1_500, 320, 9.5
+
+    with Task(seed=0) as task:
+        task.use(count).use(CkptSaver(policy, run)).use(SnapshotSaver(run, every_env_step=500))
+        task.run(max_step=1)
+    n_parameters = sum(each.numel() for each in policy.model.parameters())
+    head = shown(run.best_ckpt).output.partition("\n\n")[0]
+    assert [re.split("  +", line) for line in head.splitlines()] == [
+        ["checkpoint", "of DQNPolicy"],
+        ["observations", "Box [4] float32"],
+        ["actions", "Discrete(2)"],
+        ["network", f"{n_parameters:,} parameters"],
+        ["updates", "320"],
+        ["env steps", "1,500"],
+        ["evaluation", "mean return 9.5"],
+        ["to act", f"load_policy({str(run.best_ckpt)!r})"],
+    ]
+    assert "evaluation" not in shown(run.ckpt_dir / "final.safetensors").output.partition("\n\n")[0]
+    (snapshot, *_) = sorted((run.path / "snapshots").glob("*.safetensors"), reverse=True)
+    head = shown(snapshot).output.partition("\n\n")[0]
+    assert "of a run, in step 0 of its task" in head and "1,500" in head
+    assert f"ditask resume {run.path}" in head
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"policy": {"class": "a.B", "observation_space": 3, "action_space": None}, "model": {}},
+        {"task": {"context": {"values": {"env_step": "x"}}}, "parts": {}},
+        {"policy": {"class": "B"}, "model": {"w": 1}, "last_eval_value": float("nan")},
+    ],
+)
+def test_a_summary_leaves_out_what_it_cannot_read(state: object, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "state.safetensors", state)
+    result = shown(tmp_path / "state.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "\n\n" in result.output
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_in_words(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ def order(*settings: str, program: str = MAIN, **given: object) -> SweepOrder:
     ("words", "message"),
     [
         (("--set", "lerning_rate=1"), "did you mean learning_rate"),
+        (("--set", "lr=1e-3,1e-4"), "unknown option; did you mean learning_rate"),
+        (("--set", "policy.lr=1e-3,1e-4"), "unknown option; did you mean policy.learning_rate"),
+        (("--set", "seed=0:2", "--", "--policy.lr", "1"), "did you mean --policy.learning-rate"),
         (("--set", "learning_rate=1e-3,-1"), "must be a positive number, got -1"),
         (("--set", "seed=0:2", "--parallel-workrs", "2"), "--parallel-workers"),
         (("--set", "seed=0:2", "--", "--n-evaluatio", "3"), "--n-evaluation"),

@@ -1,0 +1,19 @@
+// Orders the results of the site's search: pages that answer questions come before those that record
+// why or when. Without it, pages in which a word occurs are in alphabetical order.
+const FIRST = ["guide/", "howto/", "reference/configuration"];
+const LAST = ["decisions/", "changelog", "benchmarks", "results", "faults", "scaling", "classic"];
+
+var Scorer = {
+  score: ([docname, , , , score]) => {
+    if (FIRST.some((start) => docname.startsWith(start))) return score + 3;
+    return LAST.some((start) => docname.startsWith(start)) ? score - 3 : score;
+  },
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+};
