@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,42 @@ def test_the_config_of_a_policy_of_ones_own_names_its_module(tmp_path: Path) -> 
     assert (config["type"], config["import_names"]) == ("policy_with_one_option", [__name__])
     again = create_policy(config, modes=["collect"])
     assert isinstance(again, OneSetting) and again.cfg.shift == 3
+
+
+class Odd:
+    """A middleware that has anything where the stock ones have settings."""
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+
+    @property
+    def settings(self) -> Any:
+        if isinstance(self._settings, Exception):
+            raise self._settings
+        return self._settings
+
+    def __call__(self, ctx: Any) -> None:
+        """Do nothing."""
+
+
+class NoText:
+    """An object without text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        (3, {"settings": 3}),
+        (Namespace(rate=1), {"settings": "Namespace(rate=1)"}),
+        ({"a": NoText(), 1: {2}}, {"a": f"<unsaved: {__name__}.NoText>", "1": [2]}),
+        (RuntimeError("not yet"), {}),
+    ],
+)
+def test_whatever_settings_a_middleware_has_the_run_continues(
+    settings: Any, saved: Any, tmp_path: Path
+) -> None:
+    config = saved_by_a_run(tmp_path, made(DQNPolicy), *usual_chain(made(DQNPolicy)), Odd(settings))
+    assert {"Odd": saved} in config["chain"]
