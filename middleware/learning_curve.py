@@ -89,8 +89,8 @@ class LearningCurve(BaseMiddleware[RLContext]):
     def _evaluations_of(self, prefix: str) -> list[tuple[int, float]]:
         rows = [] if self._metrics is None else self._metrics.rows()
         name = f"{prefix}/return_mean"
-        found = ((row[self._axis], row[name]) for row in rows if name in row)
-        return [(at, math.nan if value is None else value) for at, value in found]
+        means = ((row[self._axis], row[name]) for row in rows if name in row)
+        return [(at, math.nan if value is None else value) for at, value in means]
 
     def find_evaluators(self, chain: ChainView) -> None:
         """Remember the evaluators of a chain, whose returns it draws."""
@@ -123,7 +123,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
         evaluations = self.evaluations
-        others = {name: found for name, found in self.other_evaluations.items() if found}
+        others = {name: means for name, means in self.other_evaluations.items() if means}
         if self._training or evaluations or others:
             with self._best_effort:
                 self._draw({self._prefixes[0]: evaluations, **others})
@@ -146,9 +146,9 @@ class LearningCurve(BaseMiddleware[RLContext]):
             at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
             axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
-        for number, (prefix, found) in enumerate(evaluations.items(), 1):
-            if found:
-                at, value = np.array(found).T
+        for number, (prefix, means) in enumerate(evaluations.items(), 1):
+            if means:
+                at, value = np.array(means).T
                 name = "" if len(evaluations) == 1 else f" {prefix}"
                 label, color = f"evaluation{name}, mean", f"C{number}"
                 axes.plot(at, value, "o-", color=color, markersize=4, label=label)
