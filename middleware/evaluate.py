@@ -178,9 +178,10 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         """Refuse an interval in a counter that the chain lacks, and evaluators that would mix."""
         yield from self._interval.preflight(chain)
         primaries = _primaries(chain)
-        self._is_primary = any(one is self for one in primaries)
+        self._is_primary = any(evaluator is self for evaluator in primaries)
         evaluators = _evaluators_of(chain)
-        prefixes = [one.metric_prefix for one in stock_middleware(chain) if one is not self]
+        others = (part for part in stock_middleware(chain) if part is not self)
+        prefixes = [part.metric_prefix for part in others]
         if self.metric_prefix in prefixes and self.settings.name is None:
             yield (
                 "the chain has another evaluator without a name, and their metrics would mix; give "
@@ -353,14 +354,14 @@ interaction_evaluator = InteractionEvaluator
 
 
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:
-    """Return what the metrics of a chain's evaluators begin with, those of the primary one first.
+    """Return what the metrics of a chain's evaluators begin with, that of the primary one first.
 
-    They are those of an evaluator without a name, if the chain has another one or none.
+    If a middleware of another class decides, its evaluations count as those without a name.
     """
-    primaries = _primaries(chain)
-    others = [one for one in _evaluators_of(chain) if not any(one is two for two in primaries)]
-    first = primaries[0].settings.prefix if primaries else _UNNAMED
-    return tuple(dict.fromkeys((first, *(one.settings.prefix for one in others))))
+    primary = primary_evaluator(chain)
+    first = _UNNAMED if primary is None else primary.settings.prefix
+    prefixes = (evaluator.settings.prefix for evaluator in _evaluators_of(chain))
+    return tuple(dict.fromkeys((first, *prefixes)))
 
 
 def primary_evaluator(chain: ChainView) -> InteractionEvaluator | None:
@@ -369,18 +370,18 @@ def primary_evaluator(chain: ChainView) -> InteractionEvaluator | None:
 
 
 def _evaluators_of(chain: ChainView) -> list[InteractionEvaluator]:
-    found = (one for one in chain.middleware if isinstance(one, InteractionEvaluator))
-    return list({id(one): one for one in found}.values())
+    parts = {id(part): part for part in chain.middleware}  # one may be used twice
+    return [part for part in parts.values() if isinstance(part, InteractionEvaluator)]
 
 
 def _primaries(chain: ChainView) -> list[InteractionEvaluator]:
     evaluators = _evaluators_of(chain)
     is_alone = len(evaluators) == 1 and not _has_other_judge(chain)
     return [
-        one
-        for one in evaluators
-        if (is_alone or one.settings.name is None or one.settings.primary)
-        and one.settings.primary is not False
+        evaluator
+        for evaluator in evaluators
+        if (is_alone or evaluator.settings.name is None or evaluator.settings.primary)
+        and evaluator.settings.primary is not False
     ]
 
 
@@ -388,10 +389,12 @@ def _has_other_judge(chain: ChainView) -> bool:
     """Return whether another middleware than the stock one evaluates."""
     pairs = zip(chain.middleware, chain.declarations, strict=True)
     return any(
-        "eval_value" in declares.writes and not isinstance(one, InteractionEvaluator)
-        for one, declares in pairs
+        "eval_value" in declares.writes and not isinstance(part, InteractionEvaluator)
+        for part, declares in pairs
     )
 
 
 def _names(evaluators: Iterable[InteractionEvaluator]) -> str:
-    return ", ".join(one.settings.name or "the one without a name" for one in evaluators)
+    return ", ".join(
+        evaluator.settings.name or "the one without a name" for evaluator in evaluators
+    )

@@ -308,8 +308,8 @@ class Experiment(BaseMiddleware[RLContext]):
         compared = {"seed": task.seed, "algorithm": config["algorithm"], **self._envs}
         chain = {
             ".".join(filter(None, (name, options.get("name")))): options
-            for one in self._chain
-            for name, options in one.items()
+            for part in self._chain
+            for name, options in part.items()
         }
         flat = flat_settings(plain_values({**compared, "policy": self._config, **chain}))
         self.run.tb_logger.add_settings(dict(flat), (self._metric, "collect/return_mean"))
@@ -436,8 +436,10 @@ class Experiment(BaseMiddleware[RLContext]):
             train_s=train_s,
             evaluations=tuple(curve.evaluations) if curve is not None else (),
             other_evaluations={
-                name: tuple(found)
-                for name, found in (curve.other_evaluations if curve is not None else {}).items()
+                name: tuple(evaluations)
+                for name, evaluations in (
+                    curve.other_evaluations if curve is not None else {}
+                ).items()
             },
         )
 

@@ -229,7 +229,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:
         writer, at = self._run.tb_logger, self._at[self._axis]
-        found = {
+        values = {
             f"{prefix}/{name}": to_float(output[name]) for name in _OF_EVALUATIONS if name in output
         }
         if "video" in output:
@@ -239,15 +239,15 @@ class MetricsLogger(BaseMiddleware[RLContext]):
                 path = self._run.video_path(at, prefix)
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(gif)
-        for name, value in found.items():
+        for name, value in values.items():
             writer.add_scalar(name, value, at)
-        self._write_row(found)
+        self._write_row(values)
         _log.info(
             "%s %d, update %d: mean return %.2f in the evaluation%s",
             self._axis,
             at,
             train_iter,
-            found[f"{prefix}/return_mean"],
+            values[f"{prefix}/return_mean"],
             "" if prefix == self._prefixes[0] else f" {prefix}",
         )
 
