@@ -274,7 +274,9 @@ class ActionCodec:
             return action if is_raw else self._only.to_raw(action)
         return self._mapped(lambda part, leaf: part.to_raw(leaf), action)
 
-    def check(self, action: Any, *, mask: torch.Tensor | None = None) -> None:
+    def check(
+        self, action: Any, *, mask: torch.Tensor | None = None, lead: tuple[int, ...] | None = None
+    ) -> None:
         """Reject actions outside of the environment's space, as in a data set of others.
 
         Actions have the parts and the shape that the space has, and values in it.
@@ -282,6 +284,7 @@ class ActionCodec:
         Args:
             action: ``[…]``.
             mask: ``[…]`` bool, True where a row counts; None: all do.
+            lead: the leading dimensions ``[…]``; None: not known.
 
         Raises:
             StructureError: with the first such action and what is allowed.
@@ -296,8 +299,11 @@ class ActionCodec:
                     "come from"
                 )
             shape, item = tuple(by_path[path].shape), part.item_shape
-            if len(shape) <= len(item) or shape[len(shape) - len(item) :] != item:
-                expected = (*shape[: max(1, len(shape) - len(item))], *item)
+            rows = shape[: max(1, len(shape) - len(item))]
+            if lead is not None and len(rows) > len(lead):  # such as [N, 1] for [N]
+                rows = lead
+            expected = (*rows, *item)
+            if shape != expected:
                 raise StructureError(
                     f"{name} has shape {shape}, but must be {expected}, as the policy's actions "
                     "are; build the policy for the space that the data set comes from, or reshape "

@@ -740,7 +740,8 @@ class Policy:
             check_columns(self.learn_columns, batch, user=type(self).__name__)
         # Rows that a collector made have actions of an env; those of other data may be anything.
         if "collect_iter" not in batch and "action" in batch:
-            self.codec.check(batch["action"], mask=batch.get("mask"))
+            lead = tuple(batch["reward"].shape) if "reward" in batch else None
+            self.codec.check(batch["action"], mask=batch.get("mask"), lead=lead)
         if self.on_gpu:
             batch = to_device(batch, self.device)
         batch = self.check_batch(standard_columns(batch))

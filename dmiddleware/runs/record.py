@@ -159,7 +159,7 @@ def search_runs(pattern: str, metric: str) -> tuple[list[RunRecord], list[str]]:
     """
     if not pattern:
         raise RunFolderError("name runs: a folder, such as runs/dqn, or a glob, such as 'runs/*'")
-    folder = Path(pattern).expanduser()
+    folder = Path(pattern)
     root = Path(folder.anchor)
     folders = [folder] if folder.is_dir() else root.glob(str(folder.relative_to(root)))
     files = sorted({file for one in folders for file in one.rglob(METRICS_FILE)})

@@ -70,6 +70,14 @@ def test_choices_outside_of_the_space_are_refused(policy: Any, start: int, bad: 
         one.learn_mode.forward(rows(action))
 
 
+@pytest.mark.parametrize("policy", [DQNPolicy, C51Policy, DiscreteSACPolicy, PPOPolicy])
+def test_choices_with_a_dimension_of_their_own_are_refused(policy: Any) -> None:
+    with pytest.raises(StructureError, match=r"action has shape \(8, 1\), but must be \(8,\)"):
+        made(policy, spaces.Discrete(3)).learn_mode.forward(
+            rows(torch.zeros(N_ROWS, 1, dtype=torch.int64))
+        )
+
+
 @pytest.mark.parametrize(
     ("space", "bad"),
     [

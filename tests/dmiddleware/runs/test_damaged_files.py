@@ -185,6 +185,7 @@ def test_damaged_settings_are_named(data: bytes) -> None:
             "found no run in runs/cartpole_dnq; did you mean runs/cartpole_dqn?",
         ),
         ("none/at/all", "found no run in none/at/all; a run's folder"),
+        ("~nobody-here/runs", "found no run in ~nobody-here/runs"),
         ("x=", "name runs: a folder"),
         ("", "name runs: a folder"),
     ],
