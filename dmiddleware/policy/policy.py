@@ -882,11 +882,10 @@ class Policy:
     def _probe(self, obs: Value, action_space: gym.Space[Any]) -> Value | None:
         """Return the action for one observation, leaving the policy as it was."""
         mode: Mode = "eval" if "eval" in self.modes else "collect"
-        inputs: dict[str, Any] | None
-        of_two: dict[str, Any] | None
-        inputs, of_two = (
-            probe_inputs(self.act_inputs, self.initial_state, action_space, n) for n in (1, 2)
+        inputs: dict[str, Any] | None = probe_inputs(
+            self.act_inputs, self.initial_state, action_space, 1
         )
+        of_two = probe_inputs(self.act_inputs, self.initial_state, action_space, 2)
         if inputs is None or of_two is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()
