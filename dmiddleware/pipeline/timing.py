@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.closing import Closing
+from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.describe import aligned
@@ -99,7 +100,7 @@ class StepTimer:
                     else:
                         timing.back_s += seconds
                 if self._log:
-                    name = f"time_s/{timing.name}"
+                    name = as_metric_name(f"time_s/{timing.name}")
                     ctx.log(name, ctx.logged.get(name, 0.0) + seconds)
 
         return around(mw, measure)

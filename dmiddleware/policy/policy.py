@@ -889,9 +889,10 @@ class Policy:
         The policy is left as it was.
         """
         mode: Mode = "eval" if "eval" in self.modes else "collect"
-        inputs, of_two = (
-            probe_inputs(self.act_inputs, self.initial_state, action_space, n) for n in (1, 2)
+        inputs: dict[str, Any] | None = probe_inputs(
+            self.act_inputs, self.initial_state, action_space, 1
         )
+        of_two = probe_inputs(self.act_inputs, self.initial_state, action_space, 2)
         if inputs is None or of_two is None:
             return None
         generators, acting = self._state.generators(), self._state.acting()

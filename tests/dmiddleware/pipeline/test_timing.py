@@ -119,6 +119,7 @@ def test_the_seconds_can_be_logged(clock):
         task.use(taking(clock, 1.0, 0.5, name="a"))
         task.use(lambda ctx: logged(dict(ctx.logged))).run(max_step=1)
         assert task.ctx.logged["time_s/a"] == 1.5
+        assert task.ctx.logged["time_s/_lambda_"] == 0.0  # as loggers take it
     assert list(logged)[1]["time_s/a"] == 1.0
 
 
