@@ -1,4 +1,4 @@
-"""What terminals cannot show, and programs that ask for input without having a terminal."""
+"""Text that a terminal cannot show, and programs that ask for input without a terminal."""
 
 from __future__ import annotations
 
