@@ -67,7 +67,8 @@ def test_a_run_that_was_killed_continues_from_a_snapshot(case: str, tmp_path: Pa
         code = CliRunner().invoke(ditask, ["train", *PPO, "--show-chain"]).stdout
         (tmp_path / "printed.py").write_text(code)
     killed = run(tmp_path, *words, kill_at=kill_at)
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    output = killed.stdout + killed.stderr
+    assert killed.returncode == -signal.SIGKILL or "killed by SIGKILL" in output, output
     folder = tmp_path / "runs" / "run"
     assert list((folder / "snapshots").glob("step_*"))
     before = (folder / "metrics.jsonl").read_text().splitlines()
