@@ -170,7 +170,8 @@ def add_searched_words(app, docname, source):
         policies = [
             cls for cls in all_settings() if cls.__module__.startswith("dmiddleware.policy")
         ]
-        words += dict.fromkeys(one.name for cls in policies for one in describe(cls))
+        names = dict.fromkeys(one.name for cls in policies for one in describe(cls))
+        words += sorted(names.keys() - itertools.chain(*SEARCHED.values()))
     if words:
         title, end, rest = source[0].partition("\n")
         # The search shows main entries, those with "!", before all else.

@@ -5,7 +5,8 @@ const LAST = ["decisions/", "changelog", "benchmarks", "results", "faults", "sca
 
 var Scorer = {
   score: ([docname, , , , score]) => {
-    if (FIRST.some((start) => docname.startsWith(start))) return score + 3;
+    const isFirst = FIRST.some((start) => docname.startsWith(start));
+    if (isFirst && score < Scorer.title) return score + 3; // a page of that title stays above
     return LAST.some((start) => docname.startsWith(start)) ? score - 3 : score;
   },
   objNameMatch: 11,
