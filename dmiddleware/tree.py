@@ -54,6 +54,7 @@ __all__ = [
     "as_number",
     "to_device",
     "leaves",
+    "leaves_by_path",
     "nest",
     "map_leaves",
     "clone",
@@ -274,6 +275,14 @@ def _escaped(key: Any) -> str:
 def _unescaped(part: str) -> str:
     """Return the name that a part of a path stands for."""
     return part.replace("%2E", ".").replace("%25", "%") if "%2" in part else part
+
+
+def leaves_by_path(action: Nested) -> dict[str, Any]:
+    """Return the leaves of an action by dotted path.
+
+    The names of its parts have no dots, so a dictionary may have such paths as names.
+    """
+    return {_unescaped(path): leaf for path, leaf in leaves(action)}
 
 
 def nest(flat: Mapping[str, Any]) -> Batch:

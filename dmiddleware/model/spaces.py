@@ -43,7 +43,7 @@ from torch import nn
 from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
 from dmiddleware.errors import DMiddlewareError, SpaceError
 from dmiddleware.model.action_mask import sorted_names
-from dmiddleware.tree import Nested, Value, from_numpy, leaves
+from dmiddleware.tree import Nested, Value, from_numpy, leaves, leaves_by_path
 
 __all__ = [
     "ObsShape",
@@ -311,7 +311,7 @@ def action_features(parts: Iterable[ActionPart], raw: Nested) -> torch.Tensor:
         raw: ``[…]``, a batch of the leaves by name for a Dict or Tuple (see
             :class:`~dmiddleware.policy.ActionCodec`).
     """
-    by_path = dict(leaves(raw))
+    by_path = leaves_by_path(raw)
     return torch.cat([part.features(by_path[part.name]) for part in parts], -1)
 
 

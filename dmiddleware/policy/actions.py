@@ -33,7 +33,7 @@ from dmiddleware.policy.part_codec import (
 from dmiddleware.policy.policy_settings import PolicySettings
 from dmiddleware.rl import Distribution, Hybrid
 from dmiddleware.settings import Numbers
-from dmiddleware.tree import Batch, Nested, leaves, nest
+from dmiddleware.tree import Batch, Nested, leaves, leaves_by_path, nest
 
 __all__ = ["ActionCodec", "ActorSettings", "mask_of"]
 
@@ -289,7 +289,7 @@ class ActionCodec:
         Raises:
             StructureError: with the first such action and what is allowed.
         """
-        by_path = dict(leaves(action))
+        by_path = leaves_by_path(action)
         for path, part in self._parts.items():
             name = f"the part {path!r} of the action" if path else "the action"
             if path not in by_path:
@@ -372,7 +372,7 @@ class ActionCodec:
                 return None
             return mask.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         self.check_mask(mask)
-        by_path = dict(leaves(action))
+        by_path = leaves_by_path(action)
         masks = torch.split(mask, self._n_logits, -1)
         verdicts = [
             part.allows(own, part.to_raw(by_path[path]))
@@ -462,7 +462,7 @@ class ActionCodec:
     ) -> Any:
         if not self._parts:
             return action
-        by_path = dict(leaves(action))
+        by_path = leaves_by_path(action)
         mapped = {path: convert(part, by_path[path]) for path, part in self._parts.items()}
         return nest(mapped) if isinstance(action, Batch) else mapped
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from dmiddleware.errors import StructureError
-from dmiddleware.tree import Batch, Value, leaves, nest
+from dmiddleware.tree import Batch, Value, leaves_by_path, nest
 
 __all__ = [
     "Bernoulli",
@@ -352,7 +352,7 @@ class Hybrid:
         Raises:
             StructureError: if ``raw`` does not have exactly the parts.
         """
-        by_path = dict(leaves(raw))
+        by_path = leaves_by_path(raw)
         if by_path.keys() != self.parts.keys():
             raise StructureError(
                 f"the action has the parts {', '.join(by_path)}, but the distribution has "

@@ -18,7 +18,7 @@ from dmiddleware.rl.distribution import (
     TanhGaussian,
 )
 from dmiddleware.rl.td import check_shape, weighted_mean
-from dmiddleware.tree import leaves
+from dmiddleware.tree import leaves_by_path
 
 __all__ = ["bc_hits", "bc_loss"]
 
@@ -47,7 +47,7 @@ def bc_loss(
     """
     match distribution:
         case Hybrid():
-            by_path = dict(leaves(action))
+            by_path = leaves_by_path(action)
             losses = [
                 bc_loss(part, by_path[path], weight=weight, label_smoothing=label_smoothing)
                 for path, part in distribution.parts.items()
@@ -92,7 +92,7 @@ def bc_hits(distribution: Distribution, action: Any) -> torch.Tensor | None:
     """
     match distribution:
         case Hybrid():
-            by_path = dict(leaves(action))
+            by_path = leaves_by_path(action)
             every = [bc_hits(part, by_path[path]) for path, part in distribution.parts.items()]
             known = [hits for hits in every if hits is not None]
             return torch.stack(known).all(0) if known else None
