@@ -9,15 +9,16 @@ from typing import Final
 
 from dmiddleware.errors import MiddlewareError
 
-__all__ = ["as_metric_name", "check_metric_name"]
+__all__ = ["as_metric_name", "check_metric_name", "is_metric_name"]
 
 _PART: Final = r"[\w.\-]+"
 _NAME: Final = re.compile(rf"{_PART}(/{_PART})*")
 
 
 @lru_cache(maxsize=4096)
-def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+def is_metric_name(name: str, reserved: tuple[str, ...] = ()) -> bool:
+    """Return whether a text can be the name of a metric; see :func:`check_metric_name`."""
+    return name not in reserved and _NAME.fullmatch(name) is not None
 
 
 def check_metric_name(name: object, reserved: Collection[str] = ()) -> None:
@@ -40,7 +41,7 @@ def check_metric_name(name: object, reserved: Collection[str] = ()) -> None:
             f"the metric {name!r} would replace the column {name} that every row of metrics has; "
             f"log it under another name, such as 'my/{name}'"
         )
-    if not _is_name(name):
+    if not is_metric_name(name):
         better = as_metric_name(name)
         raise MiddlewareError(
             f"the name of a metric consists of letters, digits, '_', '-' and '.', in groups "

@@ -106,19 +106,18 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
             ctx.log("collect/length_mean", sum(worker.episode_lengths) / len(returns))
         if successes := worker.episode_successes:
             ctx.log("collect/success_rate", sum(successes) / len(successes))
-        self._count_failures(ctx)
+        if self._envs.failures.restarts != self._failed[0]:
+            self._count_failures(ctx)
 
     def _count_failures(self, ctx: OnlineRLContext) -> None:
-        """Log how often envs were restarted since the last step, if they were."""
+        """Log how often envs were restarted since the last step."""
         before, self._failed = self._failed, self._failures()
-        if self._failed == before:
-            return
         for name, was, now in zip(FAILURES, before, self._failed, strict=True):
             # Another collector of the chain may have counted some in this step.
             ctx.log(name, ctx.logged.get(name, 0.0) + now - was)
 
     def _failures(self) -> tuple[int, int]:
-        return self._envs.restarts, self._envs.dropped_steps
+        return self._envs.failures.restarts, self._envs.dropped_steps
 
 
 def collectors_of(chain: ChainView) -> list[_Collector]:

@@ -160,7 +160,8 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             buffer, batch_size=self._batch_size, learn_start=settings.learn_start
         )
         self._skipped = SkippedDraws()
-        self._early_returns = EarlyReturns(buffer, self._mode)
+        checks_returns = self._mode.spec.check_returns is not None
+        self._early_returns = EarlyReturns(buffer, self._mode) if checks_returns else None
         self._has_updated = False
         self.draws_from = (buffer,)
         self.components = {"buffer": buffer}
@@ -187,7 +188,8 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         ready = len(buffer) >= self._learn_start and not ctx.learning_held
         if not self._all_can(update=ready):
             return
-        self._early_returns.show(ctx)
+        if self._early_returns is not None:
+            self._early_returns.show(ctx)
         outputs: list[dict[str, Any]] = []
         drawn: list[Batch] = []
         for n_made in range(n_updates):

@@ -33,7 +33,7 @@ from dmiddleware.settings import (
     plain_values,
     takes_settings,
 )
-from dmiddleware.tree import Batch, nest, to_array
+from dmiddleware.tree import Batch, as_tree, nest, to_array
 
 __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 
@@ -401,8 +401,9 @@ class TensorBuffer:
             if weights:
                 taken["weight"] = np.stack(weights)
             parts = {path: torch.from_numpy(array).unbind() for path, array in taken.items()}
+        build = nest if any("." in path or "%2" in path for path in parts) else as_tree
         return [
-            nest({path: leaves[number] for path, leaves in parts.items()})
+            build({path: leaves[number] for path, leaves in parts.items()})
             for number in range(n_batches)
         ]
 

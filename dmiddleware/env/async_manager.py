@@ -190,7 +190,7 @@ class AsyncEnvManager(BaseEnvManager):
             for env_id in (env_ids[row] for row in ended):
                 last[env_id] = {**self._totals.end(env_id), **last.get(env_id, {})}
                 returns.append(last[env_id]["eval_episode_return"])
-                self._failures.in_a_row[env_id] = 0
+                self.failures.in_a_row[env_id] = 0
                 infos.first.setdefault(env_id, {})
         self._replace_infos(infos.first, infos.first.values())
         last_infos = [last.get(env_id, {}) for env_id in env_ids]
@@ -224,10 +224,10 @@ class AsyncEnvManager(BaseEnvManager):
             for failure in failures:
                 if failure.is_final:
                     raise failure.final("which would happen again")
-                self._failures.record_failure(
+                self.failures.record_failure(
                     failure.env_id, failure.doing, failure.error, failure.details
                 )
-                n_restarts = map(self._failures.restarts_of, failure.env_ids)
+                n_restarts = map(self.failures.restarts_of, failure.env_ids)
                 self._reseed(failure.env_ids, sum(n_restarts))
             self._filmed -= _envs_of(failures)  # the new processes have not heard of it
             begun, failures = self._running.restart(failures, self._take_seeds(), self._given())

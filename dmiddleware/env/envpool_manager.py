@@ -176,7 +176,8 @@ class EnvPoolManager(BaseEnvManager):
             rows, totals = done.nonzero()[0], None
             if len(rows):
                 ended = env_id[rows]
-                self._keep_last_pictures(ended.tolist())
+                if self._filmed:
+                    self._keep_last_pictures(ended.tolist())
                 totals = rows, self._totals.end_some(ended)
                 first_obs, first_infos = self._pool.reset(ended.astype(np.int32))
                 obs = replace_rows(next_obs, rows, first_obs)

@@ -90,6 +90,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
 
     Attributes:
         env_num: the number of envs, ``E``.
+        failures: counts how often envs failed, and were restarted, since launch.
         dropped_steps: the env steps since launch that belonged to episodes that a failure cut off.
         in_lockstep: whether the envs can only be stepped all together.
         revision: a number that grows whenever the envs are launched, reset, stepped or restored. A
@@ -131,7 +132,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         self._seeds: list[int] | None = None
         self._fixes_seeds = False
         self._pending_seeds: dict[int, int] = {}
-        self._failures = FailureBudget(self.env_num, max_retry=max_retry)
+        self.failures = FailureBudget(self.env_num, max_retry=max_retry)
         self._n_start_overs = 0
         self._overrides = EnvOverrides(self.env_num)
         self._warned: set[str] = set()
@@ -440,7 +441,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     @property
     def restarts(self) -> int:
         """How often an env failed and was restarted since launch."""
-        return self._failures.restarts
+        return self.failures.restarts
 
     # State
 
@@ -471,7 +472,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
                 get_space_state(space) for space in (self.action_space, self._batched_action_space)
             ],
             "dropped_steps": self.dropped_steps,
-            "failures": self._failures.state_dict(),
+            "failures": self.failures.state_dict(),
             "n_start_overs": self._n_start_overs,
             "overrides": self._overrides.state_dict(),
         }
@@ -499,7 +500,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         ):
             set_space_state(space, sampler)
         self.dropped_steps = state["dropped_steps"]
-        self._failures.load_state_dict(state["failures"])
+        self.failures.load_state_dict(state["failures"])
         self._n_start_overs = state["n_start_overs"]
         if "overrides" in state:  # not in older states
             self._overrides.load_state_dict(state["overrides"])
@@ -648,7 +649,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
     def _begin(self) -> None:
         """Reset counters and episodes, and seed every env at its next reset."""
         self.revision += 1
-        self._failures.clear()
+        self.failures.clear()
         self._n_start_overs = 0
         self.dropped_steps = 0
         self._filmed, self._last_pictures = frozenset(), {}

@@ -41,6 +41,7 @@ class FailureBudget:
     Attributes:
         in_a_row: the failures of each env since it last finished an episode. The code that steps
             the envs sets it to 0 at the end of an episode.
+        restarts: how often envs were restarted, summed over all envs.
 
     Raises:
         ConfigError: if ``max_retry`` is not an integer of at least 0.
@@ -60,11 +61,7 @@ class FailureBudget:
         self._max_retry: int = checked("max_retry", max_retry, Whole)
         self.in_a_row = [0] * env_num
         self._restarts = [0] * env_num
-
-    @property
-    def restarts(self) -> int:
-        """How often envs were restarted, summed over all envs."""
-        return sum(self._restarts)
+        self.restarts = 0
 
     def restarts_of(self, env_id: int) -> int:
         """How often one env was restarted."""
@@ -92,6 +89,7 @@ class FailureBudget:
                 f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
             )
         self._restarts[env_id] += 1
+        self.restarts += 1
         self._log(env_id, doing, error, details)
 
     def _log(self, env_id: int, doing: str, error: EnvError, details: str) -> None:
@@ -155,6 +153,7 @@ class FailureBudget:
         """Forget all failures."""
         self.in_a_row = [0] * len(self.in_a_row)
         self._restarts = [0] * len(self._restarts)
+        self.restarts = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
@@ -167,6 +166,7 @@ class FailureBudget:
         """
         if len(state["restarts"]) == len(self._restarts):
             self.in_a_row, self._restarts = list(state["in_a_row"]), list(state["restarts"])
+            self.restarts = sum(self._restarts)
 
 
 def other_seeds(

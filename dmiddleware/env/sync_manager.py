@@ -209,8 +209,9 @@ class SyncEnvManager(BaseEnvManager):
             env_id = row if ids is None else ids[row]
             last_infos[row] = {**self._totals.end(env_id), **infos[row]}
             returns.append(last_infos[row]["eval_episode_return"])
-            self._failures.in_a_row[env_id] = 0
-            self._keep_last_pictures((env_id,))
+            self.failures.in_a_row[env_id] = 0
+            if self._filmed:
+                self._keep_last_pictures((env_id,))
             first, ready_infos[env_id] = self._reset(env_id)
             self._write_obs(obs, row, first, env_id)
         self._ready_infos = ready_infos
@@ -252,12 +253,12 @@ class SyncEnvManager(BaseEnvManager):
 
     def _restart(self, env_id: int, doing: str, error: Exception) -> tuple[Any, Any]:
         renew = functools.partial(self._renew, env_id)
-        return self._failures.restart(env_id, doing, error, renew)
+        return self.failures.restart(env_id, doing, error, renew)
 
     def _renew(self, env_id: int) -> tuple[Any, Any]:
         """Replace an env that failed by a new one, and reset it."""
         close_quietly(self._envs[env_id])
-        self._reseed([env_id], self._failures.restarts_of(env_id))
+        self._reseed([env_id], self.failures.restarts_of(env_id))
         env = self._env_fns[env_id]()
         check_env(env, env_id)
         self._claims.claim(env_id, env)

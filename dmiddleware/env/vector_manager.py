@@ -123,7 +123,7 @@ class VectorEnvManager(BaseEnvManager):
             )
         super().__init__(env_num, seed=seed)
         self._vector_fn = vector_fn
-        self._failures = FailureBudget(1, max_retry=max_retry, kind="vector env")
+        self.failures = FailureBudget(1, max_retry=max_retry, kind="vector env")
         self._vector: gym.vector.VectorEnv[Any, Any, Any] | None = None
         self._claims = EnvClaims()
         # Of the observations; None: they are arrays.
@@ -223,7 +223,7 @@ class VectorEnvManager(BaseEnvManager):
             self._totals.skip(left_out)
         totals = None
         if len(rows):
-            self._failures.in_a_row[0] = 0
+            self.failures.in_a_row[0] = 0
             totals = rows, self._totals.end_some(rows, pause=self._resets_later)
         # Values that the env sets itself take precedence, as in the other managers.
         info = StepInfo.from_columns(columns, self.env_num, partial=totals)
@@ -345,7 +345,7 @@ class VectorEnvManager(BaseEnvManager):
         """Make the vector env again; all episodes are lost."""
         n_envs = self.env_num
         self.dropped_steps += sum(map(self._totals.length_of, range(n_envs)))
-        obs, infos = self._failures.restart(0, "step", error, self._renew)
+        obs, infos = self.failures.restart(0, "step", error, self._renew)
         self._install_reset(range(n_envs), obs, infos)
         done, terminated, truncated = (np.zeros(n_envs, np.bool_) for _ in range(3))
         reward, failed = np.zeros(n_envs), list(range(n_envs))
@@ -358,7 +358,7 @@ class VectorEnvManager(BaseEnvManager):
             close_quietly(self._vector)
             self._claims.release()
             self._vector = None
-        self._reseed(range(self.env_num), self._failures.restarts)
+        self._reseed(range(self.env_num), self.failures.restarts)
         vector = self._make()
         known = self.observation_space, self.action_space
         check_same_spaces([known, (vector.single_observation_space, vector.single_action_space)])

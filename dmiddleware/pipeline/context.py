@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsFloat, TypeVar, overload
 
 from dmiddleware.errors import ContextError, MiddlewareError
-from dmiddleware.metric_names import check_metric_name
+from dmiddleware.metric_names import check_metric_name, is_metric_name
 from dmiddleware.registry import nearest
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ class Context:
             MiddlewareError: if the name cannot be that of a metric, or is that of a counter, or the
                 value is not a number.
         """
-        check_metric_name(name, self.vocabulary.columns)
+        if type(name) is not str or not is_metric_name(name, self.vocabulary.columns):
+            check_metric_name(name, self.vocabulary.columns)
         try:
             # An array of one element has `item`; `float` takes one without dimensions only.
             item = getattr(value, "item", None)

@@ -97,6 +97,8 @@ class ActionCodec:
 
     Attributes:
         is_lossless: whether :meth:`to_raw` recovers every raw action exactly.
+        output_sizes: by the name of an output of the network, the numbers that an action needs;
+            empty: the action is unknown.
 
     Raises:
         ConfigError: if only one bound is given, they differ in length, a lower bound is not below
@@ -134,7 +136,7 @@ class ActionCodec:
             self._given = _checked_bounds(low, high)
         self._parts: dict[str, PartCodec] = {}
         self._only: PartCodec | None = None
-        self._output_sizes: dict[str, int] = {}
+        self.output_sizes: dict[str, int] = {}
         self._was_used = False
         self.is_lossless = True
         if parts:
@@ -214,7 +216,7 @@ class ActionCodec:
             PolicyOutputError: if they are not a dictionary, or one of them is missing.
             SpaceError: if the last dimension of one of them is not that of the action.
         """
-        sizes = self._output_sizes
+        sizes = self.output_sizes
         named_outputs(outputs, *(name for name in sizes if draws or name != "sigma"))
         for name, size in sizes.items():
             output = outputs.get(name)
@@ -446,7 +448,7 @@ class ActionCodec:
         self._n_logits = [part.n_logits for part in self._parts.values()]
         n_means = sum(part.n_means for part in self._parts.values())
         sizes = {"logit": sum(self._n_logits), "mu": n_means, "sigma": n_means}
-        self._output_sizes = {name: size for name, size in sizes.items() if size > 0}
+        self.output_sizes = {name: size for name, size in sizes.items() if size > 0}
         self.is_lossless = all(part.n_means == 0 for part in self._parts.values())
         if self._given is None:
             return

@@ -157,10 +157,14 @@ class QLearningPolicy(TDPolicy):
 
     def values_of(self, output: Any, rows: Sequence[int | str]) -> torch.Tensor:
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
-        logit = named_outputs(output, "logit")["logit"]
+        if type(output) is not dict or "logit" not in output:
+            named_outputs(output, "logit")
+        logit = output["logit"]
         if not isinstance(logit, torch.Tensor) or logit.shape[:-1] != rows:
             logit = with_rows(logit, (*rows, "n_actions"), what="logit")
-        self.codec.check_outputs(output)
+        n_actions = logit.shape[-1]
+        if self.codec.output_sizes.get("logit", n_actions) != n_actions:
+            self.codec.check_outputs(output)
         return logit
 
     def check_outputs(self, obs: Value, **inputs: Any) -> None:

@@ -255,12 +255,16 @@ class Stepper:
         for row in rows:
             # Usually one dictionary for each row; columns, where the env or a reader wants them.
             info = infos.values_of(SUCCESS_KEYS, row) if isinstance(infos, StepInfo) else infos[row]
-            warn_of_success(info, self.env_manager)
-            success = success_of(info)
-            if success is not None:
-                self.episode_successes.append(success)
+            if not info.keys().isdisjoint(SUCCESS_KEYS):
+                self._note_success(info)
         self.env_episode += len(rows)
         self._begin_episodes(step.ended)
+
+    def _note_success(self, info: Mapping[str, Any]) -> None:
+        warn_of_success(info, self.env_manager)
+        success = success_of(info)
+        if success is not None:
+            self.episode_successes.append(success)
 
     def _begin_episodes(self, env_ids: Sequence[int]) -> None:
         """Give the new episodes of some envs their ids, and forget what acting kept of them."""

@@ -469,7 +469,7 @@ KINDS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "value"), KINDS, ids=[str(hint) for hint, _ in KINDS])
+@pytest.mark.parametrize(("hint", "value"), KINDS, ids=map(str, range(len(KINDS))))
 def test_what_a_run_saves_of_each_kind_of_parameter_is_read_back(
     hint: Any, value: Any, tmp_path: Path
 ) -> None:

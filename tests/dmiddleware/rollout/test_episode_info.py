@@ -127,7 +127,7 @@ def test_a_success_of_one_element_counts(value, key, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("value", "kind"), NO_NUMBER, ids=lambda one: repr(one)[:30])
+@pytest.mark.parametrize(("value", "kind"), NO_NUMBER, ids=lambda value: repr(value)[:10])
 def test_any_other_success_is_left_out_with_one_warning(value, kind, caplog):
     assert rates(SyncEnvManager([functools.partial(Reporting, [value])] * 2)) == (None, None)
     (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
