@@ -4,14 +4,16 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from dmiddleware.terminal import printable
 from dmiddleware.torch_private import plain_torch
 
 # The collector need not look at the modules and tests that stay until the end.
@@ -50,6 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("compiled") is not None and not COMPILES:
             item.add_marker(pytest.mark.skip(f"torch {torch.__version__} compiles no updates"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Escape captured text that is not Unicode: pytest's processes cannot exchange it."""
+    report = yield
+    report.sections = [(name, printable(text)) for name, text in report.sections]
+    return report
 
 
 def pytest_collection_finish() -> None:
