@@ -290,6 +290,8 @@ def _checked_env(env: str | EnvFn) -> Maker:
     try:
         if "<" in env:
             return callable_named(env)  # which refuses it
+        if env.startswith(":"):
+            raise ValueError("The name of the module before the colon is missing.")
         if module:
             _import(module)
             if is_callable_name(env) and (made := _imported(env)):

@@ -111,6 +111,10 @@ def train(
             f"train: algo must be the name of an algorithm, such as 'dqn', got {algo!r:.100}; a "
             "policy of your own learns in a chain"
         )
+    if not (isinstance(env, str | EnvSettings) or callable(env)):
+        raise ConfigError(
+            f"train: env must be the id of an env or a function that makes one, got {env!r:.100}"
+        )
     seed = checked("train: seed", seed, Whole)
     program = program_of(algo)
     values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
@@ -157,6 +161,12 @@ def _unknown(name: str, program: Program, algo: str) -> str:
         for group, value in groups.items()
         if isinstance(value, Settings)
         for setting in dataclasses.fields(value)
+    }
+    # What the policy has too, other groups take from it.
+    settings = {
+        path: place
+        for path, place in settings.items()
+        if path.startswith("policy.") or f"policy.{path.partition('.')[2]}" not in settings
     }
     places = [place for path, place in settings.items() if path.partition(".")[2] == name]
     if places or name in settings:

@@ -33,13 +33,12 @@ def test_a_failing_env_is_shown_with_one_traceback(make, where):
 
 
 @pytest.mark.parametrize("make", [make_sync, make_vector])
-def test_each_restart_is_logged_with_the_traceback_of_its_failure_alone(make, caplog):
+def test_the_first_failure_of_a_kind_is_logged_with_its_traceback_alone(make, caplog):
     with pytest.raises(EnvCrashed), make(functools.partial(Fragile, at=1), max_retry=4) as manager:
         for _ in range(10):
             manager.step(np.zeros(2, int))
-    assert len(caplog.records) == 4
-    for record in caplog.records:
-        assert record.getMessage().count("Traceback (most recent call last)") == 1
+    (record,) = caplog.records
+    assert record.getMessage().count("Traceback (most recent call last)") == 1
 
 
 @pytest.mark.parametrize(
