@@ -270,7 +270,8 @@ def make_encoder(
         ValueError: if another option is invalid.
     """
     shape = as_obs_shape(obs_shape)
-    if hidden_sizes is not None and not hidden_sizes and not is_image(shape):
+    may_be_empty = not isinstance(shape, dict) and is_image(shape)
+    if hidden_sizes is not None and not hidden_sizes and not may_be_empty:
         raise ValueError(
             "hidden_sizes needs at least one layer, got none; leave it out or give one"
         )
