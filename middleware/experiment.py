@@ -377,13 +377,14 @@ class Experiment(BaseMiddleware[RLContext]):
                 RunConsole().print(text, highlight=False, soft_wrap=True, markup=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the duration of the run so far, and the states of the parts."""
+        """Return the duration of the run, the states of the parts, and what the bar shows."""
         parts = {
             name: part.state_dict()
             for name, part in self._parts.items()
             if isinstance(part, Stateful)
         }
-        return {"train_s": self._train_s, "parts": parts}
+        returns = self._bar.recent_returns()
+        return {"train_s": self._train_s, "parts": parts, "returns": returns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -392,6 +393,8 @@ class Experiment(BaseMiddleware[RLContext]):
             part = self._parts[name]
             assert isinstance(part, Stateful)
             part.load_state_dict(part_state)
+        if "returns" in state:
+            self._bar.show_returns(state["returns"])
 
     @property
     def _train_s(self) -> float:

@@ -20,7 +20,7 @@ from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
 from middleware.evaluate import evaluation_prefixes
-from middleware.metrics import COUNTS
+from middleware.metrics import COUNTS, TOTALS
 from middleware.run_folder import RunFolder, check_run_folder
 from middleware.support.interval import Interval, IntervalSettings, axis_of
 
@@ -55,9 +55,10 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     reported (``learn/…``; a key that begins with ``[scalars]`` or ``[histogram]`` is written as
     such), evaluations (``eval/return_mean`` and so on, or the name of the evaluator in place of
     ``eval``, and videos), and throughput (``speed/…``).
-    Each value is a mean since the last write, or the sum over the run where it counts failures
-    (:data:`~middleware.metrics.COUNTS`); evaluations are written at once. TensorBoard draws them
-    over env steps, or over updates if the context has no env steps.
+    Each value is a mean since the last write, or the total over the run where it is one
+    (:data:`~middleware.metrics.COUNTS`, :data:`~middleware.metrics.TOTALS`); evaluations are
+    written at once. TensorBoard draws them over env steps, or over updates if the context has no
+    env steps.
 
     Each write adds a line to ``metrics.jsonl``, with the counters and the seconds since the start
     of the run (``time_s``). The lines survive if the process is killed, and a resumed run continues
@@ -98,6 +99,9 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._clock: Clock = SystemClock()
         self._sums: dict[str, list[float]] = {}
         self._totals: dict[str, float] = {}
+        self._resumed: dict[str, float] = {}  # totals of the snapshot, until they are logged again
+        self._offsets: dict[str, float] = {}  # of those that began again from zero
+        self._has_new_totals = False
         self._spelled: dict[str, str] = {}  # the names so far, by themselves in lower case
         self._warned: set[str] = set()
         self._others: dict[str, Any] = {}
@@ -132,7 +136,9 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         yield
         for name, value in ctx.logged.items():
             if name in COUNTS:
-                self._totals[name] = self._totals.get(name, 0.0) + value
+                self._set_total(name, self._totals.get(name, 0.0) + value)
+            elif name in TOTALS:
+                self._set_total(name, self._offset(name, value) + value)
             else:
                 self._add(name, value)
         output = ctx.train_output
@@ -156,7 +162,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     def close(self) -> None:
         """Write the metrics since the last write."""
-        if self._sums or self._unread:
+        if self._sums or self._unread or self._has_new_totals:
             self._flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -182,6 +188,8 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._sums = {name: list(entry) for name, entry in state.get("sums", {}).items()}
         self._others = dict(state.get("others", {}))
         self._totals = dict(state.get("totals", {}))
+        self._resumed = {name: self._totals[name] for name in TOTALS & self._totals.keys()}
+        self._offsets.clear()
         if "before" in state:
             self._before = dict(state["before"])
             self._written_at = self._clock.now() - state["elapsed_s"]
@@ -206,6 +214,18 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         else:
             entry[0] += value
             entry[1] += 1
+
+    def _set_total(self, name: str, total: float) -> None:
+        self._totals[name] = total
+        self._has_new_totals = True
+
+    def _offset(self, name: str, value: float) -> float:
+        """Return what to add to a total, whose owner may have begun from zero at a resume."""
+        if name in self._resumed:
+            before = self._resumed.pop(name)
+            # An owner that has a state logs more than before the snapshot.
+            self._offsets[name] = before if value <= before else 0.0
+        return self._offsets.get(name, 0.0)
 
     def _note(self, name: str) -> None:
         """Warn of names that a file system or a tracker may not distinguish."""
@@ -289,6 +309,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         _log.info("%s %d: %s", self._axis, at, text)
         self._sums.clear()
         self._others.clear()
+        self._has_new_totals = False
 
 
 def _as_plain(value: Any) -> Any:

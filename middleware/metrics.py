@@ -7,13 +7,16 @@ from typing import Final
 
 from dmiddleware.policy.metrics import Metric
 
-__all__ = ["COUNTS", "FAILURES", "MIDDLEWARE_METRICS"]
+__all__ = ["COUNTS", "FAILURES", "MIDDLEWARE_METRICS", "TOTALS"]
 
 FAILURES: Final = ("collect/env_restarts", "collect/dropped_steps")
 """What a collector logs when environments fail: how much was added in a step."""
 
 COUNTS: Final = frozenset(FAILURES)
 """Metrics that a step adds to: loggers write their sums over the run, and not means."""
+
+TOTALS: Final = frozenset(("learn/skipped_draws", "data/rows"))
+"""Metrics that are totals when they are logged: loggers write the last value, and not a mean."""
 
 _IN_GROWTH: Final = "rises over the run"
 _STEADY: Final = "steady"
@@ -95,7 +98,7 @@ MIDDLEWARE_METRICS: Final[Mapping[str, tuple[Metric, ...]]] = {
         Metric(
             "learn/skipped_draws",
             "draws",
-            "how many updates had too few rows to draw, in total",
+            "how many updates had too few rows to draw, in total over the run",
             "absent",
         ),
     ),

@@ -179,6 +179,15 @@ class ProgressBar(BaseMiddleware[RLContext]):
             elif task.stop_reason is not None:
                 self._console.print(f"stopped: {task.stop_reason}", highlight=False, soft_wrap=True)
 
+    def recent_returns(self) -> dict[str, Any]:
+        """Return the returns that it shows and the context does not have, for a snapshot."""
+        return {"training": list(self._returns), "evaluations": dict(self._others)}
+
+    def show_returns(self, returns: Mapping[str, Any]) -> None:
+        """Show what :meth:`recent_returns` returned, until there are newer ones."""
+        self._returns.extend(returns["training"])
+        self._others.update(returns["evaluations"])
+
     def _counts(self, ctx: RLContext) -> tuple[int, int]:
         return getattr(ctx, self._axis), ctx.train_iter
 

@@ -21,7 +21,7 @@ from dmiddleware.model.model_registry import MODEL_REGISTRY
 from dmiddleware.model.network import Network
 from dmiddleware.model.spaces import ObsShape
 from dmiddleware.rl.distributional import interval_middles
-from dmiddleware.settings import Count, checked
+from dmiddleware.settings import Count, Number, checked
 from dmiddleware.torch_private import call
 from dmiddleware.tree import Nested
 
@@ -131,6 +131,11 @@ class CategoricalQNetwork(QNetwork):
         v_max: the highest; the others are evenly spaced between both.
         **options: the other options of :class:`QNetwork`.
 
+    Raises:
+        ConfigError: if ``n_atoms`` is not a positive integer, or ``v_min`` or ``v_max`` is not a
+            finite number.
+        ValueError: if ``v_min`` is not below ``v_max``, or there is one atom.
+
     Attributes:
         support: ``[n_atoms]``, the returns.
     """
@@ -147,6 +152,9 @@ class CategoricalQNetwork(QNetwork):
         v_max: float = 10.0,
         **options: Any,
     ) -> None:
+        n_atoms = checked("n_atoms", n_atoms, Count)
+        for name, value in (("v_min", v_min), ("v_max", v_max)):
+            checked(name, value, Number)
         super().__init__(obs_shape, action_shape, outputs_per_action=n_atoms, **options)
         if n_atoms < 2 or not v_min < v_max:
             raise ValueError(

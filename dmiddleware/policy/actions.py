@@ -213,14 +213,16 @@ class ActionCodec:
             draws: whether a Box needs ``sigma`` too, because its actions are drawn.
 
         Raises:
-            PolicyOutputError: if they are not a dictionary, or one of them is missing.
+            PolicyOutputError: if they are not a dictionary, or one of them is missing or not of
+                floating-point numbers.
             SpaceError: if the last dimension of one of them is not that of the action.
         """
         sizes = self.output_sizes
         named_outputs(outputs, *(name for name in sizes if draws or name != "sigma"))
         for name, size in sizes.items():
             output = outputs.get(name)
-            if type(output) is not torch.Tensor or output.shape[-1:] != (size,):
+            is_numbers = type(output) is torch.Tensor and output.is_floating_point()
+            if not is_numbers or output.shape[-1:] != (size,):
                 self._check_output(name, output, size)
 
     def _check_output(self, name: str, output: Any, size: int) -> None:
@@ -228,6 +230,8 @@ class ActionCodec:
             return
         if not isinstance(output, torch.Tensor) or output.dim() == 0:
             with_rows(output, ("…", size), what=name)
+        if not output.is_floating_point():
+            with_rows(output, output.shape, what=name)
         if output.shape[-1] != size:
             raise SpaceError(
                 f"the output {name} of the model has {output.shape[-1]} numbers for an action, but "

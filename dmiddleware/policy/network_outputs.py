@@ -49,9 +49,9 @@ def values_of_rows(value: Any, rows: Sequence[int], *, what: str = "value") -> t
         what: the name of the output, for the message.
 
     Raises:
-        PolicyOutputError: with both shapes.
+        PolicyOutputError: with both shapes, or if it is not of floating-point numbers.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
         if value.shape == tuple(rows):
             return value
         if value.shape == (*rows, 1):
@@ -65,9 +65,9 @@ def critic_values(output: Any, n_rows: int) -> torch.Tensor:
     A single critic may return ``[B]``, and a last dimension of 1 is cut.
 
     Raises:
-        PolicyOutputError: for any other shape.
+        PolicyOutputError: for any other shape, or if it is not of floating-point numbers.
     """
-    if isinstance(output, torch.Tensor):
+    if isinstance(output, torch.Tensor) and output.is_floating_point():
         if output.dim() == 2 and output.shape[1] == n_rows:
             return output
         values = output.squeeze(-1) if output.dim() > 1 and output.shape[-1] == 1 else output
@@ -78,7 +78,7 @@ def critic_values(output: Any, n_rows: int) -> torch.Tensor:
 
 
 def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.Tensor:
-    """Return an output that has the wanted shape.
+    """Return an output of floating-point numbers that has the wanted shape.
 
     Args:
         output: what the network returned.
@@ -86,14 +86,16 @@ def with_rows(output: Any, wanted: Sequence[int | str], *, what: str) -> torch.T
         what: the name of the output, for the message.
 
     Raises:
-        PolicyOutputError: for another shape.
+        PolicyOutputError: for another shape or another kind of numbers.
     """
-    if isinstance(output, torch.Tensor) and output.dim() == len(wanted):
+    is_numbers = isinstance(output, torch.Tensor) and output.is_floating_point()
+    if is_numbers and output.dim() == len(wanted):
         for size, one in zip(output.shape, wanted, strict=True):
             if size != one and type(one) is not str:
                 break
         else:
-            return output
+            numbers: torch.Tensor = output
+            return numbers
     raise _unfit(output, what, _shape(wanted))
 
 
@@ -114,13 +116,17 @@ def _kind_of(output: Any) -> str:
 
 
 def _unfit(output: Any, what: str, wanted: str) -> PolicyOutputError:
-    if isinstance(output, torch.Tensor):
-        found = f"shape {_shape(output.shape)}"
+    remedy = "return a tensor of this shape from the model's forward"
+    if isinstance(output, torch.Tensor) and output.is_floating_point():
+        found = f"has shape {_shape(output.shape)}"
+        remedy = "reshape it in the model's forward, for example with .squeeze(-1)"
+    elif isinstance(output, torch.Tensor):
+        found, wanted = f"has numbers of type {output.dtype}", "of floating-point numbers"
+        remedy = "convert it in the model's forward, for example with .float()"
     elif isinstance(output, Mapping):
-        found = f"the keys {', '.join(map(str, output))}"
+        found = f"has the keys {', '.join(map(str, output))}"
     else:
-        found = f"a {type(output).__name__}"
+        found = f"has a {type(output).__name__}"
     return PolicyOutputError(
-        f"the output {what} of the model has {found}, but must be {wanted}; reshape it in the "
-        "model's forward, for example with .squeeze(-1)"
+        f"the output {what} of the model {found}, but must be {wanted}; {remedy}"
     )

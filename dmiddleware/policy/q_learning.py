@@ -159,8 +159,9 @@ class QLearningPolicy(TDPolicy):
         """Return the action values of a network's output, ``[…, A]``, for rows ``[…]``."""
         if type(output) is not dict or "logit" not in output:
             named_outputs(output, "logit")
-        logit = output["logit"]
-        if not isinstance(logit, torch.Tensor) or logit.shape[:-1] != rows:
+        logit: torch.Tensor = output["logit"]
+        is_numbers = isinstance(logit, torch.Tensor) and logit.is_floating_point()
+        if not is_numbers or logit.shape[:-1] != rows:
             logit = with_rows(logit, (*rows, "n_actions"), what="logit")
         n_actions = logit.shape[-1]
         if self.codec.output_sizes.get("logit", n_actions) != n_actions:

@@ -14,7 +14,7 @@ from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.batching import own_copy
 from dmiddleware.errors import ConfigError, EnvStateError
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
-from dmiddleware.rollout.episode_info import SUCCESS_KEYS, number_of
+from dmiddleware.rollout.episode_info import SUCCESS_KEYS, share_of
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.stepper import Stepper
 from dmiddleware.tree import as_number
@@ -141,7 +141,7 @@ class VectorEvalMonitor:
         means = {}
         for key, values in self._info_lists().items():
             if key in SUCCESS_KEYS:
-                values = [value for value in values if number_of(value) is not None]
+                values = [value for value in values if share_of(value) is not None]
             if values and all(isinstance(value, float) for value in values):
                 means[key] = float(np.mean(values))
         return means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,8 +63,15 @@ def record_video(
     """
     path = check_video_path(path)
     settings = env if isinstance(env, EnvSettings) else EnvSettings(env, env_num=1)
+    if settings.mode == "vector" and (settings.wrappers or not isinstance(settings.id, str)):
+        raise ConfigError(
+            "record_video plays a single env, and the function or the wrappers of an env with "
+            "mode='vector' are for a vector env; pass an id or a function that makes one env, with "
+            "wrappers of one env"
+        )
     filmed = {**settings.env_kwargs, "render_mode": "rgb_array"}
-    with make_env_manager(settings, env_num=1, mode="sync", env_kwargs=filmed, seed=seed) as envs:
+    settings = dataclasses.replace(settings, env_kwargs=filmed)
+    with make_env_manager(settings, env_num=1, mode="sync", seed=seed) as envs:
         envs.render()  # refuses an env without images
         video = evaluate_episodes(policy, envs, 1, max_frames=max_frames).get_video()[0]
     made = make_env(settings)

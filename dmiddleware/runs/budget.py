@@ -10,7 +10,7 @@ from typing import Any, Final
 from dmiddleware.errors import RunFolderError
 from dmiddleware.runs.record import COUNTERS, RunRecord
 
-__all__ = ["Budget", "budget_of", "is_within"]
+__all__ = ["Budget", "budget_of", "is_within", "units_of"]
 
 _ROUNDING: Final = 0.01
 """Lengths that differ by less, as a share, are equal: runs end with a whole batch."""
@@ -55,9 +55,12 @@ def budget_of(runs: Sequence[RunRecord], at: float | None) -> Budget:
         at: the steps; None: what all runs have.
     """
     axes = {run.axis for run in runs}
-    units = " or ".join(COUNTERS[axis] for axis in sorted(axes))
+    units = units_of(runs)
     if len(axes) > 1:
-        text = "some runs count env steps and others updates, so each run is taken to its end"
+        text = (
+            "some runs count env steps and others updates, so each run is taken to its end, and "
+            "steps until a return cannot be compared"
+        )
         return Budget(math.inf, units, [text])
     shortest = min(runs, key=lambda run: run.n_steps)
     lengths = f"{shortest.n_steps:,} to {max(run.n_steps for run in runs):,} {units}"
@@ -81,6 +84,11 @@ def budget_of(runs: Sequence[RunRecord], at: float | None) -> Budget:
             "last tenth of one run is the mean of more evaluations than that of another"
         )
     return Budget(n_steps, units, warnings)
+
+
+def units_of(runs: Sequence[RunRecord]) -> str:
+    """Return what runs count, in words."""
+    return " or ".join(COUNTERS[axis] for axis in sorted({run.axis for run in runs}))
 
 
 def is_within(n_steps: Any, budget: float) -> Any:

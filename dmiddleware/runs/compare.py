@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.runs.budget import Budget, budget_of
+from dmiddleware.runs.budget import Budget, budget_of, units_of
 from dmiddleware.runs.comparison_figure import draw_comparison
 from dmiddleware.runs.reach import Reach, reaches_of, reaching_sooner, steps_text
 from dmiddleware.runs.record import EVALUATION, RunRecord, differing_settings, search_runs
@@ -151,7 +151,8 @@ class Comparison:
         improvement: by the names of two sides, the probability that a run of the first scores
             higher than one of the second, over the tasks that both have.
         reach: the return to reach; None: it was not asked for.
-        reaches: when the runs of each side reach it, for each task and side.
+        reaches: when the runs of each side reach it, for each task and side; a task whose runs have
+            different counters has none.
         settings: the settings in which the runs differ, with the different values of each side.
         reference: by task, the scores that are 0 and 1 in ``overall``; None: there are none.
         warnings: what makes the comparison unfair, or was left out.
@@ -221,11 +222,13 @@ class Comparison:
     def _length(self, row: TaskRow) -> str:
         least, most = row.n_steps
         length = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        return f"{length} {self.budgets[row.task].unit}"
+        runs = [run for run in self.sides[row.side] if run.task == row.task]
+        return f"{length} {units_of(runs)}"
 
     def _reach_tables(self) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
-        if self.reach is None:
+        if not self.reaches:
             return
+        assert self.reach is not None
         yield (
             f"Steps to {self.metric} of {short(self.reach)}",
             ["task", "side", "runs", "reached it", "median", "least", "most", "within"],
@@ -407,7 +410,12 @@ def compare_runs(
         reach=reach,
         reaches=[]
         if reach is None
-        else [row for task in by_task for row in reaches_of(task, by_task[task], reach, at)],
+        else [
+            row
+            for task, budget in budgets.items()
+            if math.isfinite(budget.n_steps)  # steps of one counter
+            for row in reaches_of(task, by_task[task], reach, at)
+        ],
         settings=differing_settings(list(named.values())),
         reference=scales,
         warnings=list(_warnings(named, budgets, has_reference=scales is not None)),

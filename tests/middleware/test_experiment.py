@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,19 @@ def test_a_snapshot_takes_space_that_does_not_grow_with_the_run(tmp_path: Path) 
             task.run(max_step=n_steps)
             sizes.append(snapshots.save(task).stat().st_size)
     assert sizes[1] < sizes[0] + 10_000
+
+
+def test_the_bar_of_a_resumed_run_shows_the_last_returns_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for limit in (200, 200):
+        task, experiment = experiment_chain(tmp_path, resume=True)
+        snapshots = SnapshotSaver(experiment.run)
+        task.use(snapshots).use(termination_checker(max_env_step=limit))
+        with task:
+            snapshots.resume(task)
+            task.run()
+        shown += re.findall(r"return [0-9.]+ eval", capsys.readouterr().err)
+    assert len(shown) == 2
+    assert shown[0] == shown[1]

@@ -1,3 +1,4 @@
+import copy
 import logging
 import math
 import threading
@@ -413,3 +414,60 @@ def test_outputs_of_any_name_are_written_under_one_that_all_loggers_take(
     expected = {"learn/my_loss": 1.0, "learn/a/b": 2.0, "learn/3": 4.0, "learn/c": 1.0}
     assert {name: row[name] for name in row if name.startswith("learn/")} == expected
     assert expected.keys() <= written(run).keys()
+
+
+class Tally:
+    """Logs a total that begins again from zero in a resumed run, as skipped updates do."""
+
+    name = "learn/skipped_draws"
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+        if ctx.total_step % 3 == 0:
+            self.total += 1
+            ctx.log(self.name, self.total)
+
+
+class SavedTally(Tally):
+    """Logs a total that a resumed run continues, as saved rows are."""
+
+    name = "data/rows"
+
+    def state_dict(self) -> dict[str, int]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.total = state["total"]
+
+
+@pytest.mark.parametrize("tally", [Tally, SavedTally])
+@pytest.mark.parametrize("stops", [[], [1], [2], [4, 5], [1, 3, 6, 9], [10]])
+def test_a_total_is_written_as_a_total_also_over_resumed_runs(
+    tmp_path: Path, tally: type[Tally], stops: list[int]
+) -> None:
+    state = None
+    for before, after in pairwise([0, *stops, 13]):
+        with RunFolder(tmp_path) as run, Task(OnlineRLContext()) as task:
+            task.use(MetricsLogger(run, every_env_step=32)).use(tally())
+            if state is not None:
+                task.load_state_dict(state)
+            task.run(max_step=after - before)
+            state = copy.deepcopy(task.state_dict())
+    totals = {row["env_step"]: row[tally.name] for row in read_metrics(tmp_path)}
+    # One in each of the steps 0, 3, 6, 9 and 12, of 8 env steps.
+    assert [totals[at] for at in (32, 64, 96, 104)] == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["data/rows", "collect/env_restarts"])
+def test_totals_alone_are_written_at_the_end(run: RunFolder, run_steps: Any, name: str) -> None:
+    def count(ctx: OnlineRLContext) -> None:
+        ctx.env_step += 8
+        if ctx.total_step == 0:
+            ctx.log(name, 3)
+
+    run_steps(online_logger(run), count, n_steps=2)
+    (row,) = read_metrics(run.path)
+    assert row[name] == 3 and row["env_step"] == 16

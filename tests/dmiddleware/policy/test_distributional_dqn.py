@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.classic.monitored import monitored_of
+from dmiddleware.errors import ConfigError
 from dmiddleware.policy import C51Policy, IQNPolicy, QRDQNPolicy, RainbowPolicy
 from dmiddleware.rl import categorical_target, clipped_share, quantile_huber_loss, taken_rows
 from dmiddleware.tree import as_tree
@@ -254,3 +255,11 @@ def test_a_dueling_network_joins_the_streams_for_each_number() -> None:
 def test_a_support_without_width_is_refused() -> None:
     with pytest.raises(ValueError, match="v_min below v_max"):
         C51Policy({"model": {**C51, "v_min": 2.0}})
+
+
+@pytest.mark.parametrize("value", ["low", None, math.nan, -math.inf, [0.0], True])
+@pytest.mark.parametrize("name", ["v_min", "v_max"])
+@pytest.mark.parametrize("cls", [C51Policy, RainbowPolicy])
+def test_a_support_that_is_not_of_finite_numbers_is_named(cls: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number, got"):
+        cls({"model": {**C51, name: value}})

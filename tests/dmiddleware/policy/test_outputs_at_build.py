@@ -288,3 +288,29 @@ def test_trying_a_stock_model_changes_nothing(cls: Any) -> None:
     policy.check_spaces(env.observation_space, env.action_space)
     assert same(policy.collect_mode.state_dict(), before)
     assert torch.equal(policy.generator.get_state(), generator)
+
+
+WRONG_NUMBERS = [torch.Tensor.long, torch.Tensor.bool, lambda output: output + 1j]
+
+
+@pytest.mark.parametrize("as_wrong", WRONG_NUMBERS)
+@pytest.mark.parametrize("name", ["logit", "value"])
+@pytest.mark.parametrize("cls", [DQNPolicy, *ON_POLICY])
+def test_outputs_of_other_numbers_are_named_and_not_the_observation(
+    cls: Any, name: str, as_wrong: Any
+) -> None:
+    if cls is DQNPolicy and name == "value":
+        return
+    model = Outputs(lambda f: {**f, name: as_wrong(f[name])}, logit=2, value=1)
+    with pytest.raises(PolicyOutputError, match=f"{name} .* of type torch.*float"):
+        build(cls, CHOICES, model)
+
+
+@pytest.mark.parametrize("output", [np.zeros((1, 2)), [[0.0, 1.0]], 3, {"left": 0.0}])
+@pytest.mark.parametrize("cls", [DQNPolicy, PPOPolicy])
+def test_an_output_that_is_not_a_tensor_has_another_remedy_than_a_new_shape(
+    cls: Any, output: Any
+) -> None:
+    model = Outputs(lambda f: {**f, "logit": output}, logit=2, value=1)
+    with pytest.raises(PolicyOutputError, match=r"logit of the model .*; return a tensor"):
+        build(cls, CHOICES, model)

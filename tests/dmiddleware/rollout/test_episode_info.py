@@ -117,6 +117,9 @@ NO_NUMBER = [
     (10**400, "int"),
     ({True}, "set"),
     (object(), "object"),
+    (2, "int"),
+    (-0.5, "float"),
+    (torch.tensor([1.5]), r"Tensor of shape \(1,\)"),
 ]
 
 

@@ -309,3 +309,21 @@ def run_folder(tmp_path):
 
     with RunFolder.create("run", root=tmp_path) as folder:
         yield folder
+
+
+@pytest.mark.parametrize(
+    "options", [{"wrappers": [gym.vector.VectorWrapper]}, {"id": gym.vector.SyncVectorEnv}]
+)
+def test_a_video_of_what_is_for_a_vector_env_is_refused_in_words(options, tmp_path):
+    env = EnvSettings(**{"id": "CartPole-v1", "env_num": 4, "mode": "vector", **options})
+    with pytest.raises(ConfigError, match="single env"):
+        record_video(policy(), env, tmp_path / "a.gif")
+
+
+def test_a_video_is_made_of_an_env_that_requires_a_render_mode(tmp_path):
+    class Picky(Shown):
+        def __init__(self, *, render_mode):
+            super().__init__(flat, render_mode)
+
+    record_video(policy(), Picky, tmp_path / "a.gif")
+    assert (tmp_path / "a.gif").exists()

@@ -267,3 +267,14 @@ def test_the_command_takes_the_options() -> None:
     page = Path("page.html").read_text()
     for text in ("Steps to eval/return_mean of 90", "Scores over tasks", "can show a difference"):
         assert text in page
+
+
+def test_steps_and_updates_until_a_return_are_not_compared() -> None:
+    write_run(Path("a"), ramp(500))
+    write_run(Path("b"), ramp(9000), axis="train_iter")
+    comparison = compare("a", "b", reach=30)
+    text = words_of(comparison)
+    assert not comparison.reaches
+    assert "sooner" not in text and "steps until a return cannot be compared" in text
+    (lengths,) = [rows for title, _, rows in comparison.tables() if "last tenth" in title]
+    assert [row[3] for row in lengths] == ["500 env steps", "9,000 updates"]
