@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,8 +50,8 @@ def record_video(
     Args:
         policy: a policy or its eval mode.
         env: the id of an env or a function that makes one, as
-            :func:`~dmiddleware.env.make_env_manager` takes it, or settings with either; it must
-            take ``render_mode="rgb_array"``.
+            :func:`~dmiddleware.env.make_env_manager` takes it, or settings with either. A function
+            without an argument ``render_mode`` must make an env that renders images itself.
         path: the file; its suffix, .mp4 or .gif, selects the format.
         seed: the seed of the env.
         max_frames: frames in the video at most.
@@ -62,7 +63,9 @@ def record_video(
     """
     path = check_video_path(path)
     settings = env if isinstance(env, EnvSettings) else EnvSettings(env, env_num=1)
-    filmed = {**settings.env_kwargs, "render_mode": "rgb_array"}
+    filmed = dict(settings.env_kwargs)
+    if _takes_render_mode(settings.id):
+        filmed["render_mode"] = "rgb_array"
     with make_env_manager(settings, env_num=1, mode="sync", env_kwargs=filmed, seed=seed) as envs:
         envs.render()  # refuses an env without images
         video = evaluate_episodes(policy, envs, 1, max_frames=max_frames).get_video()[0]
@@ -70,6 +73,19 @@ def record_video(
     fps = _fps_of(made)
     made.close()
     write_video(path, list(video.transpose(0, 2, 3, 1)), fps=fps)
+
+
+def _takes_render_mode(env: object) -> bool:
+    """Return whether the env can be made with another ``render_mode`` than its own."""
+    if not callable(env):
+        return True
+    try:
+        inspect.signature(env).bind_partial(render_mode="rgb_array")
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a function in C may not say what it takes
+    return True
 
 
 def _fps_of(env: Any) -> int:
