@@ -275,7 +275,7 @@ def _copied(name: object, value: Any) -> Any:
     try:
         copied = copy.deepcopy(value)
         check_saveable(copied)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # also for a tensor of a graph, or endless nesting
         raise ConfigError(
             f"the value {name!r} of a Curriculum is {value!r:.100}, which can be neither sent nor "
             f"saved: {error}"

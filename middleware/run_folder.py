@@ -14,12 +14,12 @@ from typing import Any, Final, Self
 from dmiddleware.closing import Closing
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
-from dmiddleware.errors import RunFolderError
+from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import Task, current_node
 from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
 from dmiddleware.runs.resuming import given_folder
-from dmiddleware.settings import plain_values
+from dmiddleware.settings import checked, plain_values
 from dmiddleware.tensorboard import TensorboardWriter
 from dmiddleware.yaml_text import yaml_text
 from middleware.roles import Role
@@ -89,14 +89,15 @@ class RunFolder(Closing):
             resume: use the folder ``exp_name`` if it exists.
 
         Raises:
-            ValueError: if ``exp_name`` does not name a folder below ``root``.
+            ConfigError: if ``exp_name`` does not name a folder below ``root``.
             RunFolderError: if the folder to resume in is in use by another process, or a folder
                 cannot be made or written to.
         """
-        name = Path(exp_name)
+        name = Path(checked("exp_name", exp_name, str))
         if not exp_name.strip() or name.is_absolute() or ".." in name.parts or not name.name:
-            raise ValueError(
-                f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}"
+            raise ConfigError(
+                f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}; for a "
+                "run in another folder, set root to that folder"
             )
         given = given_folder()
         wanted = Path(root) / name if given is None else given

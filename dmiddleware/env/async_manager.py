@@ -225,7 +225,7 @@ class AsyncEnvManager(BaseEnvManager):
                 if failure.is_final:
                     raise failure.final("which would happen again")
                 self.failures.record_failure(
-                    failure.env_id, failure.doing, failure.error, failure.details
+                    failure.env_id, failure.doing, failure.error, failure.details, failure.cause
                 )
                 n_restarts = map(self.failures.restarts_of, failure.env_ids)
                 self._reseed(failure.env_ids, sum(n_restarts))

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
+from dmiddleware.code_mistakes import is_code_mistake
 from dmiddleware.env.contract import contract_break
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, EnvTimeout
 from dmiddleware.seeding import derive_seed
@@ -27,7 +28,8 @@ class FailureBudget:
 
     An env may fail ``max_retry`` times in a row; the count starts again when it finishes an
     episode. An env that crashes occasionally is thus always restarted, and an env that no longer
-    finishes any episode stops the run.
+    finishes any episode stops the run. So does a mistake in its code, such as a missing module,
+    that the restarted env repeats.
 
     The first failure of a kind is logged with its traceback; after it, one line a minute says how
     many there were.
@@ -60,6 +62,7 @@ class FailureBudget:
         self._logged_at, self._n_unlogged = -_LOG_EVERY_S, 0
         self._max_retry: int = checked("max_retry", max_retry, Whole)
         self.in_a_row = [0] * env_num
+        self._last = [""] * env_num
         self._restarts = [0] * env_num
         self.restarts = 0
 
@@ -67,7 +70,14 @@ class FailureBudget:
         """How often one env was restarted."""
         return self._restarts[env_id]
 
-    def record_failure(self, env_id: int, doing: str, error: EnvError, details: str) -> None:
+    def record_failure(
+        self,
+        env_id: int,
+        doing: str,
+        error: EnvError,
+        details: str,
+        cause: Exception | None = None,
+    ) -> None:
         """Count and log a failure after which the env is restarted.
 
         Args:
@@ -75,19 +85,28 @@ class FailureBudget:
             doing: the operation that failed ("step", "reset", "start").
             error: the failure in one line, in words that follow "it …".
             details: the traceback of the env.
+            cause: what the env raised, if it did.
 
         Raises:
-            EnvCrashed: if the env has used up its retries.
+            EnvCrashed: if the env has used up its retries, or repeats a mistake in its code.
             EnvTimeout: if it has used up its retries and its last failure was a timeout.
         """
         self.in_a_row[env_id] += 1
         failures = self.in_a_row[env_id]
-        if failures > self._max_retry:
+        # The restart after the last failure has not cured it.
+        is_repeated = failures > 1 and is_code_mistake(cause) and self._last[env_id] == str(error)
+        self._last[env_id] = str(error)
+        if is_repeated or failures > self._max_retry:
             kind = EnvTimeout if isinstance(error, EnvTimeout) else EnvCrashed
-            raise kind(
-                f"{self._kind} {env_id} failed {failures} time(s) in a row, and max_retry is "
-                f"{self._max_retry}; the last time, in {doing}, it {error}.\n{details}"
+            limit = (
+                "a restart does not cure a mistake in its code"
+                if is_repeated
+                else f"max_retry is {self._max_retry}"
             )
+            raise kind(
+                f"{self._kind} {env_id} failed {failures} time(s) in a row, and {limit}; "
+                f"the last time, in {doing}, it {error}.\n{details}"
+            ) from cause
         self._restarts[env_id] += 1
         self.restarts += 1
         self._log(env_id, doing, error, details)
@@ -119,7 +138,7 @@ class FailureBudget:
         """Count and log an exception that an env has raised; see :meth:`record_failure`."""
         summary = EnvCrashed(f"raised {type(error).__name__}: {error}")
         details = "".join(traceback.format_exception(error))
-        self.record_failure(env_id, doing, summary, details)
+        self.record_failure(env_id, doing, summary, details, error)
 
     def restart(self, env_id: int, doing: str, error: Exception, renew: Callable[[], T]) -> T:
         """Restart an env that has raised, as often as its retries allow.
@@ -134,7 +153,7 @@ class FailureBudget:
             What ``renew`` returned.
 
         Raises:
-            EnvCrashed: if the env has used up its retries.
+            EnvCrashed: if the env has used up its retries, or repeats a mistake in its code.
             EnvProtocolError: if the env does not follow the interface; it would be raised again.
         """
         while True:

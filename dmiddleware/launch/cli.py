@@ -97,8 +97,8 @@ def _words_of_zoo(words: list[str], ctx: click.Context) -> list[str]:
 
     if len(words) < 2 or words[0].startswith("-") or words[1].startswith("-"):
         raise click.UsageError(
-            "name an algorithm and an env after train, such as: "
-            "ditask --parallel-workers 4 train dqn CartPole-v1",
+            "name an algorithm and an env after train, and their options after them, such as: "
+            "ditask --parallel-workers 4 train dqn CartPole-v1 --seed 1",
             ctx,
         )
     algo, env, *options = words

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import gymnasium as gym
 
 from dmiddleware.env import n_agent_of
-from dmiddleware.errors import SpaceError
+from dmiddleware.env.team import ACTION_MASK
+from dmiddleware.errors import SpaceError, StructureError
 from dmiddleware.model import action_kind_of, action_shape_of, obs_shape_of, team_shapes
+from dmiddleware.tree import Batch
 
-__all__ = ["check_action_kind", "check_number_of_agents", "network_shapes"]
+__all__ = ["check_action_kind", "check_number_of_agents", "check_observations", "network_shapes"]
+
+_REMEDY: Final = "build the policy for the env that the data come from, or record them in its env"
 
 
 def network_shapes(
@@ -64,3 +68,52 @@ def check_action_kind(
             f"{user} supports {', '.join(kinds)} actions, but {whose} takes {space}; use "
             f"{'MAPPO' if several_agents else 'PPO'}, or wrap the environment"
         )
+
+
+def check_observations(
+    obs: Any,
+    space: gym.Space[Any],
+    *,
+    name: str = "obs",
+    lead: tuple[int, ...] | None = None,
+) -> None:
+    """Refuse observations that do not have the parts and shapes of a space, as those of another.
+
+    Args:
+        obs: ``[…, *shape]``.
+        space: the space of a single observation.
+        name: the column, for the message.
+        lead: the leading dimensions ``[…]``; None: not known.
+
+    Raises:
+        StructureError: with what they have and what the space has.
+    """
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        if isinstance(obs, tuple):
+            obs = {str(place): part for place, part in enumerate(obs)}
+        has_names = isinstance(obs, Batch | Mapping)
+        for key, part in _parts_of(space).items():
+            if not has_names or key not in obs:
+                has = f"has {', '.join(map(repr, obs))}" if has_names else "has no parts"
+                raise StructureError(
+                    f"{name} {has}, but must have {', '.join(map(repr, _parts_of(space)))}, as the "
+                    f"observations of the policy's env; {_REMEDY}"
+                )
+            check_observations(obs[key], part, name=f"{name}.{key}", lead=lead)
+        return
+    item = space.shape
+    if item is None or isinstance(obs, Batch | Mapping):
+        return
+    shape = tuple(obs.shape)
+    n_rows = len(shape) - len(item)
+    if n_rows < 1 or shape[n_rows:] != item or (lead and n_rows > len(lead) and item):
+        raise StructureError(
+            f"{name} has shape {shape}, but must be {(*(lead or shape[:1]), *item)}, as the "
+            f"observations of the policy's env are; {_REMEDY}"
+        )
+
+
+def _parts_of(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Mapping[str, gym.Space[Any]]:
+    if isinstance(space, gym.spaces.Tuple):
+        return {str(place): part for place, part in enumerate(space.spaces)}
+    return {str(key): part for key, part in space.spaces.items() if key != ACTION_MASK}

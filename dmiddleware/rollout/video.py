@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,8 +51,8 @@ def record_video(
     Args:
         policy: a policy or its eval mode.
         env: the id of an env or a function that makes one, as
-            :func:`~dmiddleware.env.make_env_manager` takes it, or settings with either; it must
-            take ``render_mode="rgb_array"``.
+            :func:`~dmiddleware.env.make_env_manager` takes it, or settings with either. A function
+            without an argument ``render_mode`` must make an env that renders images itself.
         path: the file; its suffix, .mp4 or .gif, selects the format.
         seed: the seed of the env.
         max_frames: frames in the video at most.
@@ -69,8 +70,9 @@ def record_video(
             "mode='vector' are for a vector env; pass an id or a function that makes one env, with "
             "wrappers of one env"
         )
-    filmed = {**settings.env_kwargs, "render_mode": "rgb_array"}
-    settings = dataclasses.replace(settings, env_kwargs=filmed)
+    if _takes_render_mode(settings.id):
+        filmed = {**settings.env_kwargs, "render_mode": "rgb_array"}
+        settings = dataclasses.replace(settings, env_kwargs=filmed)
     with make_env_manager(settings, env_num=1, mode="sync", seed=seed) as envs:
         envs.render()  # refuses an env without images
         video = evaluate_episodes(policy, envs, 1, max_frames=max_frames).get_video()[0]
@@ -78,6 +80,19 @@ def record_video(
     fps = _fps_of(made)
     made.close()
     write_video(path, list(video.transpose(0, 2, 3, 1)), fps=fps)
+
+
+def _takes_render_mode(env: object) -> bool:
+    """Return whether the env can be made with another ``render_mode`` than its own."""
+    if not callable(env):
+        return True
+    try:
+        inspect.signature(env).bind_partial(render_mode="rgb_array")
+    except TypeError:
+        return False
+    except ValueError:
+        pass  # a function in C may not say what it takes
+    return True
 
 
 def _fps_of(env: Any) -> int:

@@ -58,6 +58,7 @@ class MetricsFile:
         before = _whole_lines(_read(path)) if path.is_file() else b""  # not of a device
         self._n_bytes, self._crc = len(before), zlib.crc32(before)
         self._unwritten: list[bytes] = []
+        self._has_warned = False
         self._best_effort = BestEffort(f"write metrics to {path}")
 
     def append(self, row: Mapping[str, float | None]) -> None:
@@ -73,8 +74,13 @@ class MetricsFile:
             function(row)
 
     def rows(self) -> list[MetricsRow]:
-        """Return all rows so far, without lines that are damaged."""
-        return _parsed(_read(self.path, self._n_bytes) + b"".join(self._unwritten)).rows
+        """Return all rows so far, without lines that are damaged, of which the first time warns."""
+        data = _read(self.path, self._n_bytes) + b"".join(self._unwritten)
+        rows, skipped = _parsed(data)
+        if skipped and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s: %s", self.path, skipped)
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position behind the last row, which the disk has then."""

@@ -62,7 +62,9 @@ def train_command(
             click.echo(ctx.get_help())
         else:
             raise click.UsageError(
-                "name an algorithm and an env first, such as: ditask train dqn CartPole-v1", ctx
+                "name an algorithm and an env first, and options after them, such as: "
+                "ditask train dqn CartPole-v1 --seed 1",
+                ctx,
             )
     except DMiddlewareError as error:
         raise click.ClickException(str(error)) from error

@@ -348,9 +348,17 @@ def test_dictionaries_of_arrays_resume_exactly() -> None:
 # Mistakes
 
 
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+
+
 @pytest.mark.parametrize(
-    "value", [len, threading.Lock(), Leveled(), np.array([None]), as_tree({"a": torch.ones(1)})]
-)
+    "value",
+    [
+        len, threading.Lock(), Leveled(), np.array([None]), as_tree({"a": torch.ones(1)}),
+        torch.ones(1, requires_grad=True) * 2, ITSELF,
+    ],
+)  # fmt: skip
 def test_a_value_that_can_be_neither_sent_nor_saved_is_named(value: Any) -> None:
     for nested in (value, {"inside": [value]}):
         envs = holding()

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from easydict import EasyDict
 
+from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import CurrentNode, running_as
 from middleware.run_folder import RunFolder
 
@@ -49,7 +50,7 @@ def test_name_may_be_a_path_below_the_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "  ", ".", "..", "../outside", "/tmp/outside", "a/../../b"])
 def test_name_that_leaves_the_root_is_rejected(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="exp_name must be a folder name"):
+    with pytest.raises(ConfigError, match=r"exp_name must be a folder name.*set root"):
         RunFolder.create(name, root=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -47,11 +47,18 @@ class ProcessFailure(Exception):
         doing: the request that failed ("start", "reset", "step").
         error: what happened, in words that follow "it …".
         details: the traceback, or whatever else is known.
+        cause: what the env raised; None: its process died or hangs.
         is_final: whether a restart would fail in the same way.
     """
 
     def __init__(
-        self, env_ids: list[int], env_id: int, doing: str, error: EnvError, details: str
+        self,
+        env_ids: list[int],
+        env_id: int,
+        doing: str,
+        error: EnvError,
+        details: str,
+        cause: Exception | None = None,
     ) -> None:
         super().__init__(f"env {env_id} failed in {doing}: it {error}.\n{details}")
         self.env_ids = env_ids
@@ -59,13 +66,16 @@ class ProcessFailure(Exception):
         self.doing = doing
         self.error = error
         self.details = details
+        self.cause = cause
         self.is_final = isinstance(error, EnvProtocolError)
 
     def final(self, why: str) -> EnvError:
         """Return the error to raise if the process is not restarted; ``why`` gives the reason."""
-        return type(self.error)(
+        error = type(self.error)(
             f"env {self.env_id} failed in {self.doing}, {why}: it {self.error}.\n{self.details}"
         )
+        error.__cause__ = self.cause
+        return error
 
 
 class EnvProcess:
@@ -149,7 +159,9 @@ class EnvProcess:
         if message[:1] == b"e":
             kind = EnvProtocolError if content.breaks_protocol else EnvCrashed
             raised = kind(f"raised {content.summary}")
-            raise ProcessFailure(ids, content.env_id, content.doing, raised, content.details)
+            raise ProcessFailure(
+                ids, content.env_id, content.doing, raised, content.details, content.error.error()
+            )
         return content
 
     def close(self, *, deadline: float) -> None:

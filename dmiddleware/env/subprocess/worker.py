@@ -45,6 +45,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 import gymnasium as gym
 
+from dmiddleware.code_mistakes import ErrorSummary
 from dmiddleware.env.batching import NestedArrays, make_read, make_write, own_copy
 from dmiddleware.env.contract import (
     MISFITS,
@@ -95,6 +96,7 @@ class Failure:
         doing: the request ("step", "reset", "start").
         summary: the exception's type and message.
         details: its traceback.
+        error: the exception, as far as other processes know its class.
         breaks_protocol: whether the env returned something that violates Gymnasium's interface.
     """
 
@@ -102,6 +104,7 @@ class Failure:
     doing: str
     summary: str
     details: str
+    error: ErrorSummary
     breaks_protocol: bool = False
 
 
@@ -174,6 +177,7 @@ class _Worker:
             doing=self._doing,
             summary=_summarize(error),
             details=traceback.format_exc(),
+            error=ErrorSummary.of(error),
             breaks_protocol=isinstance(error, EnvProtocolError),
         )
 

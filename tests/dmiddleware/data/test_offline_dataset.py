@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dmiddleware.data import OfflineDataset, TensorBuffer, as_tree, save_dataset, to_numpy
-from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
+from dmiddleware.errors import ConfigError, DatasetError, NotEnoughData, StructureError
 from dmiddleware.rl import with_returns_to_go
 
 from .collecting import Collector, as_batch
@@ -213,3 +213,12 @@ def test_rows_are_read_only_when_needed(tmp_path):
             file.seek(-4, 2)
             file.write(np.float32(5).tobytes())
         assert dataset.rows([999]).x[0, -1] == 5
+
+
+def test_an_unknown_option_is_refused_with_those_that_there_are(dataset):
+    path = dataset.path
+    for options in ({"mode": "r"}, {"file": "x"}):
+        with pytest.raises(
+            ConfigError, match=f"OfflineDataset: unknown keyword {next(iter(options))}"
+        ):
+            OfflineDataset(path, **options)

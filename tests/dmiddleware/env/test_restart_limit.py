@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -9,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from dmiddleware.env import make_env_manager
+from dmiddleware.env import VectorEnvManager, make_env_manager
 from dmiddleware.env.restart_limit import FailureBudget
 from dmiddleware.errors import EnvCrashed, EnvTimeout
+from dmiddleware.launch.mistakes import is_mistake
 from dmiddleware.testing import FakeClock
 
 
@@ -88,3 +90,80 @@ def test_envs_that_crash_often_log_one_traceback(
         assert envs.restarts == 8
     assert caplog.text.count("Traceback (most recent call last)") == 1
     assert caplog.text.count("the simulator crashed; restarting it") == 1
+
+
+class Unfinished(gym.Wrapper[Any, Any, Any, Any]):
+    """Has a mistake in its code, in the method that ``where`` names."""
+
+    def __init__(self, mistake: str, where: str) -> None:
+        super().__init__(Crashing())
+        self.mistake, self.where = mistake, where
+        self._fail_in("start")
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._fail_in("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._fail_in("step")
+        return super().step(action)
+
+    def _fail_in(self, where: str) -> None:
+        if where != self.where:
+            return
+        if self.mistake == "import":
+            import no_such_module  # noqa: F401  # type: ignore[import-not-found]
+        if self.mistake == "name":
+            no_such_name  # noqa: B018, F821  # type: ignore[name-defined]
+        if self.mistake == "id":
+            gym.make("NoSuchEnv-v0")
+        try:
+            len(3)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise Unusual(3, 4) from error
+
+
+class Unusual(RuntimeError):
+    """Cannot be pickled: it has other arguments than its message."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} is not {b}")
+
+
+MISTAKES = {
+    "import": "No module named 'no_such_module'",
+    "name": "name 'no_such_name' is not defined",
+    "id": "NoSuchEnv",
+    "one behind another": "3 is not 4",
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("where", ["start", "reset", "step"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_code_of_an_env_is_one_for_the_run_too(
+    mode: Any, where: str, mistake: str
+) -> None:
+    make = functools.partial(Unfinished, mistake, where)
+    envs = make_env_manager(make, env_num=1, mode=mode, max_retry=100)
+    with pytest.raises(EnvCrashed, match=MISTAKES[mistake]) as caught, envs:
+        for _ in range(100):
+            envs.step(np.zeros(1, np.int64))
+    assert envs.restarts <= 1
+    assert is_mistake(caught.value, in_step=True)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_code_of_a_vector_env_is_one_for_the_run_too(
+    where: str, mistake: str
+) -> None:
+    make = functools.partial(Unfinished, mistake, where)
+    vector = functools.partial(gym.vector.SyncVectorEnv, [make, make])
+    envs = VectorEnvManager(vector, 2, max_retry=100)
+    with pytest.raises(EnvCrashed, match=MISTAKES[mistake]) as caught, envs:
+        for _ in range(100):
+            envs.step(np.zeros(2, np.int64))
+    assert envs.restarts <= 1
+    assert is_mistake(caught.value, in_step=True)

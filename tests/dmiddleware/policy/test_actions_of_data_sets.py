@@ -1,11 +1,13 @@
-"""Actions outside of the space, in data that no collector made."""
+"""Actions and observations outside of the spaces, in data that no collector made."""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -22,6 +24,7 @@ from dmiddleware.policy import (
     IQLPolicy,
     PPOPolicy,
     SACPolicy,
+    TD3BCPolicy,
     TD3Policy,
 )
 
@@ -110,3 +113,47 @@ def test_a_part_of_a_nested_action_is_named() -> None:
 def test_rounding_at_a_bound_is_no_mistake() -> None:
     one = made(BCPolicy, spaces.Box(-1.0, 1.0, (2,)))
     one.learn_mode.forward(rows(torch.full((N_ROWS, 2), 1.0 + 1e-6)))
+
+
+@pytest.mark.parametrize("policy", [BCPolicy, IQLPolicy, CQLPolicy, TD3BCPolicy, SACPolicy])
+@pytest.mark.parametrize("column", ["obs", "next_obs"])
+@pytest.mark.parametrize("shape", [(4,), (2,), (), (3, 1), (1, 3)])
+def test_observations_of_another_shape_are_refused(
+    policy: Any, column: str, shape: tuple[int, ...]
+) -> None:
+    agent = made(policy, spaces.Box(-2.0, 3.0, (2,)))
+    if column not in agent.learn_columns:
+        return
+    agent.observe(torch.zeros(N_ROWS, 3))
+    agent.learn_mode.forward(rows(torch.zeros(N_ROWS, 2)))
+    other = torch.zeros(N_ROWS, *shape)
+    message = re.escape(f"{column} has shape {(N_ROWS, *shape)}, but must be {(N_ROWS, 3)}")
+    with pytest.raises(StructureError, match=message):
+        agent.learn_mode.forward(rows(torch.zeros(N_ROWS, 2), **{column: other}))
+
+
+@pytest.mark.parametrize("obs_norm", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (), (3, 1)])
+def test_a_data_set_of_another_env_is_refused_when_the_policy_observes_it(
+    obs_norm: bool, shape: tuple[int, ...]
+) -> None:
+    env = SimpleNamespace(
+        observation_space=spaces.Box(-1.0, 1.0, (3,)), action_space=spaces.Box(-1.0, 1.0, (2,))
+    )
+    agent = TD3BCPolicy.for_env(env, obs_norm=obs_norm, seed=0)
+    with pytest.raises(StructureError, match=r"obs has shape .* must be"):
+        agent.observe(torch.zeros(N_ROWS, *shape))
+
+
+def test_a_part_of_nested_observations_is_named() -> None:
+    space = spaces.Dict({"arm": spaces.Box(-1.0, 1.0, (3,)), "grip.per": spaces.Discrete(2)})
+    env = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2))
+    agent = BCPolicy.for_env(env, seed=0)
+    parts = {"arm": np.zeros((4, 3), np.float32), "grip.per": np.zeros(4, np.int64)}
+    agent.observe(parts)
+    with pytest.raises(StructureError, match=r"obs\.arm has shape \(4, 2\)"):
+        agent.observe({**parts, "arm": np.zeros((4, 2), np.float32)})
+    with pytest.raises(StructureError, match=r"obs has 'arm', but must have 'arm', 'grip\.per'"):
+        agent.observe({"arm": parts["arm"]})
+    with pytest.raises(StructureError, match="obs has no parts"):
+        agent.observe(np.zeros((4, 3), np.float32))

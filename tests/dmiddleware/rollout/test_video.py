@@ -288,6 +288,18 @@ def test_frames_of_any_form_are_written(suffix, tmp_path):
         write_video(path, [], fps=10)
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_function_may_make_an_env_that_renders_images_itself(is_partial, tmp_path):
+    def make(*, length=3):
+        return Shown(flat)
+
+    env = functools.partial(make, length=4) if is_partial else lambda: Shown(flat)
+    record_video(policy(), env, tmp_path / "a.gif")
+    assert (tmp_path / "a.gif").stat().st_size > 100
+    with pytest.raises(EnvStateError, match="NoneType"):
+        record_video(policy(), lambda: Shown(lambda t: None), tmp_path / "b.gif")
+
+
 @pytest.mark.parametrize(
     "draw", [lambda t: None, raises, lambda t: [[t] * (t + 2)] * 4], ids=range(3)
 )

@@ -157,3 +157,17 @@ def test_a_folder_without_metrics_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"has no metrics \(No such file.*name the folder"):
         read_metrics(tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_that_a_run_cannot_read_again_are_a_warning_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"env_step": 1}\n{"env_st\n[3]\n{"env_step": 4}\n')
+    metrics = MetricsFile(path)
+    for n_more in range(3):
+        assert [row["env_step"] for row in metrics.rows()] == [1, 4, *range(n_more)]
+        metrics.append({"env_step": n_more})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: skipped 2 lines 2, 3, which are cut or damaged"
+    ]
