@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium as gym
 
 from dmiddleware.env import n_agent_of
-from dmiddleware.errors import SpaceError
+from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
+from dmiddleware.errors import SpaceError, StructureError
 from dmiddleware.model import action_kind_of, action_shape_of, obs_shape_of, team_shapes
+from dmiddleware.tree import Batch
 
-__all__ = ["check_action_kind", "check_number_of_agents", "network_shapes"]
+__all__ = [
+    "check_action_kind",
+    "check_number_of_agents",
+    "check_observations",
+    "network_shapes",
+]
 
 
 def network_shapes(
@@ -63,4 +70,31 @@ def check_action_kind(
         raise SpaceError(
             f"{user} supports {', '.join(kinds)} actions, but {whose} takes {space}; use "
             f"{'MAPPO' if several_agents else 'PPO'}, or wrap the environment"
+        )
+
+
+def check_observations(obs: Any, space: gym.Space[Any], *, name: str = "the observation") -> None:
+    """Refuse recorded observations ``[…, *obs_shape]`` that are not of the policy's env.
+
+    Raises:
+        StructureError: with the part, its shape, and what it must be.
+    """
+    if isinstance(space, gym.spaces.Dict) and isinstance(obs, Batch | Mapping):
+        for key, part in space.spaces.items():
+            if key in obs:
+                check_observations(obs[key], part, name=f"the part {key!r} of {name}")
+            elif key not in (ACTION_MASK, AGENT_MASK):
+                raise StructureError(
+                    f"{name} has no part {key!r} in the data set, as that of the policy's env has; "
+                    "build the policy for the env that the data set comes from"
+                )
+        return
+    shape, item = getattr(obs, "shape", None), space.shape
+    if shape is None or item is None or isinstance(space, gym.spaces.Tuple):
+        return
+    if tuple(shape)[max(0, len(shape) - len(item)) :] != tuple(item):
+        raise StructureError(
+            f"{name} has shape {tuple(shape)}, but must end in {tuple(item)}, as that of the "
+            "policy's env does; build the policy for the env that the data set comes from, or "
+            "reshape its observations"
         )

@@ -37,7 +37,12 @@ from dmiddleware.policy.acting import (
 from dmiddleware.policy.actions import ActionCodec, ActorSettings, mask_of
 from dmiddleware.policy.agents import present_agents, present_observations
 from dmiddleware.policy.component import Component
-from dmiddleware.policy.env_spaces import check_action_kind, check_number_of_agents, network_shapes
+from dmiddleware.policy.env_spaces import (
+    check_action_kind,
+    check_number_of_agents,
+    check_observations,
+    network_shapes,
+)
 from dmiddleware.policy.hooks import Hook, check_keywords
 from dmiddleware.policy.modes import MODES, CollectMode, EvalMode, LearnMode, Mode, PolicySpec
 from dmiddleware.policy.obs_norm import ObsNorm
@@ -664,7 +669,12 @@ class Policy:
         Args:
             obs: ``[…, *obs_shape]``, what another process acted on with one version of the policy,
                 or the observations of a data set.
+
+        Raises:
+            StructureError: if they do not have the shapes of the env's observations.
         """
+        if self.spaces is not None:
+            check_observations(obs, self.spaces[0])
         if self.obs_norm.is_on:
             self.obs_norm.update(self.as_obs(obs))
 
@@ -742,6 +752,8 @@ class Policy:
         if "collect_iter" not in batch and "action" in batch:
             lead = tuple(batch["reward"].shape) if "reward" in batch else None
             self.codec.check(batch["action"], mask=batch.get("mask"), lead=lead)
+            if self.spaces is not None and "obs" in batch:
+                check_observations(batch["obs"], self.spaces[0])
         if self.on_gpu:
             batch = to_device(batch, self.device)
         batch = self.check_batch(standard_columns(batch))

@@ -112,6 +112,8 @@ def train(
             "policy of your own learns in a chain"
         )
     seed = checked("train: seed", seed, Whole)
+    if not isinstance(wrappers, list | tuple):
+        raise ConfigError(f"train: wrappers must be a list of wrappers, got {wrappers!r:.100}")
     program = program_of(algo)
     values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
     given = {"seed": seed, **options}
