@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.runs import Comparison, Reach, compare
+from dmiddleware.runs import Comparison, Reach, compare, write_report
 from tests.dmiddleware.runs.written_runs import write_run
 
 
@@ -276,3 +276,10 @@ def test_the_command_takes_the_options() -> None:
     page = Path("page.html").read_text()
     for text in ("Steps to eval/return_mean of 90", "Scores over tasks", "can show a difference"):
         assert text in page
+
+
+def test_a_report_says_which_scores_are_those_of_whole_runs() -> None:
+    write_run(Path("a"), ramp(1000))
+    write_report("report.html", "a", at=500)
+    page = Path("report.html").read_text()
+    assert "score at its end" in page
