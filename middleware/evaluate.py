@@ -52,8 +52,8 @@ class InteractionEvaluatorSettings(IntervalSettings):
     name: str | None = None
     """What its metrics and videos begin with, for one of several evaluators; None: `eval`."""
     primary: bool | None = None
-    """Whether its evaluations decide on the best policy and the end of the run, which those of one
-    evaluator of a chain do; None: if it has no name, or is the only one."""
+    """Whether its evaluations decide on the best policy and the end of the run. Exactly one
+    evaluator of a chain is primary; None: the one that has no name, or the only one."""
     stop_value: Number | None = None
     """Stop the task when the mean return reaches this value after at least one update; None:
     never."""

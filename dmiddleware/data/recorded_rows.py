@@ -46,7 +46,10 @@ def load_rows(path: str | Path) -> Batch:
     """
     file = Path(path)
     if not str(path):
-        raise ConfigError("name recorded data: a file, or the id of a Minari dataset")
+        raise ConfigError(
+            "no recorded data are named; give data (ditask train: --data), which is a file, or the "
+            "id of a Minari dataset"
+        )
     if file.suffix in (".pkl", ".pickle"):
         raise ConfigError(
             f"{path} is a pickle, which runs code when it is loaded; save the data as HDF5, or "
@@ -60,7 +63,8 @@ def load_rows(path: str | Path) -> Batch:
     if file.is_file():
         raise DatasetError(
             f"{path} is not a file of recorded data; it must end in .hdf5, .h5 or .safetensors, or "
-            "be the folder or the id of a Minari dataset"
+            "be the folder or the id of a Minari dataset; dmiddleware.data.save_dataset writes "
+            "arrays by name, such as dict(numpy.load(...)), to a .safetensors file"
         )
     return load_minari(path)
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 import gymnasium as gym
 
 from dmiddleware.env import n_agent_of
-from dmiddleware.env.team import ACTION_MASK
+from dmiddleware.env.team import ACTION_MASK, AGENT_MASK
 from dmiddleware.errors import SpaceError, StructureError
 from dmiddleware.model import action_kind_of, action_shape_of, obs_shape_of, team_shapes
 from dmiddleware.tree import Batch
 
 __all__ = ["check_action_kind", "check_number_of_agents", "check_observations", "network_shapes"]
 
+_MASKS: Final = frozenset({ACTION_MASK, AGENT_MASK})
 _REMEDY: Final = "build the policy for the env that the data come from, or record them in its env"
 
 
@@ -116,4 +117,4 @@ def check_observations(
 def _parts_of(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Mapping[str, gym.Space[Any]]:
     if isinstance(space, gym.spaces.Tuple):
         return {str(place): part for place, part in enumerate(space.spaces)}
-    return {str(key): part for key, part in space.spaces.items() if key != ACTION_MASK}
+    return {str(key): part for key, part in space.spaces.items() if key not in _MASKS}

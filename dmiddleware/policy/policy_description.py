@@ -95,14 +95,15 @@ def _class_of(described: Mapping[str, Any], model: nn.Module | None) -> type[Pol
         raise CheckpointMismatch(
             f"the checkpoint is of {described.get('class')!r:.100}, an algorithm that is not "
             f"registered here{f' as {name!r:.60}' if name else ''}; build the policy and "
-            "pass it as policy=... (ditask play: --policy), or decorate the class with "
+            "pass it as policy=... (ditask play and export: --policy), or decorate the class with "
             "@POLICY_REGISTRY.register(...) before training, and import its module before loading"
         )
     if own is not None and model is None:
         raise CheckpointMismatch(
             f"the policy was trained with a network of the program's own, {own!r:.100}, which the "
-            "checkpoint does not describe; build the network and pass it as model=..., or train "
-            "with a registered one (@MODEL_REGISTRY.register) by cfg.model"
+            "checkpoint does not describe; build the network and pass it as model=..., build the "
+            "policy and pass it as policy=... (ditask play and export: --policy module:function), "
+            "or train with a registered network (@MODEL_REGISTRY.register)"
         )
     if own is None and model is not None:
         raise CheckpointMismatch("the checkpoint describes its network, so leave model out")

@@ -74,8 +74,8 @@ def budget_of(runs: Sequence[RunRecord], at: float | None) -> Budget:
     n_shorter = sum(not is_within(n_steps, run.n_steps) for run in runs)
     if n_shorter:
         warnings.append(
-            f"{n_shorter} of {len(runs)} runs ended before {n_steps:,.0f} {units}, and count with "
-            f"their last evaluations; the runs have {lengths}"
+            f"{n_shorter} of {len(runs)} runs ended before {n_steps:,.0f} {units}, so their last "
+            f"evaluations are taken; the runs have {lengths}"
         )
     intervals = [run.interval for run in runs if math.isfinite(run.interval)]
     if intervals and max(intervals) > _GRIDS * min(intervals):

@@ -267,7 +267,8 @@ class Comparison:
             table = Table(title=Text(title))
             for name, *cells in zip(head, *rows, strict=True):
                 table.add_column(
-                    Text(name), justify="right" if all(map(is_number, cells)) else "left"
+                    Text(name, overflow="fold"),
+                    justify="right" if all(map(is_number, cells)) else "left",
                 )
             for row in rows:
                 table.add_row(*map(Text, row))

@@ -38,7 +38,8 @@ class Reach:
         side: the name of the side.
         steps: for each run, the steps at its first evaluation that has the return; infinity: it has
             none within the budget.
-        budget: the steps that each run that has not reached it had; infinity: all have reached it.
+        budget: the steps that each run that has not reached it had at least; infinity: all have
+            reached it.
         median: the median of the steps; infinity: never.
     """
 
@@ -73,7 +74,8 @@ def reaches_of(
     for name, side in sides.items():
         firsts = [_first(run, value) for run in side]
         steps = [first if is_within(first, budget) else math.inf for first in firsts]
-        yield Reach(task, name, steps, budget, _median(steps))
+        failed = [run.n_steps for run, step in zip(side, steps, strict=True) if math.isinf(step)]
+        yield Reach(task, name, steps, min([budget, *failed]), _median(steps))
 
 
 def reaching_sooner(reaches: Sequence[Reach]) -> dict[tuple[str, str], Estimate]:

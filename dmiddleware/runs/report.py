@@ -137,7 +137,16 @@ def _runs_table(runs: Mapping[str, Sequence[RunRecord]]) -> str:
                     "-" if seconds is None else f"{seconds:,.0f} s",
                 ]
 
-    head = ["side", "folder", "seed", "score", "best", "env steps", "updates", "duration"]
+    head = [
+        "side",
+        "folder",
+        "seed",
+        "score at its end",
+        "best",
+        "env steps",
+        "updates",
+        "duration",
+    ]
     return _table(head, rows())
 
 

@@ -116,6 +116,8 @@ def train(
             f"train: env must be the id of an env or a function that makes one, got {env!r:.100}"
         )
     seed = checked("train: seed", seed, Whole)
+    if not isinstance(wrappers, list | tuple):
+        raise ConfigError(f"train: wrappers must be a list of wrappers, got {wrappers!r:.100}")
     program = program_of(algo)
     values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
     given = {"seed": seed, **options}

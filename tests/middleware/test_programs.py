@@ -340,3 +340,14 @@ def test_a_run_without_any_snapshot_starts_when_it_is_resumed():
     assert train("ppo", "CartPole-v1", **ON, exp_name="new", resume=True).train_iter > 0
     shutil.rmtree("runs/new/snapshots")
     assert train("ppo", "CartPole-v1", **ON, exp_name="new", resume=True).path.name == "new"
+
+
+@pytest.mark.parametrize("wrappers", [gym.Wrapper, "my_envs:Mirror", None, iter([gym.Wrapper])])
+def test_wrappers_that_are_no_list_are_refused(wrappers: object) -> None:
+    with pytest.raises(ConfigError, match="train: wrappers must be a list of wrappers, got"):
+        train("dqn", "CartPole-v1", wrappers=wrappers, max_env_step=8)  # type: ignore[arg-type]
+
+
+def test_a_program_for_recorded_data_asks_for_them() -> None:
+    with pytest.raises(ConfigError, match="no recorded data are named; give data"):
+        train("iql", "Pendulum-v1", max_train_iter=1)

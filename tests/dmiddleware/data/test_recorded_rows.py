@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from gymnasium import spaces
 
 from dmiddleware.data import as_tree, load_rows, save_dataset
 from dmiddleware.errors import DatasetError, StructureError
-from dmiddleware.policy import ActionCodec
+from dmiddleware.policy import ActionCodec, BCPolicy
 
 N_ROWS = 6
 
@@ -201,3 +202,31 @@ def test_actions_of_the_space_pass(lead: tuple[int, ...]) -> None:
     ):
         dtype = torch.int64 if isinstance(space, spaces.Discrete) else torch.float32
         ActionCodec.for_space(space).check(torch.zeros(*lead, *shape, dtype=dtype))
+
+
+class Camera(gym.Env[Any, Any]):
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 1, (2, 3)), "state.arm": spaces.Box(-1, 1, (4,))}
+    )
+    action_space = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("obs", "problem"),
+    [
+        (
+            {"image": torch.zeros(8, 3, 2), "state.arm": torch.zeros(8, 4)},
+            r"obs\.image has shape \(8, 3, 2\), but must be \(8, 2, 3\)",
+        ),
+        ({"image": torch.zeros(8, 2, 3)}, r"obs has 'image', but must have 'image', 'state\.arm'"),
+    ],
+)
+def test_recorded_observations_of_another_env_are_refused(
+    obs: dict[str, torch.Tensor], problem: str
+) -> None:
+    policy = BCPolicy.for_env(Camera(), batch_size=8)
+    rows = as_tree({"obs": obs, "action": torch.zeros(8, dtype=torch.int64)})
+    with pytest.raises(StructureError, match=problem):
+        policy.observe(rows["obs"])
+    with pytest.raises(StructureError, match=problem):
+        policy.learn_mode.forward(rows)

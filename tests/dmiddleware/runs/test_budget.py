@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dmiddleware.errors import ConfigError, RunFolderError
 from dmiddleware.launch.cli import ditask
-from dmiddleware.runs import Comparison, Reach, compare
+from dmiddleware.runs import Comparison, Reach, compare, write_report
 from tests.dmiddleware.runs.written_runs import write_run
 
 
@@ -172,6 +172,15 @@ def test_what_comes_after_the_budget_of_a_run_that_failed_does_not_count() -> No
     assert reach_of(reach=40, at=1500)["b"].steps == [1400, 1300]
 
 
+def test_a_run_never_reaches_a_return_within_more_steps_than_it_had() -> None:
+    write_side("a", [1000, 1200], rate=0.03)  # ended at 30 and 37
+    write_side("b", [2000, 2000], rate=0.03)
+    found = reach_of(reach=40, at=1500)
+    assert found["a"].steps == [math.inf, math.inf] and found["a"].budget == 1000
+    assert found["b"].budget == 1500
+    assert reach_of(reach=400, at=50_000)["b"].budget == 2000
+
+
 def test_scores_of_several_tasks_are_not_pooled_without_reference_scores() -> None:
     write_side("a", [1000, 1000], task="X")
     write_side("a", [1000, 1000], task="Y", rate=5.0)
@@ -278,3 +287,10 @@ def test_steps_and_updates_until_a_return_are_not_compared() -> None:
     assert "sooner" not in text and "steps until a return cannot be compared" in text
     (lengths,) = [rows for title, _, rows in comparison.tables() if "last tenth" in title]
     assert [row[3] for row in lengths] == ["500 env steps", "9,000 updates"]
+
+
+def test_a_report_says_which_scores_are_those_of_whole_runs() -> None:
+    write_run(Path("a"), ramp(1000))
+    write_report("report.html", "a", at=500)
+    page = Path("report.html").read_text()
+    assert "score at its end" in page
