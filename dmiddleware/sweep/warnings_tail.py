@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -28,8 +29,10 @@ class WarningsTail:
         """Return the new warnings, without those that differ from earlier ones only in figures."""
         try:
             with self._output.open("rb") as file:
+                # Where the disk is full, it may be a device, of which there is no end.
+                n_new = os.fstat(file.fileno()).st_size - self._n_bytes
                 file.seek(self._n_bytes)
-                data = file.read()
+                data = file.read(max(0, n_new))
         except OSError:
             return []
         data = data[: data.rfind(b"\n") + 1]
