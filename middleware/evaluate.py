@@ -26,6 +26,7 @@ __all__ = [
     "InteractionEvaluator",
     "InteractionEvaluatorSettings",
     "evaluation_prefixes",
+    "evaluators_of",
     "interaction_evaluator",
     "primary_evaluator",
 ]
@@ -179,7 +180,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         yield from self._interval.preflight(chain)
         primaries = _primaries(chain)
         self._is_primary = any(evaluator is self for evaluator in primaries)
-        evaluators = _evaluators_of(chain)
+        evaluators = evaluators_of(chain)
         others = (part for part in stock_middleware(chain) if part is not self)
         prefixes = [part.metric_prefix for part in others]
         if self.metric_prefix in prefixes and self.settings.name is None:
@@ -360,7 +361,7 @@ def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:
     """
     primary = primary_evaluator(chain)
     first = _UNNAMED if primary is None else primary.settings.prefix
-    prefixes = (evaluator.settings.prefix for evaluator in _evaluators_of(chain))
+    prefixes = (evaluator.settings.prefix for evaluator in evaluators_of(chain))
     return tuple(dict.fromkeys((first, *prefixes)))
 
 
@@ -369,13 +370,14 @@ def primary_evaluator(chain: ChainView) -> InteractionEvaluator | None:
     return next(iter(_primaries(chain)), None)
 
 
-def _evaluators_of(chain: ChainView) -> list[InteractionEvaluator]:
+def evaluators_of(chain: ChainView) -> list[InteractionEvaluator]:
+    """Return the stock evaluators of a chain, in order."""
     parts = {id(part): part for part in chain.middleware}  # one may be used twice
     return [part for part in parts.values() if isinstance(part, InteractionEvaluator)]
 
 
 def _primaries(chain: ChainView) -> list[InteractionEvaluator]:
-    evaluators = _evaluators_of(chain)
+    evaluators = evaluators_of(chain)
     is_alone = len(evaluators) == 1 and not _has_other_judge(chain)
     return [
         evaluator

@@ -51,7 +51,12 @@ from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.checkpoint import CkptSaver
 from middleware.context import OnlineRLContext, RLContext
-from middleware.evaluate import InteractionEvaluator, evaluation_prefixes, primary_evaluator
+from middleware.evaluate import (
+    InteractionEvaluator,
+    evaluation_prefixes,
+    evaluators_of,
+    primary_evaluator,
+)
 from middleware.learning_curve import LearningCurve
 from middleware.log import MetricsLogger
 from middleware.progress_bar import ProgressBar, RunConsole
@@ -515,16 +520,29 @@ class FinalCtxSaver(BaseMiddleware[Context]):
 
 
 def _envs_of(chain: ChainView, evaluator: InteractionEvaluator | None) -> dict[str, Any]:
-    """Return the records of the chain's first envs, and of those that evaluate if they differ."""
-    owned = [item for one in chain.middleware for item in getattr(one, "owns", ())]
-    record: dict[str, Any] = next(filter(None, map(_record_of, owned)), {})
-    judged = next(filter(None, map(_record_of, getattr(evaluator, "owns", ()))), record)
-    return {"env": record, **({} if judged == record else {"eval_env": judged})}
+    """Return the records of the envs that collect, and of those that evaluate if they differ.
+
+    If none collects, the envs of the evaluator that decides take their place.
+    """
+    evaluators = evaluators_of(chain)
+    others = (part for part in chain.middleware if part not in evaluators)
+    records = map(_record_of, (*others, *([] if evaluator is None else [evaluator]), *evaluators))
+    record: dict[str, Any] = next(filter(None, records), {})
+    envs: dict[str, Any] = {"env": record}
+    for part in evaluators:
+        evaluated = _record_of(part) or record
+        if evaluated != record and part is evaluator:
+            envs["eval_env"] = evaluated
+        elif evaluated != record:
+            envs.setdefault("other_eval_envs", {})[str(part.settings.name)] = evaluated
+    return envs
 
 
-def _record_of(owned: object) -> dict[str, Any]:
-    if isinstance(owned, BaseEnvManager) and isinstance(owned.settings, EnvSettings):
-        return env_record(owned.settings)
+def _record_of(part: object) -> dict[str, Any]:
+    """Return the record of the first env manager that a middleware owns; empty: it has none."""
+    for owned in getattr(part, "owns", ()):
+        if isinstance(owned, BaseEnvManager) and isinstance(owned.settings, EnvSettings):
+            return env_record(owned.settings)
     return {}
 
 

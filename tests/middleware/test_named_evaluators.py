@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dmiddleware.data import load_checkpoint
-from dmiddleware.env import SyncEnvManager
+from dmiddleware.env import SyncEnvManager, make_env_manager
 from dmiddleware.errors import ChainError, ConfigError
 from dmiddleware.pipeline import Task, middleware
 from dmiddleware.policy import DQNPolicy
@@ -143,6 +143,28 @@ def experiment(folder: RunFolder, policy: DQNPolicy, *chain: Any, n_steps: int =
     recorded = Experiment(folder, policy, n_fresh_episode=2)
     run(*chain, recorded, n_steps=n_steps)
     return recorded.result
+
+
+class Windy(gym.Wrapper[Any, Any, Any, Any]):
+    """Changes nothing that the test looks at."""
+
+
+@pytest.mark.parametrize("first", ["plain", "windy"])
+def test_the_env_of_every_evaluator_is_recorded(first: str, folder: RunFolder) -> None:
+    envs = make_env_manager("CartPole-v1", env_num=1, seed=0)
+    policy = DQNPolicy.for_env(envs, seed=0)
+    windy = make_env_manager("CartPole-v1", env_num=1, wrappers=[Windy], seed=1)
+    plain = make_env_manager("CartPole-v1", env_num=1, seed=1)
+    evaluators = [
+        InteractionEvaluator(policy, plain, n_episode=1),
+        InteractionEvaluator(policy, windy, n_episode=1, name="windy"),
+    ]
+    chain = evaluators if first == "plain" else evaluators[::-1]
+    experiment(folder, policy, *chain, n_steps=1)
+    saved = yaml.safe_load((folder.path / "config.yaml").read_text())
+    assert saved["env"]["id"] == "CartPole-v1" and not saved["env"].get("wrappers")
+    assert "eval_env" not in saved
+    assert saved["other_eval_envs"]["windy"]["wrappers"] == [f"{__name__}:Windy"]
 
 
 @pytest.mark.parametrize("first", ["plain", "windy"])
