@@ -106,7 +106,7 @@ class FailureBudget:
             raise kind(
                 f"{self._kind} {env_id} failed {failures} time(s) in a row, and {limit}; "
                 f"the last time, in {doing}, it {error}.\n{details}"
-            ) from cause
+            ) from (None if cause is None else cause.with_traceback(None))  # details has it
         self._restarts[env_id] += 1
         self.restarts += 1
         self._log(env_id, doing, error, details)

@@ -86,7 +86,7 @@ def test_a_value_is_kept_or_refused_with_its_name(
     else:
         kept = getattr(made, name)
         # No float is exactly an integer such as 2**53 + 1: the nearest one is kept.
-        is_nearest = isinstance(value, int) and kept == float(value)
+        is_nearest = isinstance(kept, float) and kept == float(value)
         assert kept == value or is_nearest or kept == tuple(value)
 
 

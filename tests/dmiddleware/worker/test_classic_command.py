@@ -143,7 +143,7 @@ def test_slips_on_the_command_line_are_told():
 def test_rows_of_other_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="pickle"):
         load_rows(tmp_path / "data.pkl")
-    with pytest.raises(ConfigError, match="name recorded data"):
+    with pytest.raises(ConfigError, match="no recorded data are named"):
         load_rows("")
     with pytest.raises(DatasetError):
         load_rows(tmp_path / "missing.hdf5")
