@@ -16,7 +16,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.terminal import needs_terminal
 
-__all__ = ["ErrorSummary", "is_code_mistake"]
+__all__ = ["ERRORS_OF_PEERS", "ErrorSummary", "is_code_mistake"]
 
 _OF_THE_CODE: Final = (
     ImportError,
@@ -31,14 +31,16 @@ _OF_THE_CODE: Final = (
     SpaceError,
     StructureError,
 )
-_OF_PEERS: Final = (RouterError, EventError)
+ERRORS_OF_PEERS: Final = (RouterError, EventError)
+"""Errors that other processes cause, whatever was raised from them."""
+
 _OF_ENVS: Final = "gymnasium.error"
 """The module of the errors of Gymnasium, which says so if an env does not exist for example."""
 
 
 def is_code_mistake(error: BaseException | None) -> bool:
     """Return whether an error is a mistake in the code, contains one, or was raised from one."""
-    if error is None or isinstance(error, _OF_PEERS):
+    if error is None or isinstance(error, ERRORS_OF_PEERS):
         return False
     if isinstance(error, BaseExceptionGroup) and any(map(is_code_mistake, error.exceptions)):
         return True

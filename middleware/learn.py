@@ -160,8 +160,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
             buffer, batch_size=self._batch_size, learn_start=settings.learn_start
         )
         self._skipped = SkippedDraws()
-        checks_returns = self._mode.spec.check_returns is not None
-        self._early_returns = EarlyReturns(buffer, self._mode) if checks_returns else None
+        self._early_returns = EarlyReturns.of(buffer, self._mode)
         self._has_updated = False
         self.draws_from = (buffer,)
         self.components = {"buffer": buffer}

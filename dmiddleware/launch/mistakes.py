@@ -5,8 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Final
 
-from dmiddleware.code_mistakes import is_code_mistake
-from dmiddleware.errors import EventError, RouterError
+from dmiddleware.code_mistakes import ERRORS_OF_PEERS, is_code_mistake
 from dmiddleware.launch.program_lines import is_of_program
 
 __all__ = ["is_mistake"]
@@ -20,7 +19,6 @@ _OF_WHAT_IT_WAS_GIVEN: Final = (
     IsADirectoryError,
     NotADirectoryError,
 )
-_OF_PEERS: Final = (RouterError, EventError)
 _USAGE: Final = 2
 
 
@@ -39,7 +37,7 @@ def is_mistake(error: BaseException, *, in_step: bool) -> bool:
     if isinstance(error, SystemExit):
         # Python prints a text, as for wrong arguments.
         return error.code == _USAGE or (isinstance(error.code, str) and not in_step)
-    if isinstance(error, _OF_PEERS):
+    if isinstance(error, ERRORS_OF_PEERS):
         return False
     if is_code_mistake(error):
         return True

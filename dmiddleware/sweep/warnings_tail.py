@@ -29,7 +29,7 @@ class WarningsTail:
         """Return the new warnings, without those that differ from earlier ones only in figures."""
         try:
             with self._output.open("rb") as file:
-                # Where the disk is full, it may be a device, of which there is no end.
+                # Up to its size, because a device, such as /dev/full, never ends.
                 n_new = os.fstat(file.fileno()).st_size - self._n_bytes
                 file.seek(self._n_bytes)
                 data = file.read(max(0, n_new))

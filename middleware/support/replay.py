@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -144,16 +144,25 @@ class EarlyReturns:
     So a mistake in what the policy expects of the env is found before much was learned.
 
     Args:
-        buffer: the buffer. Only those of the newest rows of a :class:`TensorBuffer` are known.
-        mode: the learn mode of the policy, whose discount counts.
+        buffer: the buffer, of whose newest rows the returns are shown.
+        check: the policy's ``check_returns``.
+        discount: γ.
     """
 
-    def __init__(self, buffer: ReplayBuffer, mode: LearnMode) -> None:
-        self._check = mode.spec.check_returns
-        self._discount = mode.spec.discount
-        self._buffer = buffer if isinstance(buffer, TensorBuffer) else None
-        self._next: float = 0 if self._check is not None else math.inf
+    def __init__(
+        self, buffer: TensorBuffer, check: Callable[..., None], *, discount: float
+    ) -> None:
+        self._buffer, self._check, self._discount = buffer, check, discount
+        self._next: float = 0
         """How many rows the buffer must hold when the policy sees the returns again."""
+
+    @classmethod
+    def of(cls, buffer: ReplayBuffer, mode: LearnMode) -> EarlyReturns | None:
+        """Return those of a policy; None if it checks none, or the buffer does not know them."""
+        check, discount = mode.spec.check_returns, mode.spec.discount
+        if check is None or discount is None or not isinstance(buffer, TensorBuffer):
+            return None
+        return cls(buffer, check, discount=discount)
 
     def show(self, ctx: RLContext) -> None:
         """Call the policy's ``check_returns`` if the buffer has twice as many rows as before.
@@ -161,8 +170,8 @@ class EarlyReturns:
         Raises:
             ConfigError: from the policy.
         """
-        buffer, check = self._buffer, self._check
-        if buffer is None or check is None or self._discount is None or len(buffer) < self._next:
+        buffer = self._buffer
+        if len(buffer) < self._next:
             return
         was_resumed = self._next == 0 and ctx.train_iter > 0
         is_late = was_resumed or len(buffer) >= _EARLY_ROWS
@@ -174,7 +183,7 @@ class EarlyReturns:
         except KeyError:  # rows of no env
             return
         if rows["reward"].dim() == 1:
-            check(*_known_returns(rows, self._discount), rows["reward"])
+            self._check(*_known_returns(rows, self._discount), rows["reward"])
 
 
 def _known_returns(rows: Batch, discount: float) -> tuple[torch.Tensor, torch.Tensor]:
