@@ -245,7 +245,7 @@ class Row:
     @property
     def verdict(self) -> str:
         """``met``, ``missed``, ``not measured``, or a dash without a bar."""
-        if self.ratio is None:
+        if self.ours is None:
             return "not measured"
         return {True: "met", False: "missed", None: "-"}[self.met]
 

@@ -26,7 +26,7 @@ from dmiddleware.router.wire.byte_pieces import BytePieces, WireBytes, new_memor
 
 __all__ = ["FRAGMENT_BYTES", "HEAD_BYTES", "SMALL_BYTES", "FrameReader", "FrameWriter", "Piece"]
 
-FRAGMENT_BYTES: Final = 256 * 1024
+FRAGMENT_BYTES: Final = 512 * 1024
 """The longest fragment: an urgent frame waits for no more than this."""
 
 SMALL_BYTES: Final = 16 * 1024
