@@ -83,10 +83,11 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Return the short name of the commit that is checked out, with a plus sign if files differ."""
-    command = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    """Return the short name of the commit, with a plus sign if the code has changed since."""
+    named = ["git", "rev-parse", "--short=8", "HEAD"]
+    name = subprocess.run(named, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    changed = ["git", "diff", "--quiet", "HEAD", "--", "dmiddleware", "middleware"]
+    return name.strip() + "+" * subprocess.run(changed, cwd=ROOT, check=False).returncode
 
 
 def read(results: Path = RESULTS) -> dict[tuple[str, str], Measurement]:
