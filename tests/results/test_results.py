@@ -17,7 +17,7 @@ import pytest
 from dmiddleware.command_line import arguments_of
 from dmiddleware.zoo import tuned
 from middleware.programs.train import program_of
-from tests.faults.process_cluster import alive, wait_until
+from tests.faults.process_cluster import alive
 from tests.results import __main__ as results
 from tests.results import bars, compare, ours, record, report, training
 from tests.results.__main__ import all_entries, print_list, run
@@ -27,6 +27,7 @@ from tests.results.goals import Goal, goal_of
 from tests.results.record import Record
 from tests.results.training import TrainingError, train
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 ENTRY = Entry("A section", "an algorithm", "Env-v0", "program", seeds=(0, 1), at_least=10)
 SNAPSHOTS = Path("runs/results/program/0/snapshots")
