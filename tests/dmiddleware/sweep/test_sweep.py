@@ -18,7 +18,8 @@ from dmiddleware.sweep.new_sweep import SweepOrder, make_sweep
 from dmiddleware.sweep.sweep_display import SweepDisplay
 from dmiddleware.sweep.sweep_plan import SweepPlan, SweptRun, read_plan, reason_in, state_of
 from dmiddleware.sweep.sweeping import GridSource, run_sweep
-from tests.dmiddleware.sweep.sweep_process import FOLDER, MAIN, ROOT, start, sweep, wait_for
+from tests.dmiddleware.sweep.sweep_process import FOLDER, MAIN, ROOT, start, sweep
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -74,14 +75,14 @@ def test_warnings_of_runs_are_shown_once_each(tmp_path: Path) -> None:
 def test_after_kill_9_of_everything_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
     words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "60", "--every-s", "0.05")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["done"] >= 1, "the end of a run")
-    wait_for(lambda: states(tmp_path)["interrupted"] >= 1, "the start of another")
+    wait_until(lambda: states(tmp_path)["done"] >= 1, "the end of a run")
+    wait_until(lambda: states(tmp_path)["interrupted"] >= 1, "the start of another")
     plan, runs = runs_of(tmp_path)
     search = ProcessSearch((plan.mark,))
     for pid in (process.pid, *search.running()):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=20)
-    wait_for(lambda: not search.running(), "the end of all processes")
+    wait_until(lambda: not search.running(), "the end of all processes")
     done = [name for name, run in runs.items() if state_of(run) == "done"]
     assert 1 <= len(done) < len(runs)
     code, output = sweep(tmp_path, "--resume", FOLDER, "--jobs", "2")
@@ -100,15 +101,15 @@ def test_after_kill_9_of_everything_no_run_is_lost_or_repeated(tmp_path: Path) -
 def test_a_killed_sweep_leaves_no_training_behind(tmp_path: Path) -> None:
     words = ("--set", "seed=0:2", "--jobs", "2", "--", "--n-evaluation", "100000")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
     plan, runs = runs_of(tmp_path)
     for run in runs.values():
-        wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+        wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     search = ProcessSearch((plan.mark,))
     assert len(search.running()) >= 4  # a launcher and a node each
     process.kill()
     process.communicate(timeout=20)
-    wait_for(lambda: not search.running(), "the end of all processes", 30)
+    wait_until(lambda: not search.running(), "the end of all processes", deadline_s=30)
     assert states(tmp_path) == {"interrupted": 2}
 
 
@@ -119,10 +120,10 @@ def test_a_signal_stops_all_runs_and_is_the_exit_code(
 ) -> None:
     words = ("--set", "seed=0:3", "--jobs", "2", "--", "--n-evaluation", "100000")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 2, "two runs")
     plan, runs = runs_of(tmp_path)
     for run in list(runs.values())[:2]:
-        wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+        wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     began = time.monotonic()
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -138,9 +139,9 @@ def test_a_signal_stops_all_runs_and_is_the_exit_code(
 def test_a_run_that_is_killed_has_failed_and_is_tried_again(tmp_path: Path) -> None:
     words = ("--set", "seed=0:1", "--", "--n-evaluation", "100", "--every-s", "0.05")
     process = start(tmp_path, "--main", MAIN, *words)
-    wait_for(lambda: states(tmp_path)["interrupted"] == 1, "the run")
+    wait_until(lambda: states(tmp_path)["interrupted"] == 1, "the run")
     plan, (run, *_) = runs_of(tmp_path)[0], [*runs_of(tmp_path)[1].values()]
-    wait_for((run.folder / "metrics.jsonl").exists, "metrics")
+    wait_until((run.folder / "metrics.jsonl").exists, "metrics")
     for pid in ProcessSearch((plan.mark,)).running():
         if "node_process" in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGKILL)
@@ -256,7 +257,7 @@ def test_a_training_that_was_stopped_continues_from_its_snapshot(tmp_path: Path)
     varied = ("--set", "learning_rate=1e-3,2e-3", "--output", FOLDER)
     process = start(tmp_path, "--main", main, *varied, "--", "--max-env-step", "6016")
     first = folder / "learning_rate-1e-3"
-    wait_for(lambda: (first / "metrics.jsonl").exists(), "metrics")
+    wait_until(lambda: (first / "metrics.jsonl").exists(), "metrics")
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert process.stdout is not None
