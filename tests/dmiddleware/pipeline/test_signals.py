@@ -15,14 +15,15 @@ ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
 
 PROGRAM = """
-import sys, time
+import sys, threading
 from dmiddleware import Context, Task
 
 def step(ctx):
     print("ready", flush=True)
     if sys.argv[1] == "waiting":
         ctx.task.wait_for("never", 100.0)
-    time.sleep(100.0 if sys.argv[1] == "blocked" else 0.01)
+    if sys.argv[1] == "blocked":
+        threading.Event().wait()
     yield
     print("step done", flush=True)
 
