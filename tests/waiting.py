@@ -1,15 +1,16 @@
-"""Wait for other threads and processes, where nothing can be waited for directly."""
+"""Wait for a condition that nothing announces, such as a file or a count of another process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from pathlib import Path
 
 __all__ = ["DEADLINE_S", "read", "wait_until"]
 
 DEADLINE_S = 90.0
-_PAUSE_S = 0.02
+_POLL_S = 0.01
 
 
 def wait_until(
@@ -18,23 +19,31 @@ def wait_until(
     *,
     deadline_s: float = DEADLINE_S,
 ) -> float:
-    """Wait until the condition holds, and return the seconds that it took.
+    """Wait until a condition holds, and return the seconds that it took.
 
     Args:
-        condition: the condition, which is about another thread or process.
-        what: the condition in words, or a function that returns them at the deadline.
+        condition: called repeatedly, and a last time after the deadline.
+        what: what the caller waits for; a function is called only if the wait fails.
         deadline_s: how long to wait.
 
     Raises:
-        TimeoutError: if it does not hold by the deadline; the message contains ``what``.
+        TimeoutError: if the condition does not hold in time; the message contains ``what``.
     """
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > deadline_s:
-            words = what if isinstance(what, str) else what()
-            raise TimeoutError(f"waited {deadline_s:g} s for {words}")
-        time.sleep(_PAUSE_S)
-    return time.monotonic() - began
+    started_at = time.monotonic()
+    while True:
+        # In this order, whoever was suspended beyond the deadline looks once more.
+        is_late = time.monotonic() - started_at > deadline_s
+        if condition():
+            return time.monotonic() - started_at
+        if is_late:
+            explanation = what if isinstance(what, str) else what()
+            raise TimeoutError(f"waited {deadline_s:g} s for {explanation}")
+        time.sleep(_POLL_S)
+
+
+def read(file: Path) -> str:
+    """Return the text of a file; nothing if it is missing."""
+    return file.read_text(errors="replace") if file.exists() else ""
 
 
 def read(file: Path) -> str:
