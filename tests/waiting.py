@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from pathlib import Path
 
 __all__ = ["DEADLINE_S", "read", "wait_until"]
 
@@ -39,11 +38,6 @@ def wait_until(
             explanation = what if isinstance(what, str) else what()
             raise TimeoutError(f"waited {deadline_s:g} s for {explanation}")
         time.sleep(_POLL_S)
-
-
-def read(file: Path) -> str:
-    """Return the text of a file; nothing if it is missing."""
-    return file.read_text(errors="replace") if file.exists() else ""
 
 
 def read(file: Path) -> str:
