@@ -14,7 +14,7 @@ from dmiddleware.errors import RouterError
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import Link
 from dmiddleware.router.transport.stream import exposes_bytes
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec

@@ -16,7 +16,7 @@ from dmiddleware.router.protocol.handshake import (
 )
 from dmiddleware.router.protocol.membership import Membership
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Link, Peer
 from dmiddleware.router.wire.frame import (
     HEADER_SIZE,
     VERSION,
@@ -59,7 +59,7 @@ class Greetings:
         options: NodeOptions,
         nonce: Callable[[], bytes],
         session_number: Callable[[], int],
-        peers: Mapping[str, PeerSession],
+        peers: Mapping[str, Peer],
         members: Membership,
         make_room: Callable[[], None],
         is_closing: Callable[[], bool],

@@ -21,7 +21,7 @@ from dmiddleware.router.protocol.handshake import Identity, Session, check_incar
 from dmiddleware.router.protocol.membership import SAID_GOODBYE, Membership, MembershipChange
 from dmiddleware.router.protocol.memory_grants import MemoryGrants
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Link, Peer
 from dmiddleware.router.protocol.session_frames import URGENT, SessionFrames, States
 from dmiddleware.router.protocol.streams import EventBatch
 from dmiddleware.router.protocol.subscriptions import Subscriptions
@@ -53,7 +53,7 @@ class TakenEvent(NamedTuple):
     """
 
     event: EncodedEvent
-    peer: PeerSession
+    peer: Peer
     acknowledges: bool = False
 
 
@@ -98,8 +98,8 @@ class NodeProtocol:
     ) -> None:
         self.identity = identity
         self.options = options
-        self.peers: dict[str, PeerSession] = {}
-        self.with_events: dict[PeerSession, None] = {}
+        self.peers: dict[str, Peer] = {}
+        self.with_events: dict[Peer, None] = {}
         self.unsent: dict[Link, None] = {}
         self.ended: list[tuple[Link, str]] = []
         self.subscriptions = Subscriptions(identity.node_id, self.peers, options, self.unsent)
@@ -125,9 +125,9 @@ class NodeProtocol:
             make_room=self._remove_forgotten,
             is_closing=lambda: self.closing,
         )
-        self._gone: dict[str, PeerSession] = {}
+        self._gone: dict[str, Peer] = {}
         self._holds: Callable[[EncodedEvent], bool] | None = None
-        self._held: dict[PeerSession, None] = {}
+        self._held: dict[Peer, None] = {}
         self._memory = MemoryGrants(options.max_event_bytes, peers=self.peers, gone=self._gone)
         self._accepts = True
 
@@ -217,7 +217,7 @@ class NodeProtocol:
             self._grant_memory()
         return taken
 
-    def on_handled(self, peer: PeerSession) -> None:
+    def on_handled(self, peer: Peer) -> None:
         """Note that a peer's oldest event with ``acknowledges`` has been handled."""
         peer.incoming.inbox_handled.on_handled()
         self._note_due(peer)
@@ -399,7 +399,7 @@ class NodeProtocol:
             link.said_goodbye = True
             self._put(link, FrameType.BYE, _NO_CONTENTS)
 
-    def _put_owed(self, link: Link, peer: PeerSession) -> None:
+    def _put_owed(self, link: Link, peer: Peer) -> None:
         """Put what is sent before events, and however full the connection is."""
         owed = link.owed
         is_heartbeat_due = owed.pop(FrameType.HEARTBEAT, 0)
@@ -418,7 +418,7 @@ class NodeProtocol:
         if is_proof_due and link.sharing is not None and (proof := link.sharing.proof()):
             self._put(link, FrameType.SHARE, FrameContents(proof))
 
-    def _on_control(self, link: Link, peer: PeerSession, frame: Frame, now: float) -> None:
+    def _on_control(self, link: Link, peer: Peer, frame: Frame, now: float) -> None:
         if frame.type is FrameType.STATE:
             self._on_states(link, peer, States.read(frame))
         elif frame.type is FrameType.AGAIN and link.n_resends:
@@ -456,7 +456,7 @@ class NodeProtocol:
             self.subscriptions.on_peers_changed()
         self._record(self._members.on_session(session, now), now)
 
-    def _start_over(self, link: Link, session: Session, known: PeerSession | None) -> PeerSession:
+    def _start_over(self, link: Link, session: Session, known: Peer | None) -> Peer:
         """Start with a process that is new, or that has been forgotten, or has forgotten this one.
 
         Args:
@@ -467,7 +467,7 @@ class NodeProtocol:
         if known is not None:
             self._note_ended(known)
             known.link = None
-        peer = PeerSession.start(session, known, self.options)
+        peer = Peer.start(session, known, self.options)
         peer.link, link.peer = link, peer
         self.peers[peer.node_id] = peer
         peer.outgoing.on_connect(session.limits.inbox_bytes)
@@ -476,7 +476,7 @@ class NodeProtocol:
         self.subscriptions.announce_to(peer)
         return peer
 
-    def _on_goodbye(self, link: Link, peer: PeerSession, now: float) -> None:
+    def _on_goodbye(self, link: Link, peer: Peer, now: float) -> None:
         """Note that a peer leaves for good, or that this node has left it."""
         if link.said_goodbye:
             self._close(link, SAID_GOODBYE)
@@ -506,7 +506,7 @@ class NodeProtocol:
             peer.link = None
             self._memory.drop(peer)
 
-    def _remove(self, peer: PeerSession) -> None:
+    def _remove(self, peer: Peer) -> None:
         if self.peers.get(peer.node_id) is peer:
             self._note_ended(peer)
             del self.peers[peer.node_id]
@@ -516,25 +516,25 @@ class NodeProtocol:
         for peer in [peer for peer in self.peers.values() if peer.forgotten]:
             self._remove(peer)
 
-    def _drop_outgoing(self, peer: PeerSession) -> int:
+    def _drop_outgoing(self, peer: Peer) -> int:
         """Drop and count what is waiting for a peer; return the number of reliable events."""
         lost = peer.outgoing.give_up()
         if lost:
             self.undelivered.setdefault(peer.node_id, Counter()).update(lost)
         return lost.total()
 
-    def _note_ended(self, peer: PeerSession) -> None:
+    def _note_ended(self, peer: Peer) -> None:
         """Note that a process has ended, or is removed; its events can still be taken."""
         self._take_announcements(peer)
         peer.incoming.drop_unfinished()
         self._gone.pop(peer.node_id, None)
 
-    def _take_announcements(self, peer: PeerSession) -> None:
+    def _take_announcements(self, peer: Peer) -> None:
         """Process the subscriptions that a peer has announced, ahead of the events before them."""
         for event in peer.incoming.inbox.take_out(_is_announcement):
             self._on_announcement(peer, event)
 
-    def _on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
+    def _on_announcement(self, peer: Peer, event: EncodedEvent) -> None:
         try:
             self.subscriptions.on_announcement(peer, event)
         except FrameError as error:
@@ -556,17 +556,17 @@ class NodeProtocol:
                     self.subscriptions.readmit(peer)
         self.changes += changes
 
-    def _owe_states(self, peer: PeerSession) -> None:
+    def _owe_states(self, peer: Peer) -> None:
         if peer.link is not None:
             peer.link.owed[FrameType.STATE] = 1
             self.unsent[peer.link] = None
 
-    def _note_due(self, peer: PeerSession) -> None:
+    def _note_due(self, peer: Peer) -> None:
         """Send the peer the states of its inboxes, if they have changed enough."""
         if peer.incoming.is_due:
             self._owe_states(peer)
 
-    def _on_data(self, peer: PeerSession, frame: Frame) -> None:
+    def _on_data(self, peer: Peer, frame: Frame) -> None:
         stream, sequence, incoming = frame.stream, frame.data_sequence, peer.incoming
         if frame.type is FrameType.FRAGMENT:
             fragment = Fragment.of(frame)
@@ -589,7 +589,7 @@ class NodeProtocol:
             incoming.on_ask(stream, until_empty=False)
         self.with_events[peer] = None
 
-    def _on_states(self, link: Link, peer: PeerSession, states: States) -> None:
+    def _on_states(self, link: Link, peer: Peer, states: States) -> None:
         """Process what a peer says about the streams to it."""
         self.unsent[link] = None
         if states.resend:

@@ -22,7 +22,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.router.protocol.greetings import MAX_STRANGER_BYTES
 from dmiddleware.router.protocol.handshake import DialerHandshake
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import Link
 from dmiddleware.router.runtime.engine import TICK_S, Engine
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.framed_listener import FramedListener

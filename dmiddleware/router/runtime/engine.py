@@ -20,7 +20,7 @@ from dmiddleware.pipeline import Clock, Event
 from dmiddleware.router.protocol.counters import TrafficCounters
 from dmiddleware.router.protocol.membership import MembershipChange
 from dmiddleware.router.protocol.node import NodeProtocol
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Link, Peer
 from dmiddleware.router.runtime.receiver import DecodedEvent, Receiver
 from dmiddleware.router.transport.shared_memory import SharedMemory
 from dmiddleware.router.wire.codec import Codec
@@ -291,7 +291,7 @@ class Engine:
             links = self.update()
         self.send(links)
 
-    def _on_handled(self, peer: PeerSession) -> None:
+    def _on_handled(self, peer: Peer) -> None:
         """Acknowledge events that have been handled, and make room for more."""
         with self.lock:
             self.node.on_handled(peer)

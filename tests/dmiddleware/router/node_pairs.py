@@ -16,7 +16,7 @@ from dmiddleware.errors import (
 from dmiddleware.router.protocol.handshake import Identity
 from dmiddleware.router.protocol.node import NodeProtocol, TakenEvent
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Link, Peer
 from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.codec import Codec
 from dmiddleware.router.wire.envelope import encode_event
@@ -110,7 +110,7 @@ class Connection:
         dialer.dial(self.links[0])
         serve(dialer)
 
-    def peer(self, side: int) -> PeerSession:
+    def peer(self, side: int) -> Peer:
         """Return what one side knows about the other."""
         return self.nodes[side].peers[self.nodes[1 - side].identity.node_id]
 

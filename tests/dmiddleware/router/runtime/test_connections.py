@@ -18,7 +18,7 @@ import pytest
 from dmiddleware.errors import HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import Link
 from dmiddleware.router.runtime import connections
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream

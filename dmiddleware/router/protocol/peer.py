@@ -1,4 +1,4 @@
-"""One peer of a node: its current connection, and its streams in both directions."""
+"""A peer of a node: its current connection, and its streams in both directions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dmiddleware.router.wire.byte_pieces import WireBytes
 from dmiddleware.router.wire.envelope import MAX_BATCH_BYTES
 from dmiddleware.router.wire.frame import FrameType
 
-__all__ = ["READY_EVENT", "Link", "PeerCounters", "PeerSession", "Route", "Sharing"]
+__all__ = ["READY_EVENT", "Link", "Peer", "PeerCounters", "Route", "Sharing"]
 
 READY_EVENT: Final = "task.ready"
 """Never emitted. A peer that subscribes to it under the name of a task is ready for that task."""
@@ -128,7 +128,7 @@ class Link:
     handshake: DialerHandshake | ListenerHandshake | None = None
     identity: Identity | None = None
     session: SessionFrames | None = None
-    peer: PeerSession | None = None
+    peer: Peer | None = None
     is_stalled: bool = False
     is_over: bool = False
     owed: Counter[FrameType] = field(default_factory=Counter)
@@ -138,7 +138,7 @@ class Link:
 
 
 @dataclass(eq=False, slots=True)
-class PeerSession:
+class Peer:
     """One peer: its current session, and the streams to and from it.
 
     The session changes with each connection; the streams outlive it.
@@ -183,7 +183,7 @@ class PeerSession:
     _inherited: Patterns | None = None
 
     @classmethod
-    def start(cls, session: Session, old: PeerSession | None, options: NodeOptions) -> PeerSession:
+    def start(cls, session: Session, old: Peer | None, options: NodeOptions) -> Peer:
         """Start with a process that has not been seen before, or has been forgotten.
 
         Args:
