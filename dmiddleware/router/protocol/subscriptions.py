@@ -12,7 +12,7 @@ from msgspec import Meta
 from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
 from dmiddleware.event_names import base_name, is_glob
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.peer import Link, Peer
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.envelope import (
     FRAME_OVERHEAD,
     MAX_EVENT_NAME,
@@ -57,7 +57,7 @@ class Subscriptions:
         node_id: str,
         peers: Mapping[str, Peer],
         options: NodeOptions,
-        unsent: dict[Link, None],
+        unsent: dict[PeerConnection, None],
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
@@ -254,8 +254,8 @@ class Subscriptions:
         self._smallest_limit = None
 
     def _note_queued(self, peer: Peer) -> None:
-        if peer.link is not None:
-            self._unsent[peer.link] = None
+        if peer.connection is not None:
+            self._unsent[peer.connection] = None
 
     def _send_latest(self, peer: Peer, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
