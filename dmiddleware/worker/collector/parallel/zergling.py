@@ -10,7 +10,7 @@ import numpy as np
 
 from dmiddleware.classic.collate import split_outputs
 from dmiddleware.env import BaseEnvManager, BatchedTimestep, EnvTimestep, make_env_manager
-from dmiddleware.rollout.acting_memory import ActingMemory
+from dmiddleware.rollout.act_inputs import ActInputs
 from dmiddleware.tree import from_numpy, index_rows, stack, to_numpy
 from dmiddleware.worker.collector.parallel.base import PARALLEL_COLLECTOR_REGISTRY
 from dmiddleware.worker.collector.parallel.trajectory_collector import TrajectoryCollector
@@ -43,7 +43,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
         super().__init__(cfg, clock=clock)
         self._obs: dict[int, Any] = {}
         self._outputs: dict[int, dict[str, Any]] = {}
-        self._memory: ActingMemory | None = None
+        self._memory: ActInputs | None = None
         self._inputs: dict[int, dict[str, Any]] = {}
         self._create_policies()
 
@@ -75,7 +75,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
         return manager
 
     def _prepare_acting(self) -> None:
-        self._memory = ActingMemory.of(self._modes[0], self._env_manager)
+        self._memory = ActInputs.of(self._modes[0], self._env_manager)
 
     def _ready_obs(self) -> dict[int, Any]:
         manager = self._env_manager
@@ -106,7 +106,7 @@ class ZerglingParallelCollector(TrajectoryCollector):
             self._remember(self._memory, timestep)
         return {one.env_id: one for one in timestep if one.env_id in playing}
 
-    def _remember(self, memory: ActingMemory, timestep: BatchedTimestep) -> None:
+    def _remember(self, memory: ActInputs, timestep: BatchedTimestep) -> None:
         env_ids = list(self._outputs)
         action = stack([output["action"] for output in self._outputs.values()])
         seen = memory.record(np.array(env_ids), action, timestep)
