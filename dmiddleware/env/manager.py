@@ -44,7 +44,6 @@ from dmiddleware.env.env_state import (
     get_space_state,
     set_space_state,
 )
-from dmiddleware.env.episode_goal import EpisodeGoal
 from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.env.pictures import Frame, Picture
 from dmiddleware.env.team import reward_shape_of
@@ -80,7 +79,7 @@ _MAX_UNCOUNTED = 256
 """Ends of episodes that wait to be counted."""
 
 
-class BaseEnvManager(Closing, EpisodeGoal, ABC):
+class BaseEnvManager(Closing, ABC):
     """Steps several envs of one kind at once.
 
     A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets

@@ -16,7 +16,7 @@ from dmiddleware.env.batching import NestedArrays
 from dmiddleware.env.timestep import IdArray, StepInfo
 from dmiddleware.errors import ConfigError, EnvProtocolError, PolicyOutputError
 from dmiddleware.policy import CollectMode, EvalMode
-from dmiddleware.rollout.acting_memory import ActingMemory, check_masks, masks_in, sample_allowed
+from dmiddleware.rollout.act_inputs import ActInputs, check_masks, masks_in, sample_allowed
 from dmiddleware.rollout.episode_info import SUCCESS_KEYS, success_of, warn_of_success
 from dmiddleware.tree import Batch, Value, from_numpy, index_rows, leaves, to_numpy
 
@@ -93,7 +93,7 @@ class Stepper:
     ) -> None:
         self._user = user
         self._mode = mode
-        self._memory: ActingMemory | None = None
+        self._memory: ActInputs | None = None
         self._next_id = first_episode_id()
         self._is_checked = False
         self.env_step = 0
@@ -134,7 +134,7 @@ class Stepper:
             manager.launch()
         try:
             self._mode.spec.check_spaces(manager.observation_space, manager.action_space)
-            self._memory = ActingMemory.of(self._mode, manager)
+            self._memory = ActInputs.of(self._mode, manager)
         except BaseException:
             if launches:
                 manager.close()

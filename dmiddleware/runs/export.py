@@ -20,7 +20,13 @@ from torch.utils import _pytree as pytree
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.errors import ConfigError
 from dmiddleware.policy import HasModes, Policy
-from dmiddleware.policy.acting import STATE, first_inputs, info_names, probe_inputs
+from dmiddleware.policy.acting import (
+    STATE,
+    first_inputs,
+    info_names,
+    previous_action_codec,
+    probe_inputs,
+)
 from dmiddleware.runs.saved_policy import load_into, saved_policy
 from dmiddleware.tree import from_numpy, leaves, to_dict
 
@@ -193,8 +199,9 @@ class _Exporter:
         drawn = to_dict(from_numpy(gym.vector.utils.concatenate(space, items, batch)))
         obs = pytree.tree_map(_moderate, drawn)
         policy = self._policy
-        first = first_inputs(policy.act_inputs, policy.initial_state, self._action_space, n)
-        arguments = {"obs": obs, **{name: to_dict(value) for name, value in first.items()}}
+        codec = previous_action_codec(policy.act_inputs, self._action_space)
+        first = first_inputs(policy.act_inputs, policy.initial_state, codec, n)
+        arguments = {"obs": obs, **{name: to_dict(column) for name, column in first.items()}}
         if self._mask is not None:
             mask = self._mask.repeat(n, 1)
             mask[:, 0] = False
