@@ -23,7 +23,7 @@ from dmiddleware.router.runtime import connections
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
-from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
+from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
 from tests.accepting import accepting
 from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
@@ -169,7 +169,7 @@ class TricklingTransport(NngStreamTransport):
         super().__init__()
         self.trickles = self.swallows = False
         self.n_calls = 0
-        self.head = struct.pack("<4sIQ", b"DMWS", FRAGMENT_BYTES, 16 << 20)
+        self.head = struct.pack("<4sIQ", b"DMWS", CHUNK_BYTES, 16 << 20)
 
     def dial(self, address: str, *, timeout_s: float) -> Stream:  # type: ignore[override]
         return _TricklingStream(super().dial(address, timeout_s=timeout_s), self)
