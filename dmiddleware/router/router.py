@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
@@ -327,16 +326,6 @@ class Router:
     def labels(self) -> Collection[str]:
         """The labels of this process."""
         return self._identity.labels
-
-    @property
-    def node(self) -> NodeProtocol:
-        """The protocol state of this node; hold :attr:`lock` while reading it."""
-        return self._node
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Guards :attr:`node`."""
-        return self._engine.lock
 
     @property
     def address(self) -> str:

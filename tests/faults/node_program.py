@@ -31,6 +31,7 @@ from dmiddleware.router.wire.envelope import EncodedEvent
 from tests.accepting import accepting
 from tests.faults.bus_stub import BusRouter
 from tests.faults.ledger import Writer
+from tests.router_state import n_refused
 
 __all__ = ["NodeSpec", "Sends"]
 
@@ -249,13 +250,11 @@ class _Node:
 
     def _status(self) -> None:
         router = self._router
-        with router.lock:
-            refused = router.node.n_refused
         copies = sum(isinstance(x, EncodedEvent) and x.size > 10_000 for x in gc.get_objects())
         self._write(
             "status",
             {
-                "refused": refused,
+                "refused": n_refused(router),
                 "peers": router.peer_ids(),
                 "copies": copies,
                 "io_threads": sum(
