@@ -69,7 +69,7 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: nng, for ipc and tcp.
+        transport: moves the bytes; None: nng without certificates, for ipc and tcp.
         shared_memory: carries large arrays to and from peers of this host that have the same
             folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.

@@ -78,7 +78,7 @@ class NodeSpec:
         sends: the messages that it sends; None: none.
         at_once: whether it starts sending without the command.
         expected: number of peers that must be ready before it sends.
-        transport: ``nng``, or ``bus`` for the stub that loses messages.
+        on_bus: whether it uses the stub that loses messages instead of the router.
         tls: certificates for ``tls+tcp``; None: none.
         shared: folder for large messages in shared memory; empty: none.
         shared_from: bytes from which a frame counts as large.
@@ -100,7 +100,7 @@ class NodeSpec:
     sends: Sends | None = None
     at_once: bool = False
     expected: int = 0
-    transport: str = "nng"
+    on_bus: bool = False
     tls: TlsFiles | None = None
     shared: str = ""
     shared_from: int = MIN_BYTES
@@ -135,7 +135,7 @@ class _Node:
         self._stopped = threading.Event()
         self._pong = threading.Condition()
         self._pongs = 0
-        make = BusRouter if spec.transport == "bus" else Router
+        make = BusRouter if spec.on_bus else Router
         self._router = make(
             node_id=spec.node_id,
             listen=spec.listen,
