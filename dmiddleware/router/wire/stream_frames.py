@@ -1,4 +1,4 @@
-"""Frames in a stream of bytes: large ones travel in chunks, between which small ones go.
+"""Frames in a stream of bytes: large ones travel in chunks, between which urgent ones go.
 
 ::
 
