@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ def _start_daemon() -> None:
         os.setsid()
         if os.fork() == 0:
             _note("daemon", os.getpid())
-            time.sleep(600)
+            signal.pause()
         os._exit(0)
     os.wait()
 

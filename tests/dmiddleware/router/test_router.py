@@ -326,7 +326,7 @@ def test_an_event_may_be_acknowledged_only_when_it_was_handled(
         assert sender.peer_traffic()[peer].waiting >= 100
         got.release()
         assert [one[0] for one in got.of("e", 100)] == list(range(100))
-        wait_until(lambda: sender.peer_traffic()[peer].waiting == 0, "acknowledgements")
+        wait_until(lambda: sender.peer_traffic()[peer].waiting == 0, "acknowledgments")
 
 
 def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> None:
@@ -350,7 +350,7 @@ def test_events_that_were_not_handled_go_to_the_next_program(listen: str) -> Non
             done(handled)
         wait_until(lambda: sender.peer_traffic()[0].waiting == 2, "both events to wait")
         assert Received(receiver).of("e", 2) == [(1,), (2,)]
-        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgements")
+        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgments")
 
 
 def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
@@ -362,7 +362,7 @@ def test_a_handler_that_raises_counts_as_handled(listen: str) -> None:
         receiver.subscribe("e", active=True)
         sender.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
         sender.emit(HANDLED, (1,), {})
-        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgements")
+        wait_until(lambda: sender.peer_traffic()[0].waiting == 0, "acknowledgments")
         assert sender.close() == {}
 
 
