@@ -27,7 +27,7 @@ def main() -> None:
     folder, slow_s = Path.cwd(), float(os.environ["FAULT_SLOW_S"])
     # A handled event would survive a learner that raises too, but the default must do so as well.
     event = Event("number", acknowledged="accepted" if ends == "raises" else "handled")
-    time.sleep(slow_s)
+    threading.Event().wait(slow_s)
     # The ledger is closed after the task, which handles its last events when it is closed.
     with contextlib.ExitStack() as files, Task(Context()) as task:
         path = folder / f"{task.router.node_id}.ledger"  # type: ignore[union-attr]
@@ -41,7 +41,7 @@ def main() -> None:
                 ctx.task.emit(event, ctx.total_step, only_remote=True)
                 write("sent", ctx.total_step)
                 # The learner fails before it has been sent everything.
-                time.sleep(0.005)
+                threading.Event().wait(0.005)
             else:
                 ctx.task.wait_for("the end", 600.0)
 
@@ -66,6 +66,6 @@ def main() -> None:
             ledger = Ledger(path)
             is_first = len(ledger.lines("started")) == 1
             started_at = time.monotonic()
-            time.sleep(slow_s)
+            threading.Event().wait(slow_s)
             task.on(event, note)
         task.use(collect).use(learn).run()
