@@ -28,9 +28,6 @@ __all__ = [
     "GAEEstimator",
     "MonteCarloReturnEstimator",
     "NStepRewardEnhancer",
-    "gae_estimator",
-    "montecarlo_return_estimator",
-    "nstep_reward_enhancer",
 ]
 
 _VALUES_AT_ONCE = 1024
@@ -216,13 +213,3 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
 
 def _with(rows: Batch, **columns: torch.Tensor) -> Batch:
     return as_tree({**dict(rows.items()), **columns})
-
-
-gae_estimator = GAEEstimator
-"""DI-engine's name of :class:`GAEEstimator`."""
-
-montecarlo_return_estimator = MonteCarloReturnEstimator
-"""DI-engine's name of :class:`MonteCarloReturnEstimator`."""
-
-nstep_reward_enhancer = NStepRewardEnhancer
-"""DI-engine's name of :class:`NStepRewardEnhancer`."""

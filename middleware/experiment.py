@@ -71,7 +71,6 @@ __all__ = [
     "ExperimentResult",
     "ExperimentSettings",
     "FinalCtxSaver",
-    "final_ctx_saver",
 ]
 
 _log = logging.getLogger(__name__)
@@ -625,7 +624,3 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-final_ctx_saver = FinalCtxSaver
-"""DI-engine's name of :class:`FinalCtxSaver`."""

@@ -23,8 +23,6 @@ __all__ = [
     "DataPusher",
     "DataPusherSettings",
     "PriorityCalculator",
-    "data_pusher",
-    "priority_calculator",
 ]
 
 
@@ -124,10 +122,3 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
                 f"shape {tuple(rows['done'].shape)}; return one number per row"
             )
         ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
-
-
-data_pusher = DataPusher
-"""DI-engine's name of :class:`DataPusher`."""
-
-priority_calculator = PriorityCalculator
-"""DI-engine's name of :class:`PriorityCalculator`."""
