@@ -12,7 +12,7 @@ from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.settings import Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -121,4 +121,4 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
                 f"priority_fn returned priorities of shape {tuple(priority.shape)} for rows of "
                 f"shape {tuple(rows['done'].shape)}; return one number per row"
             )
-        ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
+        ctx.trajectories = with_columns(rows, priority=priority.float())
