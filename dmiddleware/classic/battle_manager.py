@@ -23,9 +23,9 @@ from dmiddleware.env.env_access import (
 )
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
+from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
-from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,

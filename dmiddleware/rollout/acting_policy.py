@@ -205,9 +205,9 @@ class ActingPolicy:
         for _, leaf in leaves(arrays):
             array = np.asarray(leaf)
             if array.shape[:-1] != lead or array.ndim == 0 or array.dtype.kind not in "biuf":
-                wanted = f"[{n}, A]" if is_batch else "[A]"
+                expected = f"[{n}, A]" if is_batch else "[A]"
                 raise StructureError(
-                    f"action_mask must be {wanted} of True and False, or of numbers, for these "
+                    f"action_mask must be {expected} of True and False, or of numbers, for these "
                     f"observations, got the shape {array.shape} and the dtype {array.dtype}"
                 )
         allowed = as_mask(_rows(arrays, is_batch=is_batch))
@@ -354,8 +354,8 @@ def _with_tuples(action: Any) -> Any:
 
 def _described(obs: Nested) -> str:
     try:
-        found = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
+        shapes = {path: tuple(np.shape(leaf)) for path, leaf in leaves(obs)}
     except ValueError:  # of a list that is not an array
         return f"{obs!r:.100}"
-    shape = found.get("", found)
+    shape = shapes.get("", shapes)
     return f"the shape {shape}" if isinstance(shape, tuple) else f"the shapes {shape}"

@@ -29,7 +29,7 @@ _COUNTER_BITS: Final = 28
 _NO_IDS: Final[IdArray] = np.zeros(0, np.int64)
 _NO_INPUTS: Final[Mapping[str, Value]] = {}
 # Columns that describe the action that the policy drew; a random action makes them wrong.
-_OF_DRAWN_ACTION: Final = ("log_prob", "raw_action")
+_ACTION_OUTPUTS: Final = ("log_prob", "raw_action")
 
 
 @dataclass(slots=True)
@@ -305,7 +305,7 @@ class Stepper:
 
     def _with_random_actions(self, output: dict[str, Any], env_id: IdArray) -> dict[str, Any]:
         self.check_random_actions()
-        wrong = [name for name in _OF_DRAWN_ACTION if name in output]
+        wrong = [name for name in _ACTION_OUTPUTS if name in output]
         if wrong:
             raise ConfigError(
                 f"{self._user} cannot replace this policy's actions with random ones, because its "
@@ -387,17 +387,17 @@ def _check_output(output: Mapping[str, object], n_envs: int) -> None:
     Raises:
         PolicyOutputError: with what was returned.
     """
-    wanted = f"a dictionary of tensors [{n_envs}, …], one row per env"
+    expected = f"a dictionary of tensors [{n_envs}, …], one row per env"
     for name, column in output.items():
         if not isinstance(column, torch.Tensor | Batch):
             raise PolicyOutputError(
-                f"the policy's forward returned {name}={_short(column)}; it must return {wanted}"
+                f"the policy's forward returned {name}={_short(column)}; it must return {expected}"
             )
         for path, leaf in leaves(column, name):
             if leaf.dim() == 0 or leaf.shape[0] != n_envs:
                 raise PolicyOutputError(
                     f"the policy's forward returned {path} of shape {tuple(leaf.shape)} for "
-                    f"{n_envs} envs; it must return {wanted}"
+                    f"{n_envs} envs; it must return {expected}"
                 )
 
 

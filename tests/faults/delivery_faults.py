@@ -12,7 +12,8 @@ from dmiddleware.closing import Closing
 from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import Comparison, compare
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import Process, cluster, wait_until
+from tests.faults.process_cluster import Process, cluster
+from tests.waiting import wait_until
 
 __all__ = ["burst", "slow_consumer", "slow_weight_reader", "Peak"]
 

@@ -33,8 +33,9 @@ from tests.dmiddleware.router.tampering import TamperingTransport, forged_refusa
 from tests.faults.delivery_faults import KB, MB, Peak
 from tests.faults.fault_result import FaultResult
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import KEY, Cluster, Process, address_for, cluster, wait_until
+from tests.faults.process_cluster import KEY, Cluster, Process, address_for, cluster
 from tests.faults.raw_peer import RawPeer, Stranger, valid_frames
+from tests.waiting import wait_until
 
 __all__ = [
     "false_lengths",
