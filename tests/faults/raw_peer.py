@@ -24,7 +24,7 @@ from dmiddleware.router.wire.frame import Frame, FrameType, OutgoingFrame, encod
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
 _HEAD = struct.Struct("<4sIQ")
-_MAX_FRAGMENT = (1 << 32) - 1
+_MAX_CHUNK = (1 << 32) - 1
 
 
 class RawPeer(Closing):
@@ -73,7 +73,7 @@ class RawPeer(Closing):
 
     def head(self, length: int) -> bytes:
         """Return the header of a message that claims this length."""
-        return _HEAD.pack(b"DMWS", min(length, _MAX_FRAGMENT), length)
+        return _HEAD.pack(b"DMWS", min(length, _MAX_CHUNK), length)
 
     def send(self, frame: WireBytes) -> bool:
         """Send a frame as a whole."""
