@@ -30,6 +30,7 @@ from dmiddleware.pipeline import (
     ChainView,
     Context,
     CurrentNode,
+    Declarations,
     Stateful,
     Task,
     current_node,
@@ -282,8 +283,8 @@ class Experiment(BaseMiddleware[RLContext]):
         self._parts = {
             name: part
             for name, part in parts.items()
-            if name == "logger" or any(task.has_role(role) for role in part.roles)
-            if task.rank == 0 or not part.lead_only
+            if name == "logger" or any(map(task.has_role, Declarations.of(part).roles))
+            if task.rank == 0 or not Declarations.of(part).lead_only
         }
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
