@@ -36,15 +36,6 @@ class BaseMiddleware(ABC, Generic[C]):
     """
 
     default_context: ClassVar[type[Context]] = OnlineRLContext
-    roles: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    receives: tuple[str, ...] = ()
-    owns: tuple[object, ...] = ()
-    fills: tuple[object, ...] = ()
-    draws_from: tuple[object, ...] = ()
-    last_step: bool = False
-    lead_only: bool = False
     settings: Settings | Mapping[str, Any] = _NOTHING
     components: Mapping[str, Any] = _NOTHING
     snapshot_parts: Mapping[str, Any] = _NOTHING

@@ -27,7 +27,6 @@ __all__ = [
     "InteractionEvaluatorSettings",
     "evaluation_prefixes",
     "evaluators_of",
-    "interaction_evaluator",
     "primary_evaluator",
 ]
 
@@ -348,10 +347,6 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
                 f"{in_a_row}",
                 final=False,
             )
-
-
-interaction_evaluator = InteractionEvaluator
-"""DI-engine's name of :class:`InteractionEvaluator`."""
 
 
 def evaluation_prefixes(chain: ChainView) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from dmiddleware.pipeline import (
     ChainView,
     Context,
     CurrentNode,
+    Declarations,
     Stateful,
     Task,
     current_node,
@@ -71,7 +72,6 @@ __all__ = [
     "ExperimentResult",
     "ExperimentSettings",
     "FinalCtxSaver",
-    "final_ctx_saver",
 ]
 
 _log = logging.getLogger(__name__)
@@ -283,8 +283,8 @@ class Experiment(BaseMiddleware[RLContext]):
         self._parts = {
             name: part
             for name, part in parts.items()
-            if name == "logger" or any(task.has_role(role) for role in part.roles)
-            if task.rank == 0 or not part.lead_only
+            if name == "logger" or any(map(task.has_role, Declarations.of(part).roles))
+            if task.rank == 0 or not Declarations.of(part).lead_only
         }
         seed_libraries(task.seed_for("libraries"))
         self._cleanup.callback(self.run.close)
@@ -625,7 +625,3 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-final_ctx_saver = FinalCtxSaver
-"""DI-engine's name of :class:`FinalCtxSaver`."""

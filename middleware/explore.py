@@ -14,7 +14,7 @@ from middleware.roles import Role
 from middleware.support.counters import RunCounters
 from middleware.support.policy_settings import needed, setting_of
 
-__all__ = ["EpsGreedyHandler", "eps_greedy_handler"]
+__all__ = ["EpsGreedyHandler"]
 
 
 class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
@@ -57,7 +57,3 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         eps = self._schedule.at(self._counters.of(ctx))
         ctx.collect_kwargs["eps"] = eps
         ctx.log("collect/eps", eps)
-
-
-eps_greedy_handler = EpsGreedyHandler
-"""DI-engine's name of :class:`EpsGreedyHandler`."""

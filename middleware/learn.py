@@ -21,7 +21,7 @@ from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
 from dmiddleware.settings import Count, Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree, flatten_lead, to_device
+from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
 from middleware.collect import collectors_of
@@ -310,7 +310,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         for epoch in range(self._epochs):
             if epoch and self._estimator is not None:
                 new = self._to_learn(self._estimator.again(rows, data["obs"]), n_lead)
-                data = as_tree({**dict(data.items()), **dict(new.items())})
+                data = with_columns(data, **dict(items_of(new)))
             if not self._one_epoch(ctx, data, n, outputs):
                 break
 

@@ -27,8 +27,6 @@ from middleware.support.interval import Interval, IntervalSettings, axis_of
 __all__ = [
     "MetricsLogger",
     "MetricsLoggerSettings",
-    "offline_logger",
-    "online_logger",
 ]
 
 _EVALUATION_METRICS: Final = (
@@ -327,10 +325,3 @@ def _finite(values: Any) -> Any:
         values = values.detach().cpu().float().numpy()
     array = np.asarray(values, dtype=np.float64).reshape(-1)
     return array[np.isfinite(array)]
-
-
-online_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with environments."""
-
-offline_logger = MetricsLogger
-"""DI-engine's name of :class:`MetricsLogger` for a chain with a dataset."""

@@ -12,7 +12,7 @@ from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.settings import Settings, takes_settings
-from dmiddleware.tree import Batch, as_tree
+from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -23,8 +23,6 @@ __all__ = [
     "DataPusher",
     "DataPusherSettings",
     "PriorityCalculator",
-    "data_pusher",
-    "priority_calculator",
 ]
 
 
@@ -123,11 +121,4 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
                 f"priority_fn returned priorities of shape {tuple(priority.shape)} for rows of "
                 f"shape {tuple(rows['done'].shape)}; return one number per row"
             )
-        ctx.trajectories = as_tree({**dict(rows.items()), "priority": priority.float()})
-
-
-data_pusher = DataPusher
-"""DI-engine's name of :class:`DataPusher`."""
-
-priority_calculator = PriorityCalculator
-"""DI-engine's name of :class:`PriorityCalculator`."""
+        ctx.trajectories = with_columns(rows, priority=priority.float())

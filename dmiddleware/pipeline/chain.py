@@ -177,7 +177,7 @@ def make_entry(
         given = wrapped.roles if roles is None else string_tuple(roles)
         return Entry(wrapped.middleware, given, lock if lock is not None else wrapped.lock)
     check_middleware(mw)
-    return Entry(mw, Declarations.of(mw).roles if roles is None else string_tuple(roles), lock)
+    return Entry(mw, string_tuple(Declarations.of(mw).roles if roles is None else roles), lock)
 
 
 def make_plan(

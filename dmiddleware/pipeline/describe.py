@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,8 @@ class ChainRow:
     path: str
     name: str
     roles: tuple[str, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: Collection[str]
+    writes: Collection[str]
     active: bool
     locked: bool
     location: str

@@ -19,7 +19,7 @@ from dmiddleware.reward.intrinsic import settings_of
 from dmiddleware.rl import with_advantages
 from dmiddleware.seeding import derive_seed
 from dmiddleware.torch_seeding import torch_seeded
-from dmiddleware.tree import Batch, as_tree, to_device
+from dmiddleware.tree import Batch, as_tree, to_device, with_columns
 
 __all__ = ["IntrinsicCritic"]
 
@@ -167,8 +167,7 @@ class IntrinsicCritic(RowLearner):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        columns = {"learned_adv": estimated["adv"], "learned_return": estimated["ret"]}
-        return as_tree({**dict(rows.items()), **columns})
+        return with_columns(rows, learned_adv=estimated["adv"], learned_return=estimated["ret"])
 
     def _value(self, obs: Any) -> torch.Tensor:
         """Return ``[N]``."""

@@ -211,6 +211,22 @@ def test_a_buffer_that_holds_data_already_may_be_drawn_from():
     assert problems_of(part(draws_from=([1, 2],))) == []
 
 
+def test_a_function_can_report_problems():
+    seen = []
+
+    def preflight(chain):
+        seen.extend(chain.middleware)
+        return ["it explores nothing; add EpsGreedyHandler(policy)"]
+
+    @middleware(preflight=preflight)
+    def learn(ctx):
+        pass
+
+    (problem,) = problems_of(learn)
+    assert "middleware 1 (learn): it explores nothing; add EpsGreedyHandler" in problem
+    assert seen == [learn]
+
+
 def test_a_middleware_can_report_further_problems():
     class Learner:
         def __init__(self, *problems):
