@@ -14,20 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from dmiddleware.errors import EventError, TaskStateError
-from dmiddleware.pipeline.chain import (
-    Branches,
-    Compiler,
-    Entry,
-    Group,
-    Layer,
-    Lock,
-    PlanItem,
-    Wrapped,
-    branch_failure,
-    leaves,
-    make_entry,
-    make_plan,
-)
+from dmiddleware.pipeline.branches import Branches, branch_failure
+from dmiddleware.pipeline.by_hand import Layer, Wrapped
 from dmiddleware.pipeline.clock import Clock, SystemClock
 from dmiddleware.pipeline.context import Context
 from dmiddleware.pipeline.current_node import current_node, refuse_to_run_alone
@@ -45,6 +33,16 @@ from dmiddleware.pipeline.middleware import (
 )
 from dmiddleware.pipeline.onion import Chain, OnError, SkipRest, merge_errors
 from dmiddleware.pipeline.peers import Peers
+from dmiddleware.pipeline.plan import (
+    Compiler,
+    Entry,
+    Group,
+    Lock,
+    PlanItem,
+    leaves,
+    make_entry,
+    make_plan,
+)
 from dmiddleware.pipeline.preflight import ChainCheck
 from dmiddleware.seeding import derive_seed
 from dmiddleware.signals import HeldSignals
@@ -737,7 +735,11 @@ class Task(Generic[C]):
     def _entry(
         self, mw: Any, *, roles: Iterable[str] | None = None, lock: bool | Lock | None = None
     ) -> Entry:
-        entry = make_entry(mw, roles=roles, lock=self._lock if lock is True else lock or None)
+        entry = make_entry(
+            mw.entry if isinstance(mw, Wrapped) else mw,
+            roles=roles,
+            lock=self._lock if lock is True else lock or None,
+        )
         if self._has_default_context:
             kind = Declarations.of(entry.middleware).default_context
             if kind is not None:
