@@ -254,16 +254,19 @@ class Experiment(BaseMiddleware[RLContext]):
             )
         return self._result
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
+    def bind(self, chain: ChainView) -> None:
         """Find the evaluator, the limits and the settings of the chain."""
         self._evaluator = primary_evaluator(chain)
         self._metric = f"{evaluation_prefixes(chain)[0]}/return_mean"
-        self._curve.find_evaluators(chain)
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
         self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
         self._envs = _envs_of(chain, self._evaluator)
-        yield from self._logger.preflight(chain)
-        yield from self._bar.preflight(chain)
+        for part in (self._logger, self._curve, self._bar):
+            part.bind(chain)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
+        return self._logger.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:
         """Start the log, and set up the parts that are for this process.

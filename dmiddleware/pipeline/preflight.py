@@ -32,7 +32,7 @@ __all__ = [
 
 
 class ChainView:
-    """A chain as a middleware's ``preflight(chain)`` sees it.
+    """A chain as a middleware's ``bind(chain)`` and ``preflight(chain)`` see it.
 
     Args:
         items: the plan of the chain, and of what middleware call by hand.
