@@ -33,7 +33,7 @@ __all__ = [
 
 _UNNAMED: Final = "eval"
 _LIMITS: Final = ("stop_value", "patience")
-_OF_PRIMARY: Final[tuple[str, ...]] = (
+_PRIMARY_FIELDS: Final[tuple[str, ...]] = (
     "eval_value",
     "eval_output",
     "last_eval_iter",
@@ -134,7 +134,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     roles = (Role.EVALUATOR,)
     lead_only = True
     reads = ("train_iter", "last_eval_iter")
-    writes: tuple[str, ...] = _OF_PRIMARY
+    writes: tuple[str, ...] = _PRIMARY_FIELDS
 
     settings: InteractionEvaluatorSettings
 
