@@ -47,8 +47,11 @@ class BaseMiddleware(ABC, Generic[C]):
         """Do its part of a step; with one ``yield``, the rest runs on the way back."""
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Return what is wrong with the chain, each problem with its remedy."""
+        """Return what is wrong with the chain, each problem with its remedy; change nothing."""
         return ()
+
+    def bind(self, chain: ChainView) -> None:
+        """Take what it needs from the rest of the chain, before its set-up."""
 
     def setup(self, task: Task[Any]) -> None:
         """Get ready for the first step."""

@@ -48,6 +48,10 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
         self._schedule = Schedule.of(needed(setting_of(mode, "eps"), "eps", user=user))
         self._counters = RunCounters({"ε": self._schedule})
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which a schedule by progress depends on."""
+        self._counters.bind(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Refuse a schedule by a counter that the chain does not have."""
         return self._counters.preflight(chain)

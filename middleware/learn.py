@@ -68,6 +68,10 @@ class PolicyUpdater(BaseMiddleware[C]):
         """Find out how many ranks learn."""
         self._n_ranks = rank_and_world_size()[1]
 
+    def bind(self, chain: ChainView) -> None:
+        """Take the limits of the chain, which schedules by progress depend on."""
+        self._counters.bind(chain)
+
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject ranks that would learn alone, or stop in different steps."""
         yield from self._counters.preflight(chain)

@@ -111,9 +111,12 @@ class MetricsLogger(BaseMiddleware[RLContext]):
         self._videos = BestEffort(f"write videos to {run.path}", Exception)
         self._earlier_s = 0.0
 
-    def preflight(self, chain: ChainView) -> Iterable[str]:
-        """Refuse an interval in a counter that the chain does not have; find the evaluators."""
+    def bind(self, chain: ChainView) -> None:
+        """Find the evaluators."""
         self._prefixes = evaluation_prefixes(chain)
+
+    def preflight(self, chain: ChainView) -> Iterable[str]:
+        """Refuse an interval in a counter that the chain does not have."""
         yield from self._interval.preflight(chain)
 
     def setup(self, task: Task[Any]) -> None:

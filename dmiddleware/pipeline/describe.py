@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dmiddleware.pipeline.chain import PlanItem
+from dmiddleware.pipeline.plan import PlanItem
 
 if TYPE_CHECKING:
     from rich.table import Table
