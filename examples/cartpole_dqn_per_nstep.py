@@ -85,7 +85,6 @@ def main(
                 replace(
                     buffer,
                     sampler=PrioritySampler(**vars(sampler)),
-                    n_step=agent.n_step,
                     seed=task.seed_for("buffer"),
                 )
             )

@@ -62,7 +62,7 @@ def main(
     run = RunFolder.create(exp_name, resume=True)
     record = Experiment(run, agent, **vars(experiment))
     saver = SnapshotSaver(run, **vars(snapshots))  # and when the run is stopped
-    replay = TensorBuffer(**vars(replace(buffer, n_step=agent.n_step, seed=seed)))
+    replay = TensorBuffer(**vars(replace(buffer, seed=seed)))
     with Task(seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))

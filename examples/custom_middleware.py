@@ -84,9 +84,7 @@ def main(
     with Task(CuriousContext(), seed=seed) as task:
         envs = make_env_manager(env, seed=task.seed_for("collector"))
         eval_envs = make_env_manager(env, env_num=eval_env_num, seed=task.seed_for("evaluator"))
-        replay = TensorBuffer(
-            **vars(replace(buffer, n_step=agent.n_step, seed=task.seed_for("buffer")))
-        )
+        replay = TensorBuffer(**vars(replace(buffer, seed=task.seed_for("buffer"))))
 
         task.use(record)
         task.use(count_solved)

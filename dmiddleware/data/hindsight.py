@@ -131,8 +131,8 @@ class HindsightReplay:
             if settings[name] != needed:
                 raise ConfigError(
                     f"HindsightReplay needs a buffer with {name}={needed}, but this one has "
-                    f"{name}={settings[name]}; it gives new goals to single steps, and takes them "
-                    "from later steps of the same episodes"
+                    f"{name}={settings[name]}; it gives new goals to single steps, for a policy "
+                    "with n_step=1, and takes them from later steps of the same episodes"
                 )
 
     def __call__(self, batch: Batch, buffer: TensorBuffer) -> Batch:
