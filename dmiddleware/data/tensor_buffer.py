@@ -28,6 +28,7 @@ from dmiddleware.settings import (
     Count,
     Fraction,
     Settings,
+    TakesSettings,
     Whole,
     checked,
     plain_values,
@@ -164,7 +165,7 @@ class TensorBufferSettings(Settings):
             )
 
 
-class TensorBuffer:
+class TensorBuffer(TakesSettings[TensorBufferSettings]):
     """A replay buffer that keeps the newest ``size`` rows, one preallocated array per leaf.
 
     The first push fixes the structure. Each row has a permanent index: the number of rows pushed
@@ -178,7 +179,7 @@ class TensorBuffer:
     Methods hold a lock, so several threads may share a buffer.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`TensorBufferSettings`.
+        settings: the options, each by keyword; see :class:`TensorBufferSettings`.
 
     Attributes:
         size: capacity in rows.

@@ -71,10 +71,8 @@ def make_replay(
     policy: Policy, buffer: TensorBufferSettings, sampler: PrioritySamplerSettings, seed: int
 ) -> TensorBuffer:
     """Build the buffer that a policy learns from."""
-    settings = replace(buffer, seed=seed)
-    if draws_by_priority(policy.cfg):
-        settings = replace(settings, sampler=PrioritySampler(**vars(sampler)))
-    return TensorBuffer(**vars(settings))
+    draws = PrioritySampler.of(sampler) if draws_by_priority(policy.cfg) else buffer.sampler
+    return TensorBuffer.of(buffer, sampler=draws, seed=seed)
 
 
 def name_of_run(algo: str, env: EnvSettings) -> str:
