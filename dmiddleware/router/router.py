@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
@@ -29,7 +28,7 @@ from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import READY_EVENT, PeerSession
+from dmiddleware.router.protocol.peer import READY_EVENT, Peer
 from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
@@ -70,7 +69,7 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: nng, for ipc and tcp.
+        transport: moves the bytes; None: nng without certificates, for ipc and tcp.
         shared_memory: carries large arrays to and from peers of this host that have the same
             folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.
@@ -329,16 +328,6 @@ class Router:
         return self._identity.labels
 
     @property
-    def node(self) -> NodeProtocol:
-        """The protocol state of this node; hold :attr:`lock` while reading it."""
-        return self._node
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Guards :attr:`node`."""
-        return self._engine.lock
-
-    @property
     def address(self) -> str:
         """Where peers can dial; empty if this node does not listen."""
         address = self._connections.address
@@ -558,7 +547,7 @@ class Router:
         else:
             self._subscribed[name] = active
 
-    def _connected(self) -> list[PeerSession]:
+    def _connected(self) -> list[Peer]:
         return [self._node.peers[one.node_id] for one in self._node.connected_peers()]
 
     def _have_peers_announced(self) -> bool:
@@ -603,7 +592,7 @@ class Router:
         here = {peer.node_id for peer in self._connected()} | self._node.subscriptions.ready
         return max(0, self._expected_peers - len(here))
 
-    def _late(self, task: int) -> list[PeerSession]:
+    def _late(self, task: int) -> list[Peer]:
         """Return the connected peers that are not ready for a task, as far as they count."""
         ready = self._node.subscriptions.ready
         if task > 1:

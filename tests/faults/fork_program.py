@@ -30,7 +30,7 @@ def fork(address: str) -> str:
             accepting(lambda name, args, kwargs: arrived.set() if name == "e" else None, waits=True)
         )
         receiver.subscribe("e", active=True)
-        while not sender.node.subscriptions.subscribers("e"):
+        while not sender.subscribers("e"):
             time.sleep(0.01)
         sender.emit(Event("e"), (1,), {})
         assert arrived.wait(DEADLINE_S)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.dmiddleware.launch.ditask_process import DITASK
 from tests.faults.fault_result import FaultResult
-from tests.faults.process_cluster import ROOT, wait_until
+from tests.faults.process_cluster import ROOT
+from tests.waiting import wait_until
 
 __all__ = ["killed_run"]
 

@@ -11,9 +11,10 @@ from tests.faults.fault_result import FaultResult
 from tests.faults.ledger import join
 from tests.faults.network_namespaces import ADDRESSES, cable, namespaces, slow_cable
 from tests.faults.node_program import Sends
-from tests.faults.process_cluster import Cluster, Process, address_for, cluster, wait_until
+from tests.faults.process_cluster import Cluster, Process, address_for, cluster
 from tests.faults.process_faults import all_of, left_at
 from tests.faults.relay import Relay
+from tests.waiting import wait_until
 
 __all__ = ["cut_connections", "partition", "slow_network"]
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import start
-from tests.faults.process_cluster import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -20,8 +20,8 @@ from dmiddleware.launch.hosts.fork_server import fork_orphan
 from dmiddleware.launch.leftovers import NO_MARK
 from dmiddleware.launch.plan import NodeConfig, plan_run
 from tests.dmiddleware.launch.ditask_process import start
-from tests.faults.process_cluster import wait_until
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from tests.dmiddleware.launch.ditask_process import DITASK, start
-from tests.faults.process_cluster import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

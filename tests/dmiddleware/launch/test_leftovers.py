@@ -16,8 +16,9 @@ import pytest
 
 from dmiddleware.launch.leftovers import end_processes, is_mark, marked_environment, new_mark
 from tests.dmiddleware.launch.ditask_process import node_processes, start
-from tests.faults.process_cluster import alive, wait_until
+from tests.faults.process_cluster import alive
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

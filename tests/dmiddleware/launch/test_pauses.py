@@ -17,8 +17,8 @@ from dmiddleware.launch.plan import NodePlan
 from dmiddleware.launch.supervisor import SupervisorOptions
 from tests.dmiddleware.launch import ditask_process
 from tests.dmiddleware.launch.scripted_host import ScriptedHost, finished, running, supervised
-from tests.faults.process_cluster import wait_until
 from tests.variants import mostly_slow
+from tests.waiting import wait_until
 
 
 class Time:

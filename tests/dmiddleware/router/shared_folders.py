@@ -24,6 +24,7 @@ from dmiddleware.router.transport.stream import (
     Stream,
 )
 from tests.accepting import accepting
+from tests.router_state import locked_node
 
 __all__ = [
     "DEADLINE_S",
@@ -123,10 +124,11 @@ class Node:
 
     def shares_with(self, node_id: int) -> bool:
         """Return whether it shares memory with a peer."""
-        with self.router.lock:
-            peer = self.router.node.peers.get(str(node_id))
-            link = None if peer is None else peer.link
-            return link is not None and link.sharing is not None and link.sharing.is_agreed
+        with locked_node(self.router) as node:
+            peer = node.peers.get(str(node_id))
+            connection = None if peer is None else peer.connection
+            sharing = None if connection is None else connection.sharing
+            return sharing is not None and sharing.is_agreed
 
     def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self._changed:

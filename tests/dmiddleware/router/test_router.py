@@ -38,6 +38,7 @@ from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import comes_true, is_hung_up_on, n_descriptors
 from tests.dmiddleware.router.stream_ends import start_nng
+from tests.router_state import break_connection, locked_node, n_refused
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -268,7 +269,8 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
             # The handler holds one event, and the inbox has room for one behind it.
             waiting = 598
             assert comes_true(lambda: learner.peer_traffic()[1].waiting == waiting)
-            leaving.node.accepting = False
+            with locked_node(leaving) as node:
+                node.accepting = False
             hanging.release()
             leaving.close()
         got.of("node.left", 1)
@@ -643,7 +645,8 @@ def test_an_internal_error_in_a_thread_ends_waits(monkeypatch: pytest.MonkeyPatc
         raise ValueError("a defect")
 
     router = Router()
-    monkeypatch.setattr(router.node, "tick", fail)
+    with locked_node(router) as node:
+        monkeypatch.setattr(node, "tick", fail)
     with router, pytest.raises(RouterError, match=r"internal error: ValueError\('a defect"):
         router.wait_for_peers(1, timeout_s=DEADLINE_S)
 
@@ -658,14 +661,6 @@ def test_an_address_passed_twice_is_dialed_once(tmp_path: Path) -> None:
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         assert len(transport.dialed) == 1
         assert listener.peer_ids() == [1]
-
-
-def break_connection(router: Router, peer: int) -> None:
-    """Close a router's connection to a peer, without a word."""
-    with router.lock:
-        link = router.node.peers[str(peer)].link
-    if link is not None:
-        link.route.close()
 
 
 def test_connections_that_break_lose_and_duplicate_nothing(
@@ -685,7 +680,8 @@ def test_connections_that_break_lose_and_duplicate_nothing(
                 break_connection(*((one, 1) if number % 160 == 40 else (other, 0)))
         for got in received:
             assert [args[0] for args in got.of("e", 400)] == list(range(400))
-        assert one.node.n_sessions >= 3
+        with locked_node(one) as node:
+            assert node.n_sessions >= 3
         assert one.close() == other.close() == {}
 
 
@@ -826,5 +822,5 @@ def test_many_rejected_frames_log_few_warnings(
             with connect(learner.address) as stranger:
                 stranger.sendall(sent)
                 assert is_hung_up_on(stranger)
-        assert comes_true(lambda: learner.node.n_refused == 40)
+        assert comes_true(lambda: n_refused(learner) == 40)
     assert 1 <= caplog.text.count("closed a connection") < 20

@@ -18,15 +18,16 @@ import pytest
 from dmiddleware.errors import HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import PeerConnection
 from dmiddleware.router.runtime import connections
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
-from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
+from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
 from tests.accepting import accepting
 from tests.dmiddleware.router.process_resources import comes_true
 from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
+from tests.router_state import locked_node, n_refused
 
 KEY = bytes(range(32))
 DEADLINE_S = 20.0
@@ -114,7 +115,7 @@ def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path
                 lambda name, args, kwargs: got.append(args[0]) if name == "e" else None, waits=True
             )
         )
-        assert comes_true(lambda: bool(listener.node.subscriptions.subscribers("e")))
+        assert comes_true(lambda: listener.subscribers("e") == [1])
         for number in range(5):
             listener.emit(Event("e"), (number,), {})
         assert comes_true(lambda: got == [0, 1, 2, 3, 4])
@@ -169,7 +170,7 @@ class TricklingTransport(NngStreamTransport):
         super().__init__()
         self.trickles = self.swallows = False
         self.n_calls = 0
-        self.head = struct.pack("<4sIQ", b"DMWS", FRAGMENT_BYTES, 16 << 20)
+        self.head = struct.pack("<4sIQ", b"DMWS", CHUNK_BYTES, 16 << 20)
 
     def dial(self, address: str, *, timeout_s: float) -> Stream:  # type: ignore[override]
         return _TricklingStream(super().dial(address, timeout_s=timeout_s), self)
@@ -283,20 +284,23 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
             )
         )
         other.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
-        on_frame = failing.node.on_frame
+        with locked_node(failing) as node:
+            on_frame = node.on_frame
         failures = itertools.count()
 
-        def fail_once(link: Link, raw: memoryview, *args: Any, **options: Any) -> FrameType:
+        def fail_once(
+            connection: PeerConnection, raw: memoryview, *args: Any, **options: Any
+        ) -> FrameType:
             if type_of(raw) is FrameType.DATA and not next(failures):
                 raise KeyError("a defect")
-            return on_frame(link, raw, *args, **options)
+            return on_frame(connection, raw, *args, **options)
 
-        monkeypatch.setattr(failing.node, "on_frame", fail_once)
+        monkeypatch.setattr(node, "on_frame", fail_once)
         for number in range(3):
             other.emit(Event("e"), (number,), {})
         assert comes_true(lambda: got == [0, 1, 2]), "the lock was released"
         assert "KeyError" in caplog.text
-        assert failing.node.n_sessions >= 2
+        assert node.n_sessions >= 2
 
 
 def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
@@ -328,4 +332,4 @@ def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
         for thread in range(4):
             assert [number for one, number in got if one == thread] == list(range(200))
         assert dialer.peer_traffic()[0].resent_frames == 0
-        assert listener.node.n_refused == 0
+        assert n_refused(listener) == 0
