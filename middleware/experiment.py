@@ -47,7 +47,7 @@ from dmiddleware.runs.resuming import (
     resumed_folder,
 )
 from dmiddleware.seeding import seed_libraries
-from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, plain_values, takes_settings
 from dmiddleware.signals import is_signal_reason
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
@@ -164,7 +164,7 @@ class ExperimentSettings(IntervalSettings):
     """Episodes of the final evaluation."""
 
 
-class Experiment(BaseMiddleware[RLContext]):
+class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
@@ -196,7 +196,7 @@ class Experiment(BaseMiddleware[RLContext]):
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
-        settings: the options; or their fields by keyword, see :class:`ExperimentSettings`.
+        settings: the options, each by keyword; see :class:`ExperimentSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.

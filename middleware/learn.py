@@ -20,7 +20,7 @@ from dmiddleware.errors import ConfigError, NotEnoughData
 from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
@@ -113,7 +113,7 @@ class OffPolicyLearnerSettings(Settings):
     """Rows that the buffer must hold before the first update; None: those of one batch."""
 
 
-class OffPolicyLearner(PolicyUpdater[RLContext]):
+class OffPolicyLearner(PolicyUpdater[RLContext], TakesSettings[OffPolicyLearnerSettings]):
     """Update the policy from batches that it draws from a buffer.
 
     A batch has the policy's ``batch_size`` rows. Learning starts when the buffer holds
@@ -125,7 +125,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         policy: a policy, or its learn mode.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
-        settings: the options; or their fields by keyword, see :class:`OffPolicyLearnerSettings`.
+        settings: the options, each by keyword; see :class:`OffPolicyLearnerSettings`.
 
     Reads:
         ctx.train_iter: incremented.

@@ -11,7 +11,7 @@ import torch
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
 from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_settings
 from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -33,7 +33,7 @@ class DataPusherSettings(Settings):
     """Push trajectories, or episodes one after the other."""
 
 
-class DataPusher(BaseMiddleware[OnlineRLContext]):
+class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettings]):
     """Push collected data into a buffer.
 
     A column ``priority`` (see :class:`~middleware.PriorityCalculator`) sets the priorities of the
@@ -42,7 +42,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     Args:
         buffer: a :class:`~dmiddleware.data.TensorBuffer`, or another
             :class:`~dmiddleware.data.ReplayBuffer`.
-        settings: the options; or their fields by keyword, see :class:`DataPusherSettings`.
+        settings: the options, each by keyword; see :class:`DataPusherSettings`.
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange

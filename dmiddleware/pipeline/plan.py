@@ -153,7 +153,7 @@ def make_entry(
         entry = mw
     else:
         check_middleware(mw)
-        entry = Entry(mw, Declarations.of(mw).roles)
+        entry = Entry(mw, string_tuple(Declarations.of(mw).roles))
     return Entry(
         entry.middleware,
         entry.roles if roles is None else string_tuple(roles),

@@ -164,7 +164,7 @@ class UpdateRunner:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None}
+        return vars(self) | {"_compiled": None}
 
     def run(
         self,
