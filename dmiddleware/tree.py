@@ -314,8 +314,8 @@ def map_leaves(function: Callable[..., Any], tree: Nested, *others: Nested) -> A
     Raises:
         StructureError: if the others do not have the structure of the first tree, with the path.
     """
-    for number, other in enumerate(others, start=1):
-        _check_alike(tree, other, number, "")
+    for number, tree_n in enumerate(others, start=1):
+        _check_alike(tree, tree_n, number, "")
     return _mapped(function, tree, others)
 
 
@@ -336,12 +336,12 @@ def _mapped(
             elif type(value) is list:
                 lists[key] = value if on_list is None else on_list(value)
             else:
-                matching = [other[key] for other in others]
+                matching = [sibling[key] for sibling in others]
                 columns[key] = _mapped(function, value, matching, on_list)
         return as_tree(columns, lists=lists)
     if isinstance(tree, Mapping):
         return {
-            str(key): _mapped(function, value, [other[key] for other in others], on_list)
+            str(key): _mapped(function, value, [sibling[key] for sibling in others], on_list)
             for key, value in tree.items()
         }
     if isinstance(tree, tuple):
@@ -365,15 +365,15 @@ def lead_shape(tree: Batch, n_dims: int = 1) -> tuple[int, ...]:
     shape: tuple[int, ...] | None = None
     first = ""
     for path, leaf in leaves(tree):
-        own = tuple(leaf.shape[:n_dims])
+        leaf_shape = tuple(leaf.shape[:n_dims])
         if shape is None:
-            shape, first = own, path
-        if len(own) < n_dims:
+            shape, first = leaf_shape, path
+        if len(leaf_shape) < n_dims:
             raise StructureError(
                 f"the leaf {path!r} has shape {list(leaf.shape)}, but needs {n_dims} leading "
                 "dimensions"
             )
-        if own != shape:
+        if leaf_shape != shape:
             raise StructureError(
                 f"all leaves of a batch must share their first {n_dims} dimension(s), but {path!r} "
                 f"has shape {list(leaf.shape)} and {first!r} starts with {list(shape)}"
@@ -494,9 +494,9 @@ def _join(
                 f"{first!r:.100}): {error}"
             ) from error
     names, *others = rows = [_columns_of(tree, number, path) for number, tree in enumerate(trees)]
-    for number, other in enumerate(others, start=1):
-        if other.keys() != names.keys():
-            raise _other_keys(names, other, number, path)
+    for number, sibling in enumerate(others, start=1):
+        if sibling.keys() != names.keys():
+            raise _other_keys(names, sibling, number, path)
     columns: dict[str, Any] = {}
     lists: dict[str, Any] = {}
     for key, value in names.items():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import Context, Task
-from dmiddleware.pipeline.task import ENDED
+from dmiddleware.pipeline.peers import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
 from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware

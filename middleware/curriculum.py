@@ -17,7 +17,7 @@ from dmiddleware.distributed import gather_from_ranks
 from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError, MiddlewareError
 from dmiddleware.metric_names import as_metric_name
-from dmiddleware.pipeline import ChainView, Task
+from dmiddleware.pipeline import ChainView, RunningTask, Task
 from dmiddleware.settings import Positive, Settings, takes_settings
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -154,7 +154,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext]):
                 with contextlib.suppress(MiddlewareError):  # not a number
                     ctx.log(as_metric_name(f"{self.settings.name}/{name}"), value)
 
-    def _send(self, task: Task[Any]) -> None:
+    def _send(self, task: RunningTask) -> None:
         # Nodes that connect later get the newest of these at once.
         event = curriculum_event(self.settings.name)
         task.emit(event, dict(self._values.now), only_remote=True)

@@ -33,7 +33,7 @@ __all__ = [
 
 _UNNAMED: Final = "eval"
 _LIMITS: Final = ("stop_value", "patience")
-_OF_PRIMARY: Final[tuple[str, ...]] = (
+_PRIMARY_FIELDS: Final[tuple[str, ...]] = (
     "eval_value",
     "eval_output",
     "last_eval_iter",
@@ -134,7 +134,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
     roles = (Role.EVALUATOR,)
     lead_only = True
     reads = ("train_iter", "last_eval_iter")
-    writes: tuple[str, ...] = _OF_PRIMARY
+    writes: tuple[str, ...] = _PRIMARY_FIELDS
 
     settings: InteractionEvaluatorSettings
 
@@ -225,7 +225,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._task = task
         if self._is_primary and task.ctx.last_eval_iter >= 0 and not self._recent:
             self._recent.append(task.ctx.last_eval_value)
-        self._stop_if_reached(task)
+        self._stop_if_reached(task.ctx)
 
     def __call__(self, ctx: RLContext) -> None:
         """Evaluate, if the interval has passed."""
@@ -248,7 +248,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._n_since_best += 1
         if math.isfinite(mean) and mean > self._best:
             self._best, self._n_since_best = mean, 0
-        self._stop_if_reached(ctx.task)
+        self._stop_if_reached(ctx)
 
     def _evaluate(self, *, max_frames: int) -> dict[str, Any]:
         monitor = evaluate_episodes(
@@ -328,22 +328,22 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         self._best = state.get("best", -math.inf)
         self._n_since_best = state.get("n_since_best", 0)
         if self._task is not None:
-            self._stop_if_reached(self._task)
+            self._stop_if_reached(self._task.ctx)
 
-    def _stop_if_reached(self, task: Task[Any]) -> None:
+    def _stop_if_reached(self, ctx: RLContext) -> None:
         patience = self.settings.patience
         if patience is not None and self._n_since_best >= patience:
-            task.stop(
+            ctx.task.stop(
                 f"{self._n_since_best} evaluations in a row had no better mean return than "
                 f"{self._best:g} (patience is {patience})",
                 final=False,
             )
         stop_value, n = self.settings.stop_value, self.settings.stop_evaluations
-        if stop_value is None or len(self._recent) < n or task.ctx.train_iter == 0:
+        if stop_value is None or len(self._recent) < n or ctx.train_iter == 0:
             return
         if min(self._recent) >= stop_value:
             in_a_row = "" if n == 1 else f" in {n} evaluations in a row"
-            task.stop(
+            ctx.task.stop(
                 f"the mean return {self._recent[-1]:g} has reached stop_value {stop_value:g}"
                 f"{in_a_row}",
                 final=False,

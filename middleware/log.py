@@ -31,7 +31,7 @@ __all__ = [
     "online_logger",
 ]
 
-_OF_EVALUATIONS: Final = (
+_EVALUATION_METRICS: Final = (
     "return_mean", "return_std", "return_min", "return_max", "length_mean", "success_rate",
 )  # fmt: skip
 _FPS = 20  # frames per second of videos of evaluations
@@ -250,7 +250,9 @@ class MetricsLogger(BaseMiddleware[RLContext]):
     def _write_evaluation(self, prefix: str, output: Mapping[str, Any], train_iter: int) -> None:
         writer, at = self._run.tb_logger, self._at[self._axis]
         values = {
-            f"{prefix}/{name}": to_float(output[name]) for name in _OF_EVALUATIONS if name in output
+            f"{prefix}/{name}": to_float(output[name])
+            for name in _EVALUATION_METRICS
+            if name in output
         }
         if "video" in output:
             with self._videos:

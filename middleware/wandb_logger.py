@@ -11,7 +11,7 @@ from middleware.tracker import Tracker, shown_name
 
 __all__ = ["WandbLogger", "WandbLoggerSettings"]
 
-_NOT_IN_PROJECTS: Final = re.compile(r"[/\\#?%:]+")
+_FORBIDDEN: Final = re.compile(r"[/\\#?%:]+")
 _LONGEST_TAG: Final = 64
 
 
@@ -66,7 +66,7 @@ class WandbLogger(Tracker):
     def begin(self, run_id: str, axis: str) -> Any:
         """Begin the run, or continue it, and name the axis of its metrics."""
         settings, name = self.settings, self.folder.name
-        project = _NOT_IN_PROJECTS.sub("-", shown_name(settings.project))
+        project = _FORBIDDEN.sub("-", shown_name(settings.project))
         options = {
             **plain_values(settings),
             "project": self.accepted("project", settings.project, project),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["DEADLINE_S", "wait_until"]
+__all__ = ["DEADLINE_S", "read", "wait_until"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 _POLL_S = 0.01
 
 
@@ -37,3 +38,8 @@ def wait_until(
             explanation = what if isinstance(what, str) else what()
             raise TimeoutError(f"waited {deadline_s:g} s for {explanation}")
         time.sleep(_POLL_S)
+
+
+def read(file: Path) -> str:
+    """Return the text of a file; nothing if it is missing."""
+    return file.read_text(errors="replace") if file.exists() else ""

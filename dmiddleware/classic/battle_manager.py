@@ -23,10 +23,9 @@ from dmiddleware.env.env_access import (
 )
 from dmiddleware.env.env_claims import EnvClaims
 from dmiddleware.env.env_state import MissingObjectError, get_state, set_state
-from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.env.games import BattleEnv
 from dmiddleware.env.manager import check_env_fns, env_seeds, is_int
-from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.errors import (
     CheckpointMismatch,
     ConfigError,
@@ -78,7 +77,7 @@ class BattleTimestep:
     abnormal: bool = False
 
 
-class BattleEnvManager(Closing, EpisodeGoal):
+class BattleEnvManager(Closing):
     """Steps several games of one kind, in this process.
 
     A new manager is closed; :meth:`launch`, or entering a ``with`` block, makes the games and

@@ -40,7 +40,7 @@ __all__ = ["SampleTransform", "TensorBuffer", "TensorBufferSettings"]
 # Larger copies are slower than several small ones, which reuse memory.
 _BYTES_AHEAD = 2**19
 
-_OF_THE_LAST_ROW = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
+_LAST_ROW_COLUMNS = ("next_obs", "next_action_mask", "done", "terminated", "truncated")
 _CLOSED = "this TensorBuffer is closed; create another one"
 
 
@@ -642,7 +642,7 @@ class TensorBuffer:
             discount=self.discount,
         )
         extra["reward"], extra["discount"] = window.ret, window.discount
-        ends = {p for p in self._rows.paths if p.partition(".")[0] in _OF_THE_LAST_ROW}
+        ends = {p for p in self._rows.paths if p.partition(".")[0] in _LAST_ROW_COLUMNS}
         own = set(self._rows.paths) - ends - {"reward"}
         return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
 

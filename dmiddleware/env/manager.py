@@ -44,9 +44,8 @@ from dmiddleware.env.env_state import (
     get_space_state,
     set_space_state,
 )
-from dmiddleware.env.episode_goal import EpisodeGoal
+from dmiddleware.env.failure_budget import FailureBudget, other_seeds
 from dmiddleware.env.pictures import Frame, Picture
-from dmiddleware.env.restart_limit import FailureBudget, other_seeds
 from dmiddleware.env.team import reward_shape_of
 from dmiddleware.env.timestep import (
     BatchedTimestep,
@@ -80,7 +79,7 @@ _MAX_UNCOUNTED = 256
 """Ends of episodes that wait to be counted."""
 
 
-class BaseEnvManager(Closing, EpisodeGoal, ABC):
+class BaseEnvManager(Closing, ABC):
     """Steps several envs of one kind at once.
 
     A new manager is closed. :meth:`launch`, or entering a ``with`` block, makes the envs and resets
@@ -293,7 +292,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         accesses = Access.setting(name, values, self.env_num)
         if self._open:
             self._access(accesses)
-        self._overrides.attributes[name] = [one.args[0] for one in accesses]
+        self._overrides.attributes[name] = [access.args[0] for access in accesses]
 
     @property
     def reset_options(self) -> list[dict[str, Any] | None]:
@@ -507,7 +506,7 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
             # Before the states of the envs, in which they may have changed further.
             self._use_reset_options(self._overrides.reset_options)
             self._set_attrs_again()
-        if any(one is None for one in state["envs"]):
+        if any(env_state is None for env_state in state["envs"]):
             logger.warning("the state of the envs could not be saved; they start new episodes")
             self._start_over()
             return False
@@ -774,11 +773,11 @@ class BaseEnvManager(Closing, EpisodeGoal, ABC):
         env_ids = range(self.env_num) if ids is None else ids
         rows = (index_rows(obs, row) for row in range(len(env_ids)))
         described = (describe_unusable(self.observation_space, row) for row in rows)
-        env_id, found = next(pair for pair in zip(env_ids, described, strict=True) if pair[1])
+        env_id, unusable = next(pair for pair in zip(env_ids, described, strict=True) if pair[1])
         step = self._totals.length_of(env_id) + 1
         when = f"in step {step}" if after_step else "at the start"
         return EnvProtocolError(
-            f"env {env_id} returned an observation with the value {found}, {when} of its "
+            f"env {env_id} returned an observation with the value {unusable}, {when} of its "
             "episode; networks cannot use it. Correct the env, or wrap it in "
             "gymnasium.wrappers.TransformObservation"
         )
@@ -865,7 +864,7 @@ def env_seeds(seed: int | Sequence[int], env_num: int) -> list[int]:
             f"{len(seed)} seeds were given for {env_num} envs; give one per env, or a single "
             "integer"
         )
-    return [int(one) for one in seed]
+    return [int(number) for number in seed]
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -954,13 +953,15 @@ class EpisodeTotals:
 
         The return of several agents is their mean, and ``eval_episode_return_0``, … are their own.
         """
-        own = self._returns[env_id]
+        episode_return = self._returns[env_id]
         totals: dict[str, np.float32 | int] = {
-            "eval_episode_return": np.float32(own if own.ndim == 0 else own.mean()),
+            "eval_episode_return": np.float32(
+                episode_return if episode_return.ndim == 0 else episode_return.mean()
+            ),
             "eval_episode_length": self._n_steps - int(self._begun[env_id]),
         }
-        if own.ndim:
-            each = enumerate(own.astype(np.float32))
+        if episode_return.ndim:
+            each = enumerate(episode_return.astype(np.float32))
             totals |= {f"eval_episode_return_{agent}": value for agent, value in each}
         self._n_ended[env_id] += 1
         self._returns[env_id] = 0.0

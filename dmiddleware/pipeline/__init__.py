@@ -26,11 +26,13 @@ from dmiddleware.pipeline.middleware import (
 from dmiddleware.pipeline.onion import SkipRest, around
 from dmiddleware.pipeline.patience import Patience
 from dmiddleware.pipeline.preflight import ChainView
+from dmiddleware.pipeline.running_task import RunningTask
 from dmiddleware.pipeline.task import Task
 from dmiddleware.pipeline.timing import StepTimer, Timing, TraceFile, merge_traces
 
 __all__ = [
     "Task",
+    "RunningTask",
     "Context",
     "Vocabulary",
     "FieldKind",

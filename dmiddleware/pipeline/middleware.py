@@ -8,14 +8,11 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from dmiddleware.errors import MiddlewareError
 from dmiddleware.pipeline.context import Context
 from dmiddleware.registry import edit_distance
-
-if TYPE_CHECKING:
-    from dmiddleware.pipeline.task import Task
 
 __all__ = [
     "Middleware",
@@ -61,7 +58,7 @@ def middleware(
     fills: Iterable[object] = (),
     draws_from: Iterable[object] = (),
     last_step: bool = False,
-    setup: Callable[[Task[Any]], object] | None = None,
+    setup: Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]:
     """Declare what a middleware is for, what it reads and what it writes.
 

@@ -29,7 +29,7 @@ from dmiddleware.router.protocol.counters import EventTraffic, PeerTraffic
 from dmiddleware.router.protocol.handshake import INSTANCE_SIZE, Identity
 from dmiddleware.router.protocol.node import NodeProtocol
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import READY_EVENT, PeerSession
+from dmiddleware.router.protocol.peer import READY_EVENT, Peer
 from dmiddleware.router.protocol.topology import check_address, is_loopback
 from dmiddleware.router.runtime.connections import Connections
 from dmiddleware.router.runtime.engine import Engine
@@ -558,7 +558,7 @@ class Router:
         else:
             self._subscribed[name] = active
 
-    def _connected(self) -> list[PeerSession]:
+    def _connected(self) -> list[Peer]:
         return [self._node.peers[one.node_id] for one in self._node.connected_peers()]
 
     def _have_peers_announced(self) -> bool:
@@ -603,7 +603,7 @@ class Router:
         here = {peer.node_id for peer in self._connected()} | self._node.subscriptions.ready
         return max(0, self._expected_peers - len(here))
 
-    def _late(self, task: int) -> list[PeerSession]:
+    def _late(self, task: int) -> list[Peer]:
         """Return the connected peers that are not ready for a task, as far as they count."""
         ready = self._node.subscriptions.ready
         if task > 1:

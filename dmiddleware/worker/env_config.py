@@ -38,7 +38,7 @@ _MODES: Final = {
 _ENV_LIMITS: Final = {
     "max_retry": "max_retry", "step_timeout": "step_timeout_s", "reset_timeout": "reset_timeout_s",
 }  # fmt: skip
-_WITHOUT_EFFECT: Final = (
+_IGNORED_KEYS: Final = (
     "type", "cfg_type", "import_names", "episode_num", "auto_reset", "retry_type",
     "retry_waiting_time", "shared_memory", "copy_on_get", "context", "wait_num",
     "step_wait_timeout", "connect_timeout", "reset_inplace", "force_reproducibility",
@@ -57,7 +57,7 @@ _ENV: Final[Mapping[str, Any]] = {
     "wrappers": Option((), anything, "functions that wrap the env"),
     "mode": Option("sync", text, "how the envs run"),
     "manager": {
-        **dict.fromkeys(_WITHOUT_EFFECT, Option(None, anything, "of others, or without effect")),
+        **dict.fromkeys(_IGNORED_KEYS, Option(None, anything, "of others, or without effect")),
         "max_retry": Option(None, anything, "restarts of an env that fails"),
         "step_timeout": Option(None, anything, "seconds that a step may take"),
         "reset_timeout": Option(None, anything, "seconds that a reset may take"),

@@ -110,7 +110,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
             # Its counters would no longer be those of a learner that has kept to the pace.
             self._pace = None
         if task.router is None:
-            self._side = RankCounters(ranks) if ranks.size > 1 else None
+            self._side = RankCounters(task, ranks) if ranks.size > 1 else None
         elif task.has_role(Role.LEARNER):
             self._side = LearnerData(task, pace=self._pace, timeout_s=settings.timeout_s)
         else:

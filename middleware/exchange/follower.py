@@ -49,7 +49,7 @@ class FollowerData:
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
-        task = ctx.task
+        task = self._waiting.task
         collects = task.has_role(Role.COLLECTOR)
         if not collects:
             self._ask_for_updates(task)

@@ -62,7 +62,7 @@ class LearnerData:
 
     def __call__(self, ctx: OnlineRLContext) -> Iterator[None]:
         """Receive on the way forward, and send on the way back."""
-        task = ctx.task
+        task = self._waiting.task
         if self._pace is not None:
             self._pace.begin_step(ctx)
         if not task.has_role(Role.COLLECTOR):

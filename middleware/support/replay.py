@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _EARLY_ROWS: Final = 1 << 14
-_OF_RETURNS: Final = ("reward", "terminated", "episode_id")
+_RETURN_COLUMNS: Final = ("reward", "terminated", "episode_id")
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +69,8 @@ def check_start(buffer: ReplayBuffer, *, batch_size: int, learn_start: int | Non
 
 def counters_for(buffer: ReplayBuffer, schedules: Mapping[str, Schedule]) -> RunCounters:
     """Return the counters that schedules, and those of a buffer, read from a context."""
-    own = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
-    return RunCounters({**schedules, **own}, always=buffer.reads_counters)
+    of_buffer = {f"{name} of the buffer": schedule for name, schedule in buffer.schedules.items()}
+    return RunCounters({**schedules, **of_buffer}, always=buffer.reads_counters)
 
 
 def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str, Any]]) -> None:
@@ -122,7 +122,7 @@ def n_step_problems(
         chain: the chain; its middleware may compute such returns.
     """
     n_step = mode.spec.n_step
-    if n_step == 1 or any(one.computes_n_step for one in stock_middleware(chain)):
+    if n_step == 1 or any(part.computes_n_step for part in stock_middleware(chain)):
         return
     if buffer is None:
         yield (
@@ -179,7 +179,7 @@ class EarlyReturns:
         if was_resumed:
             return
         try:
-            rows = buffer.get(buffer.index[-_EARLY_ROWS:], _OF_RETURNS)
+            rows = buffer.get(buffer.index[-_EARLY_ROWS:], _RETURN_COLUMNS)
         except KeyError:  # rows of no env
             return
         if rows["reward"].dim() == 1:
@@ -199,7 +199,7 @@ def _known_returns(rows: Batch, discount: float) -> tuple[torch.Tensor, torch.Te
     sums: list[float] = []
     rests: list[float] = []
     later: dict[int, tuple[float, float]] = {}
-    columns = (rows[name].tolist() for name in _OF_RETURNS)
+    columns = (rows[name].tolist() for name in _RETURN_COLUMNS)
     for reward, terminated, episode in reversed(list(zip(*columns, strict=True))):
         total, rest = later.get(episode, (0.0, 0.0 if terminated else 1.0))
         later[episode] = total, rest = reward + discount * total, discount * rest

@@ -20,7 +20,7 @@ from dmiddleware.launch.cli import ditask
 from dmiddleware.launch.options import LaunchOptions
 from dmiddleware.launch.platforms import place
 from tests.deploy import container, counting_program
-from tests.deploy.waiting import DEADLINE_S, read, wait_until
+from tests.waiting import DEADLINE_S, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
@@ -197,7 +197,7 @@ class Pods:
 
     def wait_for(self, text: str) -> None:
         """Wait until the learner's pod has printed something."""
-        wait_until(lambda: text in self.text(), self.text)
+        wait_until(lambda: text in self.text(), lambda: f"{text!r} in\n{self.text()}")
 
     def snapshots(self) -> set[Path]:
         return set(self.volume.glob("runs/sum/snapshots/step_*.safetensors"))

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -149,13 +150,10 @@ def test_the_plan_has_measured_times_where_there_are_records(
 
 
 def test_two_trainings_run_at_a_time() -> None:
-    # Each waits for the other.
-    wait = (
-        "import time\nbegan = pathlib.Path('began')\nbegan.mkdir(exist_ok=True)\n"
-        "(began / options['--seed']).touch()\nend = time.monotonic() + 30\n"
-        "while len(list(began.iterdir())) < 2: assert time.monotonic() < end\n"
-    )
-    write_program(PROGRAM + wait)
+    # Opening a pipe for reading waits for the process that opens it for writing, and vice versa.
+    os.mkfifo("both")
+    meet = "open('both', 'r' if options['--seed'] == '0' else 'w').close()\n"
+    write_program(f"{PROGRAM}\nimport signal\nsignal.alarm(60)\n{meet}")
     assert run([ENTRY], again=False, jobs=2) == []
 
 
@@ -259,7 +257,7 @@ def test_a_training_that_tells_no_figure_fails() -> None:
 
 
 def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
     with pytest.raises(TrainingError, match=r"has not ended in 0\.5 s"):
         training.run_command(command, tmp_path / "log", 0.5, {})
 
@@ -267,7 +265,7 @@ def test_a_command_that_does_not_end_fails_at_its_deadline(tmp_path: Path) -> No
 def test_processes_of_a_command_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = "import os, time; print('started', os.getpid(), flush=True); time.sleep(60)"
+    child = "import os, signal; print('started', os.getpid(), flush=True); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     log = tmp_path / "log"
     wait = subprocess.Popen.wait

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dmiddleware.errors import FrameError
 from dmiddleware.router.protocol.fragments import Assembly
-from dmiddleware.router.protocol.session import PeerSession
+from dmiddleware.router.protocol.peer import Peer
 
 __all__ = ["MemoryGrants"]
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 class _Wanted(NamedTuple):
     """A large frame that a peer asks memory for."""
 
-    peer: PeerSession
+    peer: Peer
     stream: int
     sequence: int
     total: int
@@ -38,14 +38,14 @@ class MemoryGrants:
     """
 
     def __init__(
-        self, max_bytes: int, *, peers: Mapping[str, PeerSession], gone: Mapping[str, PeerSession]
+        self, max_bytes: int, *, peers: Mapping[str, Peer], gone: Mapping[str, Peer]
     ) -> None:
         self._max_bytes = max_bytes
         self._peers = peers
         self._gone = gone
         self.wanted: deque[_Wanted] = deque()
 
-    def ask(self, peer: PeerSession, stream: int, sequence: int, total: int) -> None:
+    def ask(self, peer: Peer, stream: int, sequence: int, total: int) -> None:
         """Note that a peer asks for memory; call :meth:`grant` next.
 
         Raises:
@@ -61,7 +61,7 @@ class MemoryGrants:
         peer.incoming.check_next(stream, sequence)
         self.wanted.append(_Wanted(peer, stream, sequence, total))
 
-    def grant(self) -> list[PeerSession]:
+    def grant(self) -> list[Peer]:
         """Grant what is possible; return the peers that need an answer."""
         granted = []
         while self.wanted and (memory := self._memory_for(self.wanted[0])) is not None:
@@ -70,7 +70,7 @@ class MemoryGrants:
             granted.append(peer)
         return granted
 
-    def drop(self, peer: PeerSession) -> None:
+    def drop(self, peer: Peer) -> None:
         """Forget what a peer has asked for; over its next connection it asks again."""
         self.wanted = deque(one for one in self.wanted if one.peer is not peer)
         peer.incoming.on_restart()

@@ -12,7 +12,7 @@ from msgspec import Meta
 from dmiddleware.errors import FrameError, FrameTooLarge, RouterError
 from dmiddleware.event_names import base_name, is_glob
 from dmiddleware.router.protocol.options import NodeOptions
-from dmiddleware.router.protocol.session import Link, PeerSession
+from dmiddleware.router.protocol.peer import Peer, PeerConnection
 from dmiddleware.router.wire.envelope import (
     FRAME_OVERHEAD,
     MAX_EVENT_NAME,
@@ -55,9 +55,9 @@ class Subscriptions:
     def __init__(
         self,
         node_id: str,
-        peers: Mapping[str, PeerSession],
+        peers: Mapping[str, Peer],
         options: NodeOptions,
-        unsent: dict[Link, None],
+        unsent: dict[PeerConnection, None],
     ) -> None:
         self.ready: set[str] = set()
         self.n_announcements = 0
@@ -91,7 +91,7 @@ class Subscriptions:
             self._is_ready = True
             self._announce()
 
-    def announce_to(self, peer: PeerSession) -> None:
+    def announce_to(self, peer: Peer) -> None:
         """Announce this node's subscriptions to a peer; a forgotten one gets them on return."""
         if peer.forgotten:
             return
@@ -159,7 +159,7 @@ class Subscriptions:
                 "ditask --max-event-bytes, or NodeOptions(max_event_bytes=...) of the Router"
             )
 
-    def check_received_names(self, peer: PeerSession, events: Iterable[EncodedEvent]) -> None:
+    def check_received_names(self, peer: Peer, events: Iterable[EncodedEvent]) -> None:
         """Check that a peer may send events of these names.
 
         Raises:
@@ -204,7 +204,7 @@ class Subscriptions:
                 peer.outgoing.put_lossy(event)
                 self._note_queued(peer)
 
-    def on_announcement(self, peer: PeerSession, event: EncodedEvent) -> None:
+    def on_announcement(self, peer: Peer, event: EncodedEvent) -> None:
         """Process the subscriptions that a peer announces.
 
         Raises:
@@ -241,7 +241,7 @@ class Subscriptions:
             )
         return None
 
-    def readmit(self, peer: PeerSession) -> None:
+    def readmit(self, peer: Peer) -> None:
         """Send to a forgotten peer again, starting with what it missed."""
         peer.forgotten = False
         self.on_peers_changed()
@@ -253,11 +253,11 @@ class Subscriptions:
         self._subscribers.clear()
         self._smallest_limit = None
 
-    def _note_queued(self, peer: PeerSession) -> None:
-        if peer.link is not None:
-            self._unsent[peer.link] = None
+    def _note_queued(self, peer: Peer) -> None:
+        if peer.connection is not None:
+            self._unsent[peer.connection] = None
 
-    def _send_latest(self, peer: PeerSession, had: Iterable[str]) -> None:
+    def _send_latest(self, peer: Peer, had: Iterable[str]) -> None:
         for name, event in self._latest.items():
             if name in had or not peer.subscribes_to(event.event):
                 continue

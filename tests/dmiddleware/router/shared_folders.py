@@ -114,8 +114,9 @@ class Node:
         """Return whether it shares memory with a peer."""
         with self.router.lock:
             peer = self.router.node.peers.get(str(node_id))
-            link = None if peer is None else peer.link
-            return link is not None and link.sharing is not None and link.sharing.is_agreed
+            connection = None if peer is None else peer.connection
+            sharing = None if connection is None else connection.sharing
+            return sharing is not None and sharing.is_agreed
 
     def _deliver(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self._changed:

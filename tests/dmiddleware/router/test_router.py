@@ -675,9 +675,9 @@ def test_an_address_passed_twice_is_dialed_once(tmp_path: Path) -> None:
 def break_connection(router: Router, peer: int) -> None:
     """Close a router's connection to a peer, without a word."""
     with router.lock:
-        link = router.node.peers[str(peer)].link
-    if link is not None:
-        link.route.close()
+        connection = router.node.peers[str(peer)].connection
+    if connection is not None:
+        connection.route.close()
 
 
 def test_connections_that_break_lose_and_duplicate_nothing(

@@ -301,7 +301,7 @@ class TestInbox:
         assert list(inbox.waiting) == notes(3) and inbox.n_bytes == 10
 
 
-class Link:
+class Transmission:
     """An outbox and an inbox, and the connections between them."""
 
     def __init__(self, rng: random.Random, *, handled: bool) -> None:
@@ -397,37 +397,42 @@ def test_everything_is_delivered_once_and_in_order_whatever_breaks(
     seed: int, handled: bool, n_steps: int
 ) -> None:
     rng = random.Random(seed)
-    link = Link(rng, handled=handled)
+    transmission = Transmission(rng, handled=handled)
     steps = [
-        link.offer,
-        link.offer,
-        link.send,
-        link.arrive,
-        link.take,
-        link.handle,
-        link.report,
-        link.learn,
+        transmission.offer,
+        transmission.offer,
+        transmission.send,
+        transmission.arrive,
+        transmission.take,
+        transmission.handle,
+        transmission.report,
+        transmission.learn,
     ]
     for _ in range(n_steps):
         rng.choice(steps)()
         if rng.random() < 0.03:
-            link.connect()
-        assert link.inbox.n_bytes <= max(link.capacity, 60)
-    link.finish()
-    while len(link.inbox):
-        link.take()
-    assert link.taken == list(range(link.n_offered))
-    assert link.outbox.n_bytes == 0
+            transmission.connect()
+        assert transmission.inbox.n_bytes <= max(transmission.capacity, 60)
+    transmission.finish()
+    while len(transmission.inbox):
+        transmission.take()
+    assert transmission.taken == list(range(transmission.n_offered))
+    assert transmission.outbox.n_bytes == 0
 
 
 def test_a_sender_never_waits_for_a_heartbeat() -> None:
     for seed in range(50):
-        link = Link(random.Random(seed), handled=seed % 2 == 1)
+        transmission = Transmission(random.Random(seed), handled=seed % 2 == 1)
         for _ in range(500):
-            link.offer()
-            for step in (link.send, link.arrive, link.take, link.handle):
+            transmission.offer()
+            for step in (
+                transmission.send,
+                transmission.arrive,
+                transmission.take,
+                transmission.handle,
+            ):
                 step()
-            if link.inbox.is_due:
-                link.back.append(link.inbox.take_state())
-            link.learn()
-        assert len(link.taken) > 100
+            if transmission.inbox.is_due:
+                transmission.back.append(transmission.inbox.take_state())
+            transmission.learn()
+        assert len(transmission.taken) > 100

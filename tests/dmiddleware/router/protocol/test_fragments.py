@@ -367,7 +367,7 @@ def test_what_exceeds_the_memory_of_the_receiver_is_refused_with_both_sizes(deli
 
 def send_fragment(connection: Connection, fragment: Fragment, data: bytes, **fields: int) -> None:
     """Send a signed frame with a fragment that an honest peer would not send."""
-    session = connection.links[0].session
+    session = connection.ends[0].session
     assert session is not None
     contents = FrameContents(msgspec.msgpack.encode(fragment), (data,) if data else ())
     numbers = {"stream": 0, "data_sequence": 2, **fields}

@@ -234,7 +234,7 @@ def test_events_are_dropped_until_the_sender_has_gone_back() -> None:
 
 def test_a_mark_that_nobody_has_asked_for_is_refused() -> None:
     world = Exchange()
-    world.connection.links[0].owed[FrameType.AGAIN] = 1
+    world.connection.ends[0].owed[FrameType.AGAIN] = 1
     world.connection.fill(0)
     with pytest.raises(FrameError, match="AGAIN"):
         exchange(world.connection)

@@ -18,7 +18,7 @@ import pytest
 from dmiddleware.errors import HandshakeRefused, RouterError
 from dmiddleware.pipeline import Event
 from dmiddleware.router import NodeOptions, Router
-from dmiddleware.router.protocol.session import Link
+from dmiddleware.router.protocol.peer import PeerConnection
 from dmiddleware.router.runtime import connections
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
@@ -286,10 +286,12 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
         on_frame = failing.node.on_frame
         failures = itertools.count()
 
-        def fail_once(link: Link, raw: memoryview, *args: Any, **options: Any) -> FrameType:
+        def fail_once(
+            connection: PeerConnection, raw: memoryview, *args: Any, **options: Any
+        ) -> FrameType:
             if type_of(raw) is FrameType.DATA and not next(failures):
                 raise KeyError("a defect")
-            return on_frame(link, raw, *args, **options)
+            return on_frame(connection, raw, *args, **options)
 
         monkeypatch.setattr(failing.node, "on_frame", fail_once)
         for number in range(3):

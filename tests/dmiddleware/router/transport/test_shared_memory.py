@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dmiddleware.errors import FrameError, TransportError
-from dmiddleware.router.transport.shared_memory import SharedLink, SharedMemory
+from dmiddleware.router.transport.shared_memory import SharedMemory, SlabSharing
 from dmiddleware.router.wire.frame import Frame, FrameType, encode_frame
 from dmiddleware.router.wire.stream_frames import FrameWriter
 from tests.dmiddleware.router.shared_folders import (
@@ -32,13 +32,13 @@ MB = 1 << 20
 
 
 @contextlib.contextmanager
-def linked(folder: Path, **options: int) -> Iterator[tuple[SharedLink, SharedLink]]:
+def linked(folder: Path, **options: int) -> Iterator[tuple[SlabSharing, SlabSharing]]:
     """Yield the two ends of a connection whose nodes share a folder."""
     with (
         contextlib.closing(SharedMemory(folder, **options)) as one,
         contextlib.closing(SharedMemory(folder, **options)) as other,
     ):
-        here, there = one.link(), other.link()
+        here, there = one.sharing(), other.sharing()
         here.agree(there.proof())
         there.agree(here.proof())
         assert here.is_agreed and there.is_agreed
@@ -60,11 +60,11 @@ def test_only_large_frames_are_replaced_by_tickets(folder: Path) -> None:
 
 def test_nothing_is_replaced_before_both_have_agreed(folder: Path) -> None:
     with contextlib.closing(SharedMemory(folder)) as memory:
-        link, content = memory.link(), bytes(LARGE)
-        assert link.put(content) is content
+        sharing, content = memory.sharing(), bytes(LARGE)
+        assert sharing.put(content) is content
         for proof in (b"", bytes(60)):
-            link.agree(proof)
-        assert not link.is_agreed and link.put(content) is content
+            sharing.agree(proof)
+        assert not sharing.is_agreed and sharing.put(content) is content
         assert not big(folder)
 
 
@@ -72,7 +72,7 @@ def test_a_ticket_without_an_agreement_is_an_error(folder: Path) -> None:
     with linked(folder) as (here, _), contextlib.closing(SharedMemory(folder)) as memory:
         ticket = arrived(here.put(bytes(LARGE)))
         with pytest.raises(FrameError, match="no memory is shared"):
-            memory.link().take(ticket)
+            memory.sharing().take(ticket)
 
 
 def test_a_ticket_whose_slab_is_gone_breaks_the_connection(folder: Path) -> None:
@@ -290,9 +290,9 @@ def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
         assert not one.shares_with(1) and not other.shares_with(0)
         other.transport.on_bytes = lambda: None
         with one.router.lock:
-            link = one.router.node.peers["1"].link
-        assert link is not None
-        link.route.close()
+            connection = one.router.node.peers["1"].connection
+        assert connection is not None
+        connection.route.close()
         wait_until(
             lambda: one.shares_with(1) and other.shares_with(0), "both to agree to share memory"
         )
@@ -327,9 +327,9 @@ def test_a_peer_that_sends_a_ticket_without_an_agreement_is_disconnected(
 ) -> None:
     with two_nodes(address, SharedMemory(folder), None, agree=False) as (one, other):
         with other.router.lock:
-            link = other.router.node.peers["0"].link
-        assert link is not None
-        link.route.replace(lambda frame: b"DMWT" + bytes(60))  # type: ignore[attr-defined]
+            connection = other.router.node.peers["0"].connection
+        assert connection is not None
+        connection.route.replace(lambda frame: b"DMWT" + bytes(60))  # type: ignore[attr-defined]
         other.emit(array_of(MB, 3))
         assert (one.received(1)[0] == 3).all(), "the frame is sent again"
         wait_until(lambda: one.left == [1], "the end of the peer")
@@ -381,9 +381,9 @@ def test_strangers_read_nothing_and_cost_no_descriptors(
 
 def _ticket_for_anyone(memory: SharedMemory) -> bytes:
     """Return a ticket that is valid whichever process shows it."""
-    link = memory.link()
-    link.agree(link.proof())
-    return bytes(link.put(bytes(LARGE)))
+    sharing = memory.sharing()
+    sharing.agree(sharing.proof())
+    return bytes(sharing.put(bytes(LARGE)))
 
 
 def _is_refused(address: str, frame: bytes) -> bool:
