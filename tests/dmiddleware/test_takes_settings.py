@@ -102,7 +102,6 @@ def test_the_signature_has_the_fields() -> None:
 
 CHECKED = """
 from dmiddleware.settings import Count, Settings, Whole, takes_settings
-from tests.type_checker import type_check
 
 class CollectorSettings(Settings):
     n_sample: Count
@@ -123,6 +122,7 @@ Collector(1, 2, n_sample=8)
 """
 
 
+@pytest.mark.process
 def test_a_type_checker_knows_the_fields(tmp_path: Path) -> None:
     found = type_check(CHECKED, tmp_path)
     assert found == [

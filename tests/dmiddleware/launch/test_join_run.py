@@ -22,6 +22,7 @@ from dmiddleware.errors import ConfigError, LaunchError, TopologyError
 from dmiddleware.launch import NodeStatus, RunPlan, join_run, plan_run
 from dmiddleware.launch.leftovers import wait_until
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
+from tests.variants import mostly_slow
 
 PROCESS = """
     import json, os, sys, time
@@ -108,7 +109,7 @@ def answers(started: Sequence[subprocess.Popen[str]]) -> list[object]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", mostly_slow(["star", "mesh"], keep=1))
 def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> None:
     write_plan(folder, {"learner": 1, "collector": 2}, topology)
     with processes(folder) as started:
