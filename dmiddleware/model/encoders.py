@@ -196,9 +196,11 @@ class NestedEncoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        named = dict(shape_leaves(obs_shape))
-        others = {path: one for path, one in named.items() if is_image(one) or is_one_hot(one)}
-        vectors = {path: one for path, one in named.items() if path not in others}
+        shapes = dict(shape_leaves(obs_shape))
+        others = {
+            path: shape for path, shape in shapes.items() if is_image(shape) or is_one_hot(shape)
+        }
+        vectors = {path: shape for path, shape in shapes.items() if path not in others}
         self._vectors = [
             (path, len(array_shape(leaf)), is_pixels(leaf)) for path, leaf in vectors.items()
         ]
