@@ -94,7 +94,7 @@ class IntrinsicReward(RewardModel):
         self._obs_norm.update(self._flat(rows, ("next_obs",))["next_obs"])
         reward = super().reward(rows)
         columns = (reward, rows["done"], rows["episode_id"])
-        self._reward_normalizer.update(*(one.reshape(len(reward), -1) for one in columns))
+        self._reward_normalizer.update(*(column.reshape(len(reward), -1) for column in columns))
         return self._reward_normalizer.normalize(reward)
 
     def _normalized(self, obs: Value) -> Value:
