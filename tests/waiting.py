@@ -30,7 +30,7 @@ def wait_until(
     """
     started_at = time.monotonic()
     while True:
-        # In this order, whoever was suspended beyond the deadline looks once more.
+        # In this order, a process that was suspended beyond the deadline looks once more.
         is_late = time.monotonic() - started_at > deadline_s
         if condition():
             return time.monotonic() - started_at

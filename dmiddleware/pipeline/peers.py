@@ -141,9 +141,12 @@ class Peers:
         Raises:
             ChainError: if one has none, and none can join.
         """
+        # A process without roles has them all.
+        if not roles:
+            return
         peers = self._router.peer_tasks(_STOPPED.name).values()
-        if not roles or not all(peer.roles for peer in peers):
-            return  # a process without roles has them all
+        if not all(peer.roles for peer in peers):
+            return
         planned = None if self._node is None else self._node.run_roles
         run_roles = {*map(str, roles), *map(str, planned or ())}
         run_roles.update(role for peer in peers for role in peer.roles)

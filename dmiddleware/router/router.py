@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
@@ -70,7 +69,7 @@ class Router:
         advertise: the address that peers dial, if it differs from ``listen``, as with NAT.
         dial: addresses of peers to dial; the peers may start later.
         key: the run's secret key; without one only loopback addresses are allowed.
-        transport: moves the bytes; None: nng, for ipc and tcp.
+        transport: moves the bytes; None: nng without certificates, for ipc and tcp.
         shared_memory: carries large arrays to and from peers of this host that have the same
             folder; None: everything goes over the transport. It is closed with the router.
         options: limits and timeouts.
@@ -327,16 +326,6 @@ class Router:
     def labels(self) -> Collection[str]:
         """The labels of this process."""
         return self._identity.labels
-
-    @property
-    def node(self) -> NodeProtocol:
-        """The protocol state of this node; hold :attr:`lock` while reading it."""
-        return self._node
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Guards :attr:`node`."""
-        return self._engine.lock
 
     @property
     def address(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmiddleware.inbox import Window
+from dmiddleware.flow_control import Window
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
 from middleware.context import OnlineRLContext

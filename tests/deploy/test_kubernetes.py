@@ -213,6 +213,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_a_job_whose_pods_are_all_preempted_continues_exactly(pods: Pods) -> None:
+    (pods.volume / "hold").touch()
     running = [pods.start(index) for index in range(N_PODS)]
     pods.wait_for("step 20\n")
     assert not pods.snapshots()
@@ -233,6 +234,7 @@ def test_a_job_whose_pods_are_all_preempted_continues_exactly(pods: Pods) -> Non
 def test_a_pod_that_is_preempted_alone_is_replaced_while_the_others_wait(
     pods: Pods, index: int
 ) -> None:
+    (pods.volume / "hold").touch()
     running = [pods.start(number) for number in range(N_PODS)]
     pods.wait_for("step 20\n")
     container.process_one(running[index]).send_signal(signal.SIGTERM)

@@ -151,6 +151,7 @@ def test_the_processes_have_less_time_than_slurm_gives_the_job() -> None:
 
 @pytest.mark.parametrize("receiver", mostly_slow(["the processes", "the shell"], keep=1))
 def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: str) -> None:
+    (job.folder / "hold").touch()
     first = job.start()
     job.wait_for_step(20)
     assert stat.S_IMODE(job.key.stat().st_mode) == 0o600
@@ -183,8 +184,9 @@ def test_a_preempted_job_is_requeued_and_continues_exactly(job: Job, receiver: s
 
 @pytest.mark.slow
 def test_a_canceled_job_is_not_requeued(job: Job) -> None:
+    (job.folder / "hold").touch()
     first = job.start()
-    job.wait_for_step(10)
+    job.wait_for_step(20)
     job.set_state("COMPLETING")
     first.send_signal(signal.SIGTERM)
     assert first.wait(DEADLINE_S) == 143, job.text()

@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 __all__ = ["RawPeer", "Stranger", "valid_frames"]
 
 _HEAD = struct.Struct("<4sIQ")
-_MAX_FRAGMENT = (1 << 32) - 1
+_MAX_CHUNK = (1 << 32) - 1
 
 
 class RawPeer(Closing):
@@ -74,7 +74,7 @@ class RawPeer(Closing):
 
     def head(self, length: int) -> bytes:
         """Return the header of a message that claims this length."""
-        return _HEAD.pack(b"DMWS", min(length, _MAX_FRAGMENT), length)
+        return _HEAD.pack(b"DMWS", min(length, _MAX_CHUNK), length)
 
     def send(self, frame: WireBytes) -> bool:
         """Send a frame as a whole."""

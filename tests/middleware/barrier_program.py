@@ -1,7 +1,7 @@
 """Nodes that meet at a barrier, started by ``ditask --main``.
 
 Each writes when it arrived and when it passed to the folder ``BARRIER_FOLDER``. The last node
-arrives when it has received the arrivals of the others, who would pass if they did not wait for it.
+arrives when it has received the arrivals of the others. They would pass if they did not wait.
 """
 
 from __future__ import annotations

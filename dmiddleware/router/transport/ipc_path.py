@@ -1,8 +1,8 @@
 """The file of a listening Unix-domain socket.
 
-nng replaces whatever is at the path that it listens on, and later removes it, even if it belongs to
-another listener by then. So nng gets a hidden path, and the visible one is a link to that socket,
-which replaces only a dead one.
+nng replaces a file or a link at the path that it listens on, and later removes the path, even if
+another listener has it by then. So nng gets a hidden path, and the public one is a second name of
+that socket, which replaces only a dead one.
 """
 
 from __future__ import annotations

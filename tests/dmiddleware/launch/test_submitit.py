@@ -67,6 +67,7 @@ def test_each_task_is_one_node_of_the_run(folder: Path) -> None:
 
 
 def test_a_preempted_job_is_requeued_and_continues_exactly(folder: Path) -> None:
+    (folder / "hold").touch()
     job = submit(folder, make_run(folder))
     wait_until(lambda: "step 20\n" in output(job), lambda: f"step 20 of\n{output(job)}")
     # What Slurm sends. The executor for this host does not pass signals on.

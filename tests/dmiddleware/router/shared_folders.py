@@ -23,6 +23,7 @@ from dmiddleware.router.transport.stream import (
     Stream,
 )
 from tests.accepting import accepting
+from tests.router_state import locked_node
 from tests.waiting import wait_until
 
 __all__ = [
@@ -112,8 +113,8 @@ class Node:
 
     def shares_with(self, node_id: int) -> bool:
         """Return whether it shares memory with a peer."""
-        with self.router.lock:
-            peer = self.router.node.peers.get(str(node_id))
+        with locked_node(self.router) as node:
+            peer = node.peers.get(str(node_id))
             connection = None if peer is None else peer.connection
             sharing = None if connection is None else connection.sharing
             return sharing is not None and sharing.is_agreed

@@ -39,6 +39,7 @@ from tests.accepting import accepting
 from tests.dmiddleware.router.endpoints import RouterEndpoints
 from tests.dmiddleware.router.process_resources import is_hung_up_on, n_descriptors
 from tests.dmiddleware.router.stream_ends import start_nng
+from tests.router_state import break_connection, locked_node, n_refused
 from tests.waiting import wait_until
 
 KEY = bytes(range(32))
@@ -276,7 +277,8 @@ def test_what_a_goodbye_drops_is_counted_and_reported(listen: str) -> None:
             wait_until(
                 lambda: learner.peer_traffic()[1].waiting == waiting, f"{waiting} events that wait"
             )
-            leaving.node.accepting = False
+            with locked_node(leaving) as node:
+                node.accepting = False
             hanging.release()
             leaving.close()
         got.of("node.left", 1)
@@ -655,7 +657,8 @@ def test_an_internal_error_in_a_thread_ends_waits(monkeypatch: pytest.MonkeyPatc
         raise ValueError("a defect")
 
     router = Router()
-    monkeypatch.setattr(router.node, "tick", fail)
+    with locked_node(router) as node:
+        monkeypatch.setattr(node, "tick", fail)
     with router, pytest.raises(RouterError, match=r"internal error: ValueError\('a defect"):
         router.wait_for_peers(1, timeout_s=DEADLINE_S)
 
@@ -670,14 +673,6 @@ def test_an_address_passed_twice_is_dialed_once(tmp_path: Path) -> None:
         dialer.wait_for_peers(1, timeout_s=DEADLINE_S)
         assert len(transport.dialed) == 1
         assert listener.peer_ids() == [1]
-
-
-def break_connection(router: Router, peer: int) -> None:
-    """Close a router's connection to a peer, without a word."""
-    with router.lock:
-        connection = router.node.peers[str(peer)].connection
-    if connection is not None:
-        connection.route.close()
 
 
 def test_connections_that_break_lose_and_duplicate_nothing(
@@ -697,7 +692,8 @@ def test_connections_that_break_lose_and_duplicate_nothing(
                 break_connection(*((one, 1) if number % 160 == 40 else (other, 0)))
         for got in received:
             assert [args[0] for args in got.of("e", 400)] == list(range(400))
-        assert one.node.n_sessions >= 3
+        with locked_node(one) as node:
+            assert node.n_sessions >= 3
         assert one.close() == other.close() == {}
 
 
@@ -838,5 +834,5 @@ def test_many_rejected_frames_log_few_warnings(
             with connect(learner.address) as stranger:
                 stranger.sendall(sent)
                 assert is_hung_up_on(stranger)
-        wait_until(lambda: learner.node.n_refused == 40, "40 refusals")
+        wait_until(lambda: n_refused(learner) == 40, "40 refusals")
     assert 1 <= caplog.text.count("closed a connection") < 20

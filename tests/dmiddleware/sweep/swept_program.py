@@ -46,8 +46,8 @@ def main(
     Args:
         seed: the seed.
         n_evaluation: number of evaluations.
-        held_at: after so many of them, it waits until the current folder has the file ``go``, or
-            ``go-`` with the name of the run, or the run is stopped; 0: never.
+        held_at: after this number of evaluations, the run waits until it is stopped, or the
+            current folder has the file ``go``, or ``go-`` with the name of the run; 0: never.
         fails: the seed with which the program fails.
     """
     folder = given_folder()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmiddleware.errors import FrameError
-from dmiddleware.router.protocol.delivery import Inbox, InboxState, Outbox, OutgoingFrame
+from dmiddleware.router.protocol.delivery import Inbox, InboxState, MessageBatch, Outbox
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TestOutbox:
         outbox.on_connect(100)
         assert outbox.next_frame() is None
         outbox.on_state(InboxState(0, 0, 100))
-        assert outbox.next_frame() == OutgoingFrame(1, (Note(1),), 10)
+        assert outbox.next_frame() == MessageBatch(1, (Note(1),), 10)
         assert not outbox.is_blocked and not outbox.is_empty
 
     def test_it_keeps_what_is_not_acknowledged_and_refuses_more_than_its_bound(self) -> None:
@@ -116,7 +116,7 @@ class TestOutbox:
         outbox.on_connect(100)
         outbox.on_state(InboxState(0, 0, 100))
         frames = [outbox.next_frame() for _ in range(2)]
-        assert frames == [OutgoingFrame(1, (Note(2),), 10), OutgoingFrame(2, (Note(3),), 10)]
+        assert frames == [MessageBatch(1, (Note(2),), 10), MessageBatch(2, (Note(3),), 10)]
 
     def test_what_was_given_up_leaves_no_gap(self) -> None:
         outbox = connected()
@@ -213,7 +213,7 @@ class TestOutbox:
         outbox.offer(Note(5))
         assert outbox.next_frame() is None
         outbox.on_state(InboxState(9, 9, 10_000))
-        assert outbox.next_frame() == OutgoingFrame(10, (Note(5),), 10)
+        assert outbox.next_frame() == MessageBatch(10, (Note(5),), 10)
 
     def test_a_message_that_was_held_back_is_sent_over_a_new_connection(self) -> None:
         outbox: Outbox[Note] = Outbox(max_bytes=10_000, batch_bytes=1000, hold_bytes=50)
@@ -313,7 +313,7 @@ class Transmission:
             self.capacity, max_unhandled=3 if handled else None, peer_bytes=max_bytes
         )
         self.handled = handled
-        self.there: deque[OutgoingFrame[Note] | None] = deque()
+        self.there: deque[MessageBatch[Note] | None] = deque()
         self.back: deque[InboxState] = deque()
         self.n_offered = 0
         self.taken: list[int] = []

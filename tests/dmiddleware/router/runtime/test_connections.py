@@ -23,9 +23,10 @@ from dmiddleware.router.runtime import connections
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import OnBytes, Stream
 from dmiddleware.router.wire.frame import FrameType, type_of
-from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
+from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
 from tests.accepting import accepting
 from tests.dmiddleware.router.tampering import Forge, Note, TamperingTransport, forged_refusal
+from tests.router_state import locked_node, n_refused
 from tests.waiting import wait_until
 
 KEY = bytes(range(32))
@@ -114,7 +115,7 @@ def test_forged_refusals_in_a_session_only_cause_a_new_connection(tmp_path: Path
                 lambda name, args, kwargs: got.append(args[0]) if name == "e" else None, waits=True
             )
         )
-        wait_until(lambda: bool(listener.node.subscriptions.subscribers("e")), "the subscription")
+        wait_until(lambda: listener.subscribers("e") == [1], "the subscription")
         for number in range(5):
             listener.emit(Event("e"), (number,), {})
         wait_until(lambda: got == [0, 1, 2, 3, 4], "five events")
@@ -169,7 +170,7 @@ class TricklingTransport(NngStreamTransport):
         super().__init__()
         self.trickles = self.swallows = False
         self.n_calls = 0
-        self.head = struct.pack("<4sIQ", b"DMWS", FRAGMENT_BYTES, 16 << 20)
+        self.head = struct.pack("<4sIQ", b"DMWS", CHUNK_BYTES, 16 << 20)
 
     def dial(self, address: str, *, timeout_s: float) -> Stream:
         return _TricklingStream(super().dial(address, timeout_s=timeout_s), self)
@@ -283,7 +284,8 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
             )
         )
         other.wait_for_peers(1, timeout_s=DEADLINE_S, events=["e"])
-        on_frame = failing.node.on_frame
+        with locked_node(failing) as node:
+            on_frame = node.on_frame
         failures = itertools.count()
 
         def fail_once(
@@ -293,12 +295,12 @@ def test_a_frame_whose_processing_fails_costs_one_connection(
                 raise KeyError("a defect")
             return on_frame(connection, raw, *args, **options)
 
-        monkeypatch.setattr(failing.node, "on_frame", fail_once)
+        monkeypatch.setattr(node, "on_frame", fail_once)
         for number in range(3):
             other.emit(Event("e"), (number,), {})
         wait_until(lambda: got == [0, 1, 2], "three events in order, which needs the lock")
         assert "KeyError" in caplog.text
-        assert failing.node.n_sessions >= 2
+        assert node.n_sessions >= 2
 
 
 def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
@@ -330,4 +332,4 @@ def test_threads_that_emit_at_once_keep_the_frames_of_a_connection_in_order(
         for sender in range(4):
             assert [number for thread, number in got if thread == sender] == list(range(200))
         assert dialer.peer_traffic()[0].resent_frames == 0
-        assert listener.node.n_refused == 0
+        assert n_refused(listener) == 0

@@ -15,7 +15,7 @@ from dmiddleware.errors import FrameError, RouterError
 from dmiddleware.router.transport.framed_connection import Callbacks, FramedConnection
 from dmiddleware.router.transport.nng_stream import NngStreamTransport
 from dmiddleware.router.transport.stream import Stream
-from dmiddleware.router.wire.stream_frames import FRAGMENT_BYTES
+from dmiddleware.router.wire.stream_frames import CHUNK_BYTES
 from tests.dmiddleware.router.stream_ends import DEADLINE_S, StreamEndpoints
 from tests.waiting import wait_until
 
@@ -102,7 +102,7 @@ def test_urgent_frames_overtake_large_ones(endpoints: StreamEndpoints) -> None:
     with endpoints.listening(lambda stream: accepted.append(Peer(stream))) as listener:
         dialer = Peer(endpoints.dial(listener.address))
         for _ in range(4):
-            dialer.send(bytes(30 * FRAGMENT_BYTES))
+            dialer.send(bytes(30 * CHUNK_BYTES))
         dialer.send(b"heartbeat", urgent=True)
         wait_until(lambda: bool(accepted), "the connection")
         assert b"heartbeat" in accepted[0].expect(5)[:3]

@@ -25,6 +25,7 @@ from tests.dmiddleware.router.shared_folders import (
     is_in_a_file_of,
     two_nodes,
 )
+from tests.router_state import break_connection, locked_node, n_refused
 from tests.waiting import wait_until
 
 LARGE = 512 << 10
@@ -289,10 +290,7 @@ def test_a_frame_whose_slab_cannot_be_opened_is_sent_again_over_the_connection(
         # The next connection does not share memory, the one after it does.
         assert not one.shares_with(1) and not other.shares_with(0)
         other.transport.on_bytes = lambda: None
-        with one.router.lock:
-            connection = one.router.node.peers["1"].connection
-        assert connection is not None
-        connection.route.close()
+        break_connection(one.router, 1)
         wait_until(
             lambda: one.shares_with(1) and other.shares_with(0), "both to agree to share memory"
         )
@@ -326,14 +324,14 @@ def test_a_peer_that_sends_a_ticket_without_an_agreement_is_disconnected(
     folder: Path, address: str
 ) -> None:
     with two_nodes(address, SharedMemory(folder), None, agree=False) as (one, other):
-        with other.router.lock:
-            connection = other.router.node.peers["0"].connection
+        with locked_node(other.router) as node:
+            connection = node.peers["0"].connection
         assert connection is not None
         connection.route.replace(lambda frame: b"DMWT" + bytes(60))  # type: ignore[attr-defined]
         other.emit(array_of(MB, 3))
         assert (one.received(1)[0] == 3).all(), "the frame is sent again"
         wait_until(lambda: one.left == [1], "the end of the peer")
-        assert one.router.node.n_refused == 1
+        assert n_refused(one.router) == 1
 
 
 def test_a_missing_folder_falls_back_to_the_connection(folder: Path, address: str) -> None:
