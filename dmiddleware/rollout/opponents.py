@@ -62,7 +62,7 @@ class OpponentPool:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the games, which are those of this process."""
-        return {**vars(self), "_games": weakref.WeakSet()}
+        return vars(self) | {"_games": weakref.WeakSet()}
 
     def add(self, policy: HasModes | CollectMode) -> None:
         """Add the present version of a policy.

@@ -22,6 +22,7 @@ from dmiddleware.errors import ConfigError, LaunchError, TopologyError
 from dmiddleware.launch import NodeStatus, RunPlan, join_run, plan_run
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
 from dmiddleware.router import Router
+from tests.variants import mostly_slow
 from tests.waiting import wait_until
 
 PROCESS = """
@@ -113,7 +114,7 @@ def answers(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", mostly_slow(["star", "mesh"], keep=1))
 def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> None:
     write_plan(folder, {"learner": 1, "collector": 2}, topology)
     with processes(folder) as started:
