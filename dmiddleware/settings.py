@@ -84,7 +84,7 @@ __all__ = [
     "settings_table",
     "shown",
     "taken_back",
-    "takes_settings",
+    "takes_options",
     "values_from_plain",
     "values_in_words",
 ]
@@ -427,27 +427,41 @@ class _TakesSettings(Protocol[P, S]):
     ) -> Callable[Concatenate[A1, A2, A3, P], R]: ...
 
 
-def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
-    """Let a constructor, or a function, take the fields of its settings as keyword arguments.
+@overload
+def takes_options(  # type: ignore[overload-overlap]  # a class of settings is a function, too
+    settings: Callable[P, S], /
+) -> _TakesSettings[P, S]: ...
 
-    Its last parameter is ``settings``. Callers pass the fields by keyword instead. A class that is
-    :class:`TakesSettings` is also built from an object of the settings; a function without other
-    parameters takes the object by position, and what differs from it by keyword. Type checkers
-    know all of this; they take the parameters before ``settings`` by position.
+
+@overload
+def takes_options(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+def takes_options(subject: Callable[..., Any], /) -> Any:
+    """Let a constructor, or a function, refuse unknown keyword arguments in words.
+
+    The message names the argument that was meant, or what has the setting. Without it, Python would
+    raise a TypeError that says only that the argument is unexpected.
+
+    With a class of settings, ``@takes_options(CounterSettings)``, the last parameter is
+    ``settings``. Callers pass the fields by keyword instead. A class that is :class:`TakesSettings`
+    is also built from an object of the settings; a function without other parameters takes the
+    object by position, and what differs from it by keyword. Type checkers know all of this; they
+    take the parameters before ``settings`` by position.
 
     Args:
-        cls: the class of the settings.
+        subject: the constructor or function; or the class of its settings.
 
     Raises:
-        ConfigError: by the constructor, as of :class:`Settings`, with the name of the class that is
-            built.
+        ConfigError: by the constructor, for an unknown keyword, and as of :class:`Settings`, with
+            the name of the class that is built.
 
     Example:
         >>> class CounterSettings(Settings):
         ...     start: Whole = 0
         ...     step: Count
         >>> class Counter(TakesSettings[CounterSettings]):
-        ...     @takes_settings(CounterSettings)
+        ...     @takes_options(CounterSettings)
         ...     def __init__(self, name: str, settings: CounterSettings) -> None:
         ...         self.settings = settings
         >>> Counter("rows", step=2).settings
@@ -458,49 +472,61 @@ def takes_settings(cls: Callable[P, S]) -> _TakesSettings[P, S]:
         Traceback (most recent call last):
         dmiddleware.errors.ConfigError: Counter: step must be an integer ≥ 1, got 0
     """
-    assert isinstance(cls, type) and issubclass(cls, Settings)
+    if isinstance(subject, type) and issubclass(subject, Settings):
+        return functools.partial(_with_options, cls=subject)
+    return _with_options(subject, cls=None)
 
-    def decorate(function: Callable[..., R]) -> Callable[..., R]:
-        parameters = dict(inspect.signature(function).parameters)
-        del parameters["settings"]
-        fields = inspect.signature(cls).parameters
-        all_parameters = [*parameters.values(), *fields.values()]
-        names = [name for name in (*parameters, *fields) if name != "self"]
-        is_method = "self" in parameters
-        declare(function.__qualname__.removesuffix(".__init__"), names)
 
-        @functools.wraps(function)
-        def with_fields(*args: Any, settings: Settings | None = None, **options: Any) -> R:
-            owner = type(args[0]).__name__ if is_method else function.__name__
-            named = {name: options.pop(name) for name in parameters if name in options}
-            args, further = args[: len(parameters)], args[len(parameters) :]
-            if further and isinstance(further[0], Settings):
-                if is_method:
-                    raise ConfigError(f"{owner}: write {owner}.of(settings, ...), settings first")
-                settings, further = further[0], further[1:]
-            options = _named(cls, further) | options
-            for name in options.keys() - fields.keys():
-                raise ConfigError(unknown_option(owner, name, names))
-            if settings is not None and not isinstance(settings, cls):
-                raise ConfigError(f"{owner}: settings must be a {cls.__name__}, got {settings!r}")
-            if settings is None:
-                settings = made_from(cls, options, owner=owner)
-            elif options:
-                settings = made_from(cls, vars(settings) | options, owner=owner)
-            return function(*args, **named, settings=settings)
+def _with_options(function: Callable[..., R], *, cls: type[Settings] | None) -> Callable[..., R]:
+    """Return a function that takes its parameters, or its settings by their fields."""
+    accepted = inspect.signature(function).parameters
+    parameters = {name: accepted[name] for name in accepted if not cls or name != "settings"}
+    fields = inspect.signature(cls).parameters if cls else {}
+    names = [name for name in (*parameters, *fields) if name != "self"]
+    is_method = "self" in parameters
+    declare(function.__qualname__.removesuffix(".__init__"), names)
 
-        signature = inspect.signature(function).replace(parameters=all_parameters)
-        with_fields.__signature__ = signature  # type: ignore[attr-defined]
-        if is_method:
-            return _Constructor(with_fields, cls)  # type: ignore[return-value]
-        with_fields.__doc__ = _documented(function.__doc__ or "", cls)
-        return with_fields
+    @functools.wraps(function)
+    def with_options(*args: Any, **options: Any) -> R:
+        owner = type(args[0]).__name__ if is_method else function.__name__
+        for name in options.keys() - accepted.keys() - fields.keys():
+            raise ConfigError(unknown_option(owner, name, names))
+        if cls is None:
+            return function(*args, **options)
+        values = {name: options.pop(name) for name in fields if name in options}
+        args, further = args[: len(parameters)], args[len(parameters) :]
+        if further and isinstance(further[0], Settings):
+            if is_method:
+                raise ConfigError(f"{owner}: write {owner}.of(settings, ...), settings first")
+            options["settings"], further = further[0], further[1:]
+        values = _named(cls, further) | values
+        options["settings"] = _changed(cls, options.get("settings"), values, owner=owner)
+        return function(*args, **options)
 
-    return decorate
+    if cls is None:
+        return with_options
+    signature = inspect.signature(function)
+    signature = signature.replace(parameters=[*parameters.values(), *fields.values()])
+    with_options.__signature__ = signature  # type: ignore[attr-defined]
+    if is_method:
+        return _Constructor(with_options, cls)  # type: ignore[return-value]
+    with_options.__doc__ = _documented(function.__doc__ or "", cls)
+    return with_options
+
+
+def _changed(
+    cls: type[Settings], settings: object, changes: dict[str, Any], *, owner: str
+) -> Settings:
+    """Return settings with what differs; new settings if there are none."""
+    if settings is None:
+        return made_from(cls, changes, owner=owner)
+    if not isinstance(settings, cls):
+        raise ConfigError(f"{owner}: settings must be a {cls.__name__}, got {settings!r}")
+    return made_from(cls, vars(settings) | changes, owner=owner) if changes else settings
 
 
 class TakesSettings(Generic[S]):
-    """The base of classes whose constructor :func:`takes_settings`, of the class ``S``."""
+    """The base of classes whose constructor :func:`takes_options` of the settings ``S``."""
 
     @overload
     @classmethod

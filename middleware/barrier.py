@@ -10,7 +10,7 @@ from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import Context, Task
 from dmiddleware.pipeline.peers import ENDED
 from dmiddleware.router.protocol.membership import SAID_GOODBYE
-from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.exchange.events import REACHED
 from middleware.exchange.waiting import Waiting
@@ -47,7 +47,7 @@ class Barrier(BaseMiddleware[Context], TakesSettings[BarrierSettings]):
 
     settings: BarrierSettings
 
-    @takes_settings(BarrierSettings)
+    @takes_options(BarrierSettings)
     def __init__(self, settings: BarrierSettings) -> None:
         self.settings = settings
         self._side: BarrierSide | None = None

@@ -15,7 +15,7 @@ from dmiddleware.errors import CheckpointWriteError, ConfigError, RunFolderError
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.policy_description import DESCRIPTION, describe_policy
-from dmiddleware.settings import Count, TakesSettings, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tree import to_float
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -100,7 +100,7 @@ class CkptSaver(BaseMiddleware[RLContext], TakesSettings[CkptSaverSettings]):
 
     settings: CkptSaverSettings
 
-    @takes_settings(CkptSaverSettings)
+    @takes_options(CkptSaverSettings)
     def __init__(
         self, policy: HasModes | LearnMode, run: RunFolder | str | Path, settings: CkptSaverSettings
     ) -> None:

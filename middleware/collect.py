@@ -12,7 +12,7 @@ from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import RolloutCollector
-from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_options
 from dmiddleware.tree import cat
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -166,7 +166,7 @@ class StepCollector(_Collector, TakesSettings[StepCollectorSettings]):
 
     settings: StepCollectorSettings
 
-    @takes_settings(StepCollectorSettings)
+    @takes_options(StepCollectorSettings)
     def __init__(
         self,
         policy: HasModes | CollectMode,
@@ -234,7 +234,7 @@ class EpisodeCollector(_Collector, TakesSettings[EpisodeCollectorSettings]):
 
     settings: EpisodeCollectorSettings
 
-    @takes_settings(EpisodeCollectorSettings)
+    @takes_options(EpisodeCollectorSettings)
     def __init__(
         self,
         policy: HasModes | CollectMode,

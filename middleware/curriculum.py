@@ -18,7 +18,7 @@ from dmiddleware.env import BaseEnvManager, check_env_manager
 from dmiddleware.errors import ConfigError, MiddlewareError
 from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, RunningTask, Task
-from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import curriculum_event
@@ -92,7 +92,7 @@ class Curriculum(BaseMiddleware[OnlineRLContext], TakesSettings[CurriculumSettin
 
     settings: CurriculumSettings
 
-    @takes_settings(CurriculumSettings)
+    @takes_options(CurriculumSettings)
     def __init__(
         self,
         rule: CurriculumRule,

@@ -15,7 +15,7 @@ from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.episode_info import success_of
-from dmiddleware.settings import Count, Number, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Number, TakesSettings, takes_options
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
@@ -137,7 +137,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionE
 
     settings: InteractionEvaluatorSettings
 
-    @takes_settings(InteractionEvaluatorSettings)
+    @takes_options(InteractionEvaluatorSettings)
     def __init__(
         self,
         policy: HasModes | EvalMode,

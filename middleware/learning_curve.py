@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
-from dmiddleware.settings import Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_options
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -66,7 +66,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
 
     settings: LearningCurveSettings
 
-    @takes_settings(LearningCurveSettings)
+    @takes_options(LearningCurveSettings)
     def __init__(self, run: RunFolder, settings: LearningCurveSettings) -> None:
         self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if settings.title is None else settings.title

@@ -14,7 +14,7 @@ from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.statistics import short
-from dmiddleware.settings import Count, TakesSettings, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
@@ -86,7 +86,7 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
 
     settings: MetricsLoggerSettings
 
-    @takes_settings(MetricsLoggerSettings)
+    @takes_options(MetricsLoggerSettings)
     def __init__(self, run: RunFolder, settings: MetricsLoggerSettings) -> None:
         self._run = check_run_folder(run, user="MetricsLogger")
         self.owns = (run.metrics_path,)

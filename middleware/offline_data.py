@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -65,7 +65,7 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext], TakesSettings[OfflineDat
 
     settings: OfflineDataSaverSettings
 
-    @takes_settings(OfflineDataSaverSettings)
+    @takes_options(OfflineDataSaverSettings)
     def __init__(self, path: str | Path, settings: OfflineDataSaverSettings) -> None:
         self.settings = settings
         self.components = {"path": path}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from dmiddleware.pipeline import Context
-from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 
 __all__ = ["EpochTimer", "EpochTimerSettings"]
@@ -36,7 +36,7 @@ class EpochTimer(BaseMiddleware[Context], TakesSettings[EpochTimerSettings]):
 
     settings: EpochTimerSettings
 
-    @takes_settings(EpochTimerSettings)
+    @takes_options(EpochTimerSettings)
     def __init__(self, settings: EpochTimerSettings) -> None:
         self.settings = settings
         self._every = settings.every_step

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
-from dmiddleware.settings import Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_options
 from dmiddleware.terminal import can_redraw
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -93,7 +93,7 @@ class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings])
 
     settings: ProgressBarSettings
 
-    @takes_settings(ProgressBarSettings)
+    @takes_options(ProgressBarSettings)
     def __init__(self, settings: ProgressBarSettings) -> None:
         self.settings = settings
         self._limits: Mapping[str, float] = {}

@@ -10,8 +10,7 @@ import torch
 
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
-from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -57,7 +56,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettin
 
     settings: DataPusherSettings
 
-    @takes_settings(DataPusherSettings)
+    @takes_options(DataPusherSettings)
     def __init__(self, buffer: ReplayBuffer, settings: DataPusherSettings) -> None:
         check_buffer(buffer)
         self._buffer = buffer
@@ -107,7 +106,7 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("trajectories",)
 
-    @checks_options
+    @takes_options
     def __init__(self, priority_fn: Callable[[Batch], torch.Tensor]) -> None:
         self._priority_fn = priority_fn
 

@@ -10,7 +10,7 @@ from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from dmiddleware.settings import Number, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Number, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -66,7 +66,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearner
 
     settings: RewardLearnerSettings
 
-    @takes_settings(RewardLearnerSettings)
+    @takes_options(RewardLearnerSettings)
     def __init__(self, model: RewardModel, settings: RewardLearnerSettings) -> None:
         self._model = _checked_model(model, user="RewardLearner")
         self.settings = settings
@@ -128,7 +128,7 @@ class IntrinsicAdvantage(
 
     settings: IntrinsicAdvantageSettings
 
-    @takes_settings(IntrinsicAdvantageSettings)
+    @takes_options(IntrinsicAdvantageSettings)
     def __init__(
         self, model: RewardModel, critic: IntrinsicCritic, settings: IntrinsicAdvantageSettings
     ) -> None:

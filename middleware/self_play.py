@@ -8,7 +8,7 @@ from typing import Any
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout import OpponentPool
-from dmiddleware.settings import Count, TakesSettings, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -66,7 +66,7 @@ class SelfPlay(BaseMiddleware[OnlineRLContext], TakesSettings[SelfPlaySettings])
 
     settings: SelfPlaySettings
 
-    @takes_settings(SelfPlaySettings)
+    @takes_options(SelfPlaySettings)
     def __init__(
         self, policy: HasModes | CollectMode, pool: OpponentPool, settings: SelfPlaySettings
     ) -> None:

@@ -29,7 +29,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import ChainView, Stateful, Task, current_node, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
-from dmiddleware.settings import Count, TakesSettings, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
@@ -120,7 +120,7 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
 
     settings: SnapshotSaverSettings
 
-    @takes_settings(SnapshotSaverSettings)
+    @takes_options(SnapshotSaverSettings)
     def __init__(self, run: RunFolder | Path, settings: SnapshotSaverSettings) -> None:
         self._run = RunFolder(run) if isinstance(run, Path) else run
         self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"

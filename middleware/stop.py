@@ -7,7 +7,7 @@ from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
 
@@ -48,7 +48,7 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
 
     settings: TerminationCheckerSettings
 
-    @takes_settings(TerminationCheckerSettings)
+    @takes_options(TerminationCheckerSettings)
     def __init__(self, settings: TerminationCheckerSettings) -> None:
         self.settings = settings
         limits: dict[str, float | None] = {

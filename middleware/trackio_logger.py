@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from dmiddleware.settings import Settings, TakesSettings, plain_values, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, plain_values, takes_options
 from middleware.run_folder import RunFolder
 from middleware.tracker import Tracker, shown_name
 
@@ -55,7 +55,7 @@ class TrackioLogger(Tracker, TakesSettings[TrackioLoggerSettings]):
 
     settings: TrackioLoggerSettings
 
-    @takes_settings(TrackioLoggerSettings)
+    @takes_options(TrackioLoggerSettings)
     def __init__(self, run: RunFolder, settings: TrackioLoggerSettings) -> None:
         super().__init__(run)
         self.settings = settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from dmiddleware.settings import AS_TUPLE, Settings, TakesSettings, plain_values, takes_settings
+from dmiddleware.settings import AS_TUPLE, Settings, TakesSettings, plain_values, takes_options
 from middleware.run_folder import RunFolder
 from middleware.tracker import Tracker, shown_name
 
@@ -58,7 +58,7 @@ class WandbLogger(Tracker, TakesSettings[WandbLoggerSettings]):
 
     settings: WandbLoggerSettings
 
-    @takes_settings(WandbLoggerSettings)
+    @takes_options(WandbLoggerSettings)
     def __init__(self, run: RunFolder, settings: WandbLoggerSettings) -> None:
         super().__init__(run)
         self.settings = settings

@@ -12,7 +12,7 @@ import torch
 
 from dmiddleware.data.tensor_buffer import TensorBuffer
 from dmiddleware.errors import ConfigError, StructureError
-from dmiddleware.settings import Count, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, leaves
 
 __all__ = ["GoalFunction", "HindsightReplay", "HindsightReplaySettings"]
@@ -112,7 +112,7 @@ class HindsightReplay(TakesSettings[HindsightReplaySettings]):
         True
     """
 
-    @takes_settings(HindsightReplaySettings)
+    @takes_options(HindsightReplaySettings)
     def __init__(self, compute_reward: GoalFunction, settings: HindsightReplaySettings) -> None:
         self._compute_reward = _goal_function("compute_reward", compute_reward)
         self._compute_terminated = settings.compute_terminated

@@ -20,7 +20,7 @@ from dmiddleware.settings import (
     Settings,
     TakesSettings,
     checked,
-    takes_settings,
+    takes_options,
 )
 
 __all__ = [
@@ -154,7 +154,7 @@ class UniformSampler(TakesSettings[UniformSamplerSettings]):
 
     adds: tuple[str, ...] = ()
 
-    @takes_settings(UniformSamplerSettings)
+    @takes_options(UniformSamplerSettings)
     def __init__(self, settings: UniformSamplerSettings) -> None:
         self.settings = settings
         self.replace = settings.replace
@@ -262,7 +262,7 @@ class PrioritySampler(TakesSettings[PrioritySamplerSettings]):
 
     adds: tuple[str, ...] = ("weight",)
 
-    @takes_settings(PrioritySamplerSettings)
+    @takes_options(PrioritySamplerSettings)
     def __init__(self, settings: PrioritySamplerSettings) -> None:
         self.settings = settings
         self.alpha, self.eps = settings.alpha, settings.eps

@@ -32,7 +32,7 @@ from dmiddleware.settings import (
     Whole,
     checked,
     plain_values,
-    takes_settings,
+    takes_options,
 )
 from dmiddleware.tree import Batch, as_tree, nest, to_array
 
@@ -194,7 +194,7 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
         ConfigError: if an option is not valid.
     """
 
-    @takes_settings(TensorBufferSettings)
+    @takes_options(TensorBufferSettings)
     def __init__(self, settings: TensorBufferSettings) -> None:
         self.size = settings.size
         self._n_step_is_given = settings.n_step is not None

@@ -42,7 +42,7 @@ from dmiddleware.settings import (
     Positive,
     Settings,
     Whole,
-    takes_settings,
+    takes_options,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class EnvSettings(Settings):
         object.__setattr__(self, "env_kwargs", {**moved, **self.env_kwargs})
 
 
-@takes_settings(EnvSettings)
+@takes_options(EnvSettings)
 def make_env_manager(settings: EnvSettings) -> BaseEnvManager:
     """Create an env manager; a ``with`` block or ``launch()`` launches it.
 

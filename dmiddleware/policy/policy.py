@@ -22,7 +22,6 @@ from dmiddleware.distributed import (
 )
 from dmiddleware.env import agent_spaces
 from dmiddleware.errors import ConfigError, PolicyError, PolicyOutputError, StructureError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.memory import keep_freed_memory
 from dmiddleware.model import create_model, obs_shape_of
 from dmiddleware.model.layers import check_default_dtype
@@ -58,7 +57,7 @@ from dmiddleware.policy.update import (
 from dmiddleware.rl import Distribution
 from dmiddleware.schedule import Counters, Schedule, scheduled_in_updates
 from dmiddleware.seeding import derive_seed
-from dmiddleware.settings import hints_of
+from dmiddleware.settings import hints_of, takes_options
 from dmiddleware.torch_seeding import torch_seeded
 from dmiddleware.tree import (
     Batch,
@@ -198,7 +197,7 @@ class Policy:
     explores: bool = True
     """Whether collecting explores without keyword arguments such as ``eps``."""
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         cfg: PolicySettings | Mapping[str, Any] | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import ChainView, SkipRest, Task
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
@@ -86,7 +86,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
 
     settings: ContextExchangerSettings
 
-    @takes_settings(ContextExchangerSettings)
+    @takes_options(ContextExchangerSettings)
     def __init__(self, settings: ContextExchangerSettings) -> None:
         self.settings = settings
         # All ranks draw equally many rows, and the counters of a context are those of one rank.

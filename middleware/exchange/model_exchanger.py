@@ -7,7 +7,7 @@ from typing import Any
 
 from dmiddleware.pipeline import Task
 from dmiddleware.policy import Policy
-from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.follower import FollowerWeights
@@ -80,7 +80,7 @@ class ModelExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ModelExchang
 
     settings: ModelExchangerSettings
 
-    @takes_settings(ModelExchangerSettings)
+    @takes_options(ModelExchangerSettings)
     def __init__(self, policy: Policy, settings: ModelExchangerSettings) -> None:
         self.settings = settings
         self._policy = check_instance(
@@ -143,6 +143,6 @@ class PeriodicalModelExchanger(ModelExchanger):
         ConfigError: if ``policy`` is not a policy, or an option is not valid.
     """
 
-    @takes_settings(PeriodicalModelExchangerSettings)
+    @takes_options(PeriodicalModelExchangerSettings)
     def __init__(self, policy: Policy, settings: PeriodicalModelExchangerSettings) -> None:
         super().__init__(policy, every_train_iter=settings.period, timeout_s=settings.timeout_s)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_options
 from tests.type_checker import type_check
 
 
@@ -29,7 +29,7 @@ class Other(Settings):
 class Collector(TakesSettings[CollectorSettings]):
     """Its last parameter is its settings."""
 
-    @takes_settings(CollectorSettings)
+    @takes_options(CollectorSettings)
     def __init__(self, policy: str, env_num: int, settings: CollectorSettings) -> None:
         self.policy, self.env_num, self.settings = policy, env_num, settings
 
@@ -38,12 +38,12 @@ class Child(Collector):
     """Inherits the constructor."""
 
 
-@takes_settings(CollectorSettings)
+@takes_options(CollectorSettings)
 def make(policy: str, settings: CollectorSettings) -> tuple[str, CollectorSettings]:
     return policy, settings
 
 
-@takes_settings(CollectorSettings)
+@takes_options(CollectorSettings)
 def make_settings(settings: CollectorSettings) -> CollectorSettings:
     return settings
 
@@ -130,14 +130,14 @@ def test_the_signature_has_the_fields() -> None:
 
 
 CHECKED = """
-from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, Whole, takes_options
 
 class CollectorSettings(Settings):
     n_sample: Count
     random_steps: Whole = 0
 
 class Collector(TakesSettings[CollectorSettings]):
-    @takes_settings(CollectorSettings)
+    @takes_options(CollectorSettings)
     def __init__(self, policy: str, env_num: int, settings: CollectorSettings) -> None:
         self.settings = settings
 
