@@ -5,15 +5,12 @@ The libraries are stable-baselines3, CleanRL, Tianshou, Spinning Up, and the lau
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-from dmiddleware.errors import ConfigError
 from dmiddleware.registry import nearest
 
-__all__ = ["POLICIES", "checks_options", "declare", "hint_for", "unknown_name", "unknown_option"]
+__all__ = ["POLICIES", "declare", "hint_for", "unknown_name", "unknown_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -262,30 +259,6 @@ def _accepted(ours: Iterable[str], name: str, known: Sequence[str]) -> list[str]
 def _last(name: str) -> str:
     """Return the last part of a name, as Python writes it."""
     return name.rpartition(".")[2].lstrip("-").replace("-", "_")
-
-
-def checks_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function, or a class's ``__init__``, refuse unknown keyword arguments in words.
-
-    The message names the argument that was meant, or what has the setting. Without it, Python would
-    raise a TypeError that says only that the argument is unexpected.
-
-    Raises:
-        ConfigError: by the function, for an unknown keyword argument.
-    """
-    parameters = inspect.signature(function).parameters
-    names = [name for name in parameters if name != "self"]
-    owner = function.__qualname__.removesuffix(".__init__")
-    declare(owner, names)
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in parameters:
-                raise ConfigError(unknown_option(owner, name, names))
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def unknown_option(owner: str, name: str, known: Iterable[str]) -> str:

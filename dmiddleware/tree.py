@@ -20,7 +20,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ with warnings.catch_warnings():
 
 __all__ = [
     "Batch",
+    "Columns",
     "Value",
     "Nested",
     "as_tree",
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
         def __getitem__(self, key: str) -> Value: ...
 
         @overload
-        def get(self, key: str) -> torch.Tensor | None: ...
+        def get(self, key: str, default: None = None) -> torch.Tensor | None: ...
         @overload
         def get(self, key: str, default: _Default) -> torch.Tensor | _Default: ...
         def get(self, key: str, default: object = None) -> object:
@@ -112,6 +113,32 @@ _batch_items: Callable[[Any], Iterable[tuple[Any, Any]]] = Batch.items  # looked
 
 Value: TypeAlias = torch.Tensor | Batch
 """A column of a batch: a tensor, or a batch if the column is nested."""
+
+
+class Columns(Protocol):
+    """The columns of a batch, by name: a :data:`Batch`, or a dictionary."""
+
+    @overload
+    def __getitem__(  # type: ignore[overload-overlap]
+        self, key: Literal["obs", "next_obs"], /
+    ) -> Value: ...
+    @overload
+    def __getitem__(self, key: str, /) -> torch.Tensor: ...
+    def __getitem__(self, key: str, /) -> Value: ...
+
+    @overload
+    def get(self, key: str, default: None = None, /) -> torch.Tensor | None: ...
+    @overload
+    def get(self, key: str, default: _Default, /) -> torch.Tensor | _Default: ...
+    def get(self, key: str, default: object = None, /) -> object:
+        """Return a column, or the default if there is none."""
+        ...
+
+    def __contains__(self, key: object, /) -> bool: ...
+    def keys(self) -> KeysView[str]:
+        """Return the names of the columns."""
+        ...
+
 
 Nested: TypeAlias = Any
 """A tree: a torch tensor or numpy array, or a nested dict, tuple or treetensor of them."""

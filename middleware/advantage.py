@@ -7,7 +7,6 @@ import math
 import torch
 
 from dmiddleware.errors import ConfigError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode
 from dmiddleware.policy.agents import agents_that_take_part
 from dmiddleware.rl import (
@@ -16,6 +15,7 @@ from dmiddleware.rl import (
     with_advantages,
     with_nstep_returns,
 )
+from dmiddleware.settings import takes_options
 from dmiddleware.tree import Batch, Value, as_tree, cat, index_rows, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -119,7 +119,7 @@ class GAEEstimator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("train_data",)
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "GAEEstimator"
         self._estimate = AdvantageEstimator(as_learn_mode(policy, user=user), user=user)
@@ -155,7 +155,7 @@ class MonteCarloReturnEstimator(BaseMiddleware[OnlineRLContext]):
     reads = ("episodes",)
     writes = ("train_data",)
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "MonteCarloReturnEstimator"
         spec = as_learn_mode(policy, user=user).spec
@@ -198,7 +198,7 @@ class NStepRewardEnhancer(BaseMiddleware[OnlineRLContext]):
     writes = ("trajectories",)
     computes_n_step = True
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | LearnMode) -> None:
         user = "NStepRewardEnhancer"
         mode = as_learn_mode(policy, user=user)

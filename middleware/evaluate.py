@@ -15,7 +15,7 @@ from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import EvalMode, HasModes, as_eval_mode
 from dmiddleware.rollout import evaluate_episodes
 from dmiddleware.rollout.episode_info import success_of
-from dmiddleware.settings import Count, Number, takes_settings
+from dmiddleware.settings import Count, Number, TakesSettings, takes_options
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
@@ -85,7 +85,7 @@ class InteractionEvaluatorSettings(IntervalSettings):
         return _UNNAMED if self.name is None else self.name
 
 
-class InteractionEvaluator(BaseMiddleware[RLContext]):
+class InteractionEvaluator(BaseMiddleware[RLContext], TakesSettings[InteractionEvaluatorSettings]):
     """Evaluate the policy in the first step, and then at an interval of updates or env steps.
 
     The steps are those that reach or pass a multiple of the interval, wherever a run was resumed.
@@ -100,7 +100,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
         policy: a policy or its eval mode.
         env_manager: the envs. They are launched when the task starts and closed when it ends,
             unless they were launched before.
-        settings: the options; or their fields by keyword, see
+        settings: the options, each by keyword; see
             :class:`InteractionEvaluatorSettings`.
 
     Reads:
@@ -137,7 +137,7 @@ class InteractionEvaluator(BaseMiddleware[RLContext]):
 
     settings: InteractionEvaluatorSettings
 
-    @takes_settings(InteractionEvaluatorSettings)
+    @takes_options(InteractionEvaluatorSettings)
     def __init__(
         self,
         policy: HasModes | EvalMode,

@@ -25,7 +25,6 @@ from dmiddleware.data.serialization import pack
 from dmiddleware.env import BaseEnvManager, EnvSettings
 from dmiddleware.env.env_record import env_record
 from dmiddleware.errors import ConfigError, TaskStateError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import (
     ChainView,
     Context,
@@ -47,7 +46,7 @@ from dmiddleware.runs.resuming import (
     resumed_folder,
 )
 from dmiddleware.seeding import seed_libraries
-from dmiddleware.settings import Count, Settings, plain_values, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, plain_values, takes_options
 from dmiddleware.signals import is_signal_reason
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
@@ -164,7 +163,7 @@ class ExperimentSettings(IntervalSettings):
     """Episodes of the final evaluation."""
 
 
-class Experiment(BaseMiddleware[RLContext]):
+class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
     """Record a run: checkpoints, metrics, a progress bar, the learning curve and a final summary.
 
     It makes a new folder for the run and combines :class:`~middleware.CkptSaver`,
@@ -196,7 +195,7 @@ class Experiment(BaseMiddleware[RLContext]):
         name: the name of a new folder, or a path below ``root`` (see :meth:`RunFolder.create`); to
             resume a run, its folder: ``RunFolder.create("cartpole", resume=True)``.
         policy: the policy.
-        settings: the options; or their fields by keyword, see :class:`ExperimentSettings`.
+        settings: the options, each by keyword; see :class:`ExperimentSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step, ctx.last_eval_value: counters.
@@ -213,7 +212,7 @@ class Experiment(BaseMiddleware[RLContext]):
 
     settings: ExperimentSettings
 
-    @takes_settings(ExperimentSettings)
+    @takes_options(ExperimentSettings)
     def __init__(self, name: str | RunFolder, policy: Policy, settings: ExperimentSettings) -> None:
         hint = "build one first, for example with DQNPolicy.for_env(env)"
         self._policy = check_instance(policy, Policy, user="Experiment", hint=hint)
@@ -488,7 +487,7 @@ class FinalCtxSaver(BaseMiddleware[Context]):
     roles = (Role.LEARNER,)
     lead_only = True
 
-    @checks_options
+    @takes_options
     def __init__(self, run: RunFolder) -> None:
         self._run = check_run_folder(run, user="FinalCtxSaver")
         self._path = run.path / "final_ctx.json"

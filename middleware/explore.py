@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.schedule import Schedule
+from dmiddleware.settings import takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.roles import Role
@@ -41,7 +41,7 @@ class EpsGreedyHandler(BaseMiddleware[OnlineRLContext]):
     reads = ("env_step", "train_iter")
     writes = ("collect_kwargs",)
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | CollectMode) -> None:
         user = "EpsGreedyHandler"
         mode = as_collect_mode(policy, user=user)

@@ -17,10 +17,9 @@ from dmiddleware.data import (
 )
 from dmiddleware.distributed import gather_from_ranks, rank_and_world_size, sum_over_ranks
 from dmiddleware.errors import ConfigError, NotEnoughData
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.policy import HasModes, LearnMode, as_learn_mode, is_update, update_outputs
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, flatten_lead, items_of, to_device, with_columns
 from middleware.advantage import AdvantageEstimator
 from middleware.base import BaseMiddleware, C
@@ -113,7 +112,7 @@ class OffPolicyLearnerSettings(Settings):
     """Rows that the buffer must hold before the first update; None: those of one batch."""
 
 
-class OffPolicyLearner(PolicyUpdater[RLContext]):
+class OffPolicyLearner(PolicyUpdater[RLContext], TakesSettings[OffPolicyLearnerSettings]):
     """Update the policy from batches that it draws from a buffer.
 
     A batch has the policy's ``batch_size`` rows. Learning starts when the buffer holds
@@ -125,7 +124,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
         policy: a policy, or its learn mode.
         buffer: where batches come from. A :class:`~dmiddleware.data.TensorBuffer` takes the
             discount for its n-step returns from the policy.
-        settings: the options; or their fields by keyword, see :class:`OffPolicyLearnerSettings`.
+        settings: the options, each by keyword; see :class:`OffPolicyLearnerSettings`.
 
     Reads:
         ctx.train_iter: incremented.
@@ -149,7 +148,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext]):
 
     settings: OffPolicyLearnerSettings
 
-    @takes_settings(OffPolicyLearnerSettings)
+    @takes_options(OffPolicyLearnerSettings)
     def __init__(
         self, policy: HasModes | LearnMode, buffer: ReplayBuffer, settings: OffPolicyLearnerSettings
     ) -> None:
@@ -263,7 +262,7 @@ class OnPolicyLearner(PolicyUpdater[RLContext]):
         NonFiniteLoss: from the policy; a step that is not finite, and those after it, are skipped.
     """
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | LearnMode) -> None:
         super().__init__(policy)
         mode, user = self._mode, "OnPolicyLearner"
@@ -369,7 +368,7 @@ class OfflineLearner(PolicyUpdater[OfflineRLContext]):
     reads = ("train_iter", "trained_env_step")
     writes = ("train_output", "train_iter", "train_epoch", "trained_env_step")
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | LearnMode, dataset: OfflineDataset) -> None:
         super().__init__(policy)
         user = "OfflineLearner"

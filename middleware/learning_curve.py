@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Task
 from dmiddleware.runs.metrics_file import MetricsFile
-from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_options
 from dmiddleware.terminal import printable
 from middleware.base import BaseMiddleware
 from middleware.context import RLContext
@@ -34,7 +34,7 @@ class LearningCurveSettings(Settings):
     """The title of the picture; None: the folder's name."""
 
 
-class LearningCurve(BaseMiddleware[RLContext]):
+class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettings]):
     """Draw the learning curve to ``curve.png`` when the task ends, also after an error.
 
     It shows the mean returns of evaluations, a line for each evaluator, and the returns of the
@@ -49,7 +49,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder for the picture.
-        settings: the options; or their fields by keyword, see :class:`LearningCurveSettings`.
+        settings: the options, each by keyword; see :class:`LearningCurveSettings`.
 
     Reads:
         ctx.env_step, or, offline, ctx.train_iter: the horizontal axis.
@@ -66,7 +66,7 @@ class LearningCurve(BaseMiddleware[RLContext]):
 
     settings: LearningCurveSettings
 
-    @takes_settings(LearningCurveSettings)
+    @takes_options(LearningCurveSettings)
     def __init__(self, run: RunFolder, settings: LearningCurveSettings) -> None:
         self._run = check_run_folder(run, user="LearningCurve")
         self._title = run.name if settings.title is None else settings.title

@@ -14,7 +14,7 @@ from dmiddleware.metric_names import as_metric_name
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
 from dmiddleware.policy import UpdateOutput
 from dmiddleware.runs.statistics import short
-from dmiddleware.settings import Count, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from dmiddleware.tensorboard import add_gif, encode_video
 from dmiddleware.tree import as_number, to_float
 from middleware.base import BaseMiddleware
@@ -46,7 +46,7 @@ class MetricsLoggerSettings(IntervalSettings):
     """Env steps from one write to the next; without an interval: 1000."""
 
 
-class MetricsLogger(BaseMiddleware[RLContext]):
+class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettings]):
     """Write metrics to TensorBoard, the metrics file and the text log.
 
     These are everything that a middleware logged with ``ctx.log``, the scalars that learning
@@ -69,7 +69,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to write to.
-        settings: the options; or their fields by keyword, see :class:`MetricsLoggerSettings`.
+        settings: the options, each by keyword; see :class:`MetricsLoggerSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter: counters.
@@ -86,7 +86,7 @@ class MetricsLogger(BaseMiddleware[RLContext]):
 
     settings: MetricsLoggerSettings
 
-    @takes_settings(MetricsLoggerSettings)
+    @takes_options(MetricsLoggerSettings)
     def __init__(self, run: RunFolder, settings: MetricsLoggerSettings) -> None:
         self._run = check_run_folder(run, user="MetricsLogger")
         self.owns = (run.metrics_path,)

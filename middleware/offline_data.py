@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from dmiddleware.data import save_dataset
 from dmiddleware.errors import StructureError
-from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, takes_settings
+from dmiddleware.settings import AS_TUPLE, Convert, Count, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, cat, map_leaves
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -40,7 +40,7 @@ class OfflineDataSaverSettings(Settings):
         )
 
 
-class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
+class OfflineDataSaver(BaseMiddleware[OnlineRLContext], TakesSettings[OfflineDataSaverSettings]):
     """Save all collected data as one dataset when the task ends, even after an error.
 
     Until then the rows stay in memory. They are part of each snapshot, so a resumed run also saves
@@ -49,7 +49,7 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
     Args:
         path: the file, usually ``….safetensors``, which
             :class:`~dmiddleware.data.OfflineDataset` reads.
-        settings: the options; or their fields by keyword, see :class:`OfflineDataSaverSettings`.
+        settings: the options, each by keyword; see :class:`OfflineDataSaverSettings`.
 
     Reads:
         ctx.trajectories: the data collected in this step.
@@ -65,7 +65,7 @@ class OfflineDataSaver(BaseMiddleware[OnlineRLContext]):
 
     settings: OfflineDataSaverSettings
 
-    @takes_settings(OfflineDataSaverSettings)
+    @takes_options(OfflineDataSaverSettings)
     def __init__(self, path: str | Path, settings: OfflineDataSaverSettings) -> None:
         self.settings = settings
         self.components = {"path": path}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from dmiddleware.pipeline import Context
-from dmiddleware.settings import Count, Settings, takes_settings
+from dmiddleware.settings import Count, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 
 __all__ = ["EpochTimer", "EpochTimerSettings"]
@@ -21,14 +21,14 @@ class EpochTimerSettings(Settings):
     """Steps over which to average."""
 
 
-class EpochTimer(BaseMiddleware[Context]):
+class EpochTimer(BaseMiddleware[Context], TakesSettings[EpochTimerSettings]):
     """Measure the duration of the part of a step that comes after this middleware.
 
     The mean over ``every_step`` steps goes to the text log, and is logged as ``time/step_s`` in the
     next step. :class:`~dmiddleware.pipeline.StepTimer` measures each middleware of the chain.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`EpochTimerSettings`.
+        settings: the options, each by keyword; see :class:`EpochTimerSettings`.
 
     Raises:
         ConfigError: if an option is not valid.
@@ -36,7 +36,7 @@ class EpochTimer(BaseMiddleware[Context]):
 
     settings: EpochTimerSettings
 
-    @takes_settings(EpochTimerSettings)
+    @takes_options(EpochTimerSettings)
     def __init__(self, settings: EpochTimerSettings) -> None:
         self.settings = settings
         self._every = settings.every_step

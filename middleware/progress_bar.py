@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dmiddleware.best_effort import BestEffort
 from dmiddleware.pipeline import ChainView, Clock, SystemClock, Task
-from dmiddleware.settings import Positive, Settings, takes_settings
+from dmiddleware.settings import Positive, Settings, TakesSettings, takes_options
 from dmiddleware.terminal import can_redraw
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext, RLContext
@@ -64,7 +64,7 @@ class ProgressBarSettings(Settings):
     """Where to show it; None: the standard error stream."""
 
 
-class ProgressBar(BaseMiddleware[RLContext]):
+class ProgressBar(BaseMiddleware[RLContext], TakesSettings[ProgressBarSettings]):
     """Show the progress of the run: steps, returns, throughput, and the time left.
 
     On a terminal it is a live bar; elsewhere it prints a line every few seconds. In a run of
@@ -75,7 +75,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
     warning says so, and the run continues.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`ProgressBarSettings`.
+        settings: the options, each by keyword; see :class:`ProgressBarSettings`.
 
     Reads:
         ctx.env_step or ctx.train_iter, ctx.last_eval_value: counters.
@@ -93,7 +93,7 @@ class ProgressBar(BaseMiddleware[RLContext]):
 
     settings: ProgressBarSettings
 
-    @takes_settings(ProgressBarSettings)
+    @takes_options(ProgressBarSettings)
     def __init__(self, settings: ProgressBarSettings) -> None:
         self.settings = settings
         self._limits: Mapping[str, float] = {}

@@ -10,8 +10,7 @@ import torch
 
 from dmiddleware.data import ReplayBuffer
 from dmiddleware.errors import StructureError
-from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Settings, takes_settings
+from dmiddleware.settings import Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, as_tree, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -33,7 +32,7 @@ class DataPusherSettings(Settings):
     """Push trajectories, or episodes one after the other."""
 
 
-class DataPusher(BaseMiddleware[OnlineRLContext]):
+class DataPusher(BaseMiddleware[OnlineRLContext], TakesSettings[DataPusherSettings]):
     """Push collected data into a buffer.
 
     A column ``priority`` (see :class:`~middleware.PriorityCalculator`) sets the priorities of the
@@ -42,7 +41,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
     Args:
         buffer: a :class:`~dmiddleware.data.TensorBuffer`, or another
             :class:`~dmiddleware.data.ReplayBuffer`.
-        settings: the options; or their fields by keyword, see :class:`DataPusherSettings`.
+        settings: the options, each by keyword; see :class:`DataPusherSettings`.
 
     Reads:
         ctx.trajectories, or ctx.episodes: the data collected in this step; None if an exchange
@@ -57,7 +56,7 @@ class DataPusher(BaseMiddleware[OnlineRLContext]):
 
     settings: DataPusherSettings
 
-    @takes_settings(DataPusherSettings)
+    @takes_options(DataPusherSettings)
     def __init__(self, buffer: ReplayBuffer, settings: DataPusherSettings) -> None:
         check_buffer(buffer)
         self._buffer = buffer
@@ -107,7 +106,7 @@ class PriorityCalculator(BaseMiddleware[OnlineRLContext]):
     reads = ("trajectories",)
     writes = ("trajectories",)
 
-    @checks_options
+    @takes_options
     def __init__(self, priority_fn: Callable[[Batch], torch.Tensor]) -> None:
         self._priority_fn = priority_fn
 

@@ -10,7 +10,7 @@ from dmiddleware.distributed import rank_and_world_size
 from dmiddleware.errors import StructureError
 from dmiddleware.pipeline import ChainView
 from dmiddleware.reward import IntrinsicCritic, RewardModel
-from dmiddleware.settings import Number, Settings, takes_settings
+from dmiddleware.settings import Number, Settings, TakesSettings, takes_options
 from dmiddleware.tree import Batch, with_columns
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
@@ -35,7 +35,7 @@ class RewardLearnerSettings(Settings):
     """Factor of the environment's rewards; 0 replaces them."""
 
 
-class RewardLearner(BaseMiddleware[OnlineRLContext]):
+class RewardLearner(BaseMiddleware[OnlineRLContext], TakesSettings[RewardLearnerSettings]):
     """Train a reward model on collected rows, and write its rewards into them.
 
     Use it after the collector, before advantages are estimated or rows are pushed into a buffer. In
@@ -47,7 +47,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
 
     Args:
         model: the reward model.
-        settings: the options; or their fields by keyword, see :class:`RewardLearnerSettings`.
+        settings: the options, each by keyword; see :class:`RewardLearnerSettings`.
 
     Reads:
         ctx.trajectories: a batch ``[T, …]`` or ``[T, E, …]``.
@@ -66,7 +66,7 @@ class RewardLearner(BaseMiddleware[OnlineRLContext]):
 
     settings: RewardLearnerSettings
 
-    @takes_settings(RewardLearnerSettings)
+    @takes_options(RewardLearnerSettings)
     def __init__(self, model: RewardModel, settings: RewardLearnerSettings) -> None:
         self._model = _checked_model(model, user="RewardLearner")
         self.settings = settings
@@ -94,7 +94,9 @@ class IntrinsicAdvantageSettings(Settings):
     """Factor of the advantages of the learned rewards."""
 
 
-class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
+class IntrinsicAdvantage(
+    BaseMiddleware[OnlineRLContext], TakesSettings[IntrinsicAdvantageSettings]
+):
     """Train a reward model and its critic, and add their advantages to those of the environment.
 
     Use it after ``GAEEstimator``. Each of the two rewards then has its own critic and its own sum,
@@ -104,7 +106,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
     Args:
         model: the reward model.
         critic: its critic.
-        settings: the options; or their fields by keyword, see :class:`IntrinsicAdvantageSettings`.
+        settings: the options, each by keyword; see :class:`IntrinsicAdvantageSettings`.
 
     Reads:
         ctx.train_data: a batch ``[T, …]`` or ``[T, E, …]`` with the column ``adv``.
@@ -126,7 +128,7 @@ class IntrinsicAdvantage(BaseMiddleware[OnlineRLContext]):
 
     settings: IntrinsicAdvantageSettings
 
-    @takes_settings(IntrinsicAdvantageSettings)
+    @takes_options(IntrinsicAdvantageSettings)
     def __init__(
         self, model: RewardModel, critic: IntrinsicCritic, settings: IntrinsicAdvantageSettings
     ) -> None:

@@ -15,11 +15,10 @@ from dmiddleware.closing import Closing
 from dmiddleware.data.atomic_file import write_atomically
 from dmiddleware.distributed import gather_from_ranks, next_shared_name, rank_and_world_size
 from dmiddleware.errors import ConfigError, RunFolderError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.pipeline import Task, current_node
 from dmiddleware.runs.metrics_file import METRICS_FILE, MetricsFile
 from dmiddleware.runs.resuming import given_folder
-from dmiddleware.settings import checked, plain_values
+from dmiddleware.settings import checked, plain_values, takes_options
 from dmiddleware.tensorboard import TensorboardWriter
 from dmiddleware.yaml_text import yaml_text
 from middleware.roles import Role
@@ -63,7 +62,7 @@ class RunFolder(Closing):
         path: an existing folder.
     """
 
-    @checks_options
+    @takes_options
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         node = current_node()

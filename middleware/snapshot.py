@@ -29,7 +29,7 @@ from dmiddleware.errors import (
 )
 from dmiddleware.pipeline import ChainView, Stateful, Task, current_node, middleware_name
 from dmiddleware.runs.resuming import resumed_folder
-from dmiddleware.settings import Count, takes_settings
+from dmiddleware.settings import Count, TakesSettings, takes_options
 from middleware.base import BaseMiddleware, stock_middleware
 from middleware.context import RLContext
 from middleware.roles import Role
@@ -67,7 +67,7 @@ class SnapshotSaverSettings(IntervalSettings):
     """Further objects to save, by name, that no stock middleware of the chain uses."""
 
 
-class SnapshotSaver(BaseMiddleware[RLContext]):
+class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettings]):
     """Save the whole run at intervals and when it stops, to resume it later.
 
     A snapshot has the context, the state of every middleware of the chain, the policies, learners,
@@ -103,7 +103,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     Args:
         run: the folder to save to.
-        settings: the options; or their fields by keyword, see :class:`SnapshotSaverSettings`.
+        settings: the options, each by keyword; see :class:`SnapshotSaverSettings`.
 
     Reads:
         ctx.train_iter, ctx.env_step: updates and env steps so far.
@@ -120,7 +120,7 @@ class SnapshotSaver(BaseMiddleware[RLContext]):
 
     settings: SnapshotSaverSettings
 
-    @takes_settings(SnapshotSaverSettings)
+    @takes_options(SnapshotSaverSettings)
     def __init__(self, run: RunFolder | Path, settings: SnapshotSaverSettings) -> None:
         self._run = RunFolder(run) if isinstance(run, Path) else run
         self._folder = check_run_folder(self._run, user="SnapshotSaver").path / "snapshots"

@@ -7,7 +7,7 @@ from typing import Any
 
 from dmiddleware.errors import ConfigError
 from dmiddleware.pipeline import ChainView, Context, Task
-from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.roles import Role
 
@@ -27,7 +27,7 @@ class TerminationCheckerSettings(Settings):
     """Seconds since the first step, by the task's clock. A resumed run continues to count."""
 
 
-class TerminationChecker(BaseMiddleware[Context]):
+class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheckerSettings]):
     """Stop the task at the end of the step in which a limit is reached.
 
     In a run of several processes the learner checks the limits, because only it knows the exact
@@ -35,7 +35,7 @@ class TerminationChecker(BaseMiddleware[Context]):
     at a limit stops before its first step.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`TerminationCheckerSettings`.
+        settings: the options, each by keyword; see :class:`TerminationCheckerSettings`.
 
     Reads:
         ctx.env_step, ctx.train_iter, ctx.train_epoch: those that have a limit.
@@ -48,7 +48,7 @@ class TerminationChecker(BaseMiddleware[Context]):
 
     settings: TerminationCheckerSettings
 
-    @takes_settings(TerminationCheckerSettings)
+    @takes_options(TerminationCheckerSettings)
     def __init__(self, settings: TerminationCheckerSettings) -> None:
         self.settings = settings
         limits: dict[str, float | None] = {

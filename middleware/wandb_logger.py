@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from dmiddleware.settings import AS_TUPLE, Settings, plain_values, takes_settings
+from dmiddleware.settings import AS_TUPLE, Settings, TakesSettings, plain_values, takes_options
 from middleware.run_folder import RunFolder
 from middleware.tracker import Tracker, shown_name
 
@@ -31,7 +31,7 @@ class WandbLoggerSettings(Settings):
     environment variable `WANDB_MODE` says."""
 
 
-class WandbLogger(Tracker):
+class WandbLogger(Tracker, TakesSettings[WandbLoggerSettings]):
     """Send metrics, settings, videos and checkpoints to Weights & Biases.
 
     One line does it: ``task.use(WandbLogger(experiment.run, project="cartpole"))``.
@@ -47,7 +47,7 @@ class WandbLogger(Tracker):
 
     Args:
         run: the folder of the run.
-        settings: the options; or their fields by keyword, see :class:`WandbLoggerSettings`.
+        settings: the options, each by keyword; see :class:`WandbLoggerSettings`.
 
     Raises:
         ConfigError: if wandb is not installed, or ``run`` is not a RunFolder.
@@ -58,7 +58,7 @@ class WandbLogger(Tracker):
 
     settings: WandbLoggerSettings
 
-    @takes_settings(WandbLoggerSettings)
+    @takes_options(WandbLoggerSettings)
     def __init__(self, run: RunFolder, settings: WandbLoggerSettings) -> None:
         super().__init__(run)
         self.settings = settings

@@ -22,7 +22,7 @@ from dmiddleware.data.buffer_state import check_state
 from dmiddleware.data.checkpoint import load_checkpoint, save_checkpoint
 from dmiddleware.data.samplers import Eligible, Ints
 from dmiddleware.errors import CheckpointMismatch, NotEnoughData
-from dmiddleware.foreign_names import checks_options
+from dmiddleware.settings import takes_options
 
 __all__ = ["BufferedData", "DequeBuffer"]
 
@@ -66,7 +66,7 @@ class DequeBuffer(Buffer, Dataset[BufferedData]):
         seed: seed of the buffer's random generator; None takes one from the system.
     """
 
-    @checks_options
+    @takes_options
     def __init__(self, size: int, *, seed: int | None = None) -> None:
         super().__init__(size, seed)
         self._slots: list[BufferedData | None] = [None] * size

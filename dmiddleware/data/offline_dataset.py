@@ -16,8 +16,7 @@ from dmiddleware.data.atomic_file import checksum, open_safetensors, write_safet
 from dmiddleware.data.samplers import Ints
 from dmiddleware.data.schema import Array, Schema, as_batch, as_index, lead_of
 from dmiddleware.errors import DatasetError, NotEnoughData, StructureError
-from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Count, Whole, checked
+from dmiddleware.settings import Count, Whole, checked, takes_options
 from dmiddleware.tree import Batch, nest
 
 __all__ = ["Minibatches", "OfflineDataset", "save_dataset"]
@@ -89,7 +88,7 @@ class OfflineDataset:
         metadata: the strings stored with it.
     """
 
-    @checks_options
+    @takes_options
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._crc32, self.metadata, self._columns = _opened(self.path)

@@ -18,8 +18,7 @@ from dmiddleware.env.subprocess.worker import Given, StepInfos
 from dmiddleware.env.sync_manager import EnvFn, probe_spaces
 from dmiddleware.env.timestep import BatchedTimestep
 from dmiddleware.errors import ConfigError, EnvCallError, EnvStateError, StructureError
-from dmiddleware.foreign_names import checks_options
-from dmiddleware.settings import Count, Positive, checked
+from dmiddleware.settings import Count, Positive, checked, takes_options
 
 __all__ = ["AsyncEnvManager"]
 
@@ -49,7 +48,7 @@ class AsyncEnvManager(BaseEnvManager):
         ConfigError: if ``env_fns`` is empty, or an option is not positive.
     """
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         env_fns: Sequence[EnvFn],

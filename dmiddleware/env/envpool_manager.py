@@ -25,8 +25,8 @@ from dmiddleware.errors import (
     RegistryError,
     StructureError,
 )
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.registry import nearest
+from dmiddleware.settings import takes_options
 
 __all__ = ["EnvPoolManager"]
 
@@ -66,7 +66,7 @@ class EnvPoolManager(BaseEnvManager):
         RegistryError: if EnvPool has no env with this id; the message lists the nearest ones.
     """
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         env_id: str,

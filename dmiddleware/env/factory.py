@@ -15,9 +15,7 @@ from typing import (
     Final,
     Literal,
     ParamSpec,
-    Protocol,
     TypeAlias,
-    overload,
 )
 
 import gymnasium as gym
@@ -44,7 +42,7 @@ from dmiddleware.settings import (
     Positive,
     Settings,
     Whole,
-    takes_settings,
+    takes_options,
 )
 
 if TYPE_CHECKING:
@@ -168,33 +166,7 @@ class EnvSettings(Settings):
         object.__setattr__(self, "env_kwargs", {**moved, **self.env_kwargs})
 
 
-class _MakesEnvManager(Protocol[P]):
-    @overload
-    def __call__(self, settings: EnvSettings, /, **changes: Any) -> BaseEnvManager: ...
-
-    @overload
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> BaseEnvManager: ...
-
-
-def _takes_env_settings(cls: Callable[P, EnvSettings]) -> Callable[[Any], _MakesEnvManager[P]]:
-    """Let a function take settings, with those that differ by keyword, or the fields of them."""
-
-    def decorate(function: Callable[[EnvSettings], BaseEnvManager]) -> _MakesEnvManager[P]:
-        takes_fields: Any = takes_settings(EnvSettings)(function)  # type: ignore[arg-type]
-
-        @functools.wraps(takes_fields)
-        def with_fields(*args: Any, **given: Any) -> BaseEnvManager:
-            if args and isinstance(args[0], EnvSettings):
-                return function(dataclasses.replace(args[0], **given))
-            manager: BaseEnvManager = takes_fields(*args, **given)
-            return manager
-
-        return with_fields
-
-    return decorate
-
-
-@_takes_env_settings(EnvSettings)
+@takes_options(EnvSettings)
 def make_env_manager(settings: EnvSettings) -> BaseEnvManager:
     """Create an env manager; a ``with`` block or ``launch()`` launches it.
 

@@ -32,7 +32,7 @@ from dmiddleware.env.manager import BaseEnvManager, check_env_fns
 from dmiddleware.env.pictures import Picture, picture_of
 from dmiddleware.env.timestep import BatchedTimestep, BoolArray
 from dmiddleware.errors import EnvCrashed, EnvError, EnvProtocolError, StructureError
-from dmiddleware.foreign_names import checks_options
+from dmiddleware.settings import takes_options
 
 __all__ = ["SyncEnvManager", "EnvFn"]
 
@@ -62,7 +62,7 @@ class SyncEnvManager(BaseEnvManager):
         ConfigError: if an argument has the wrong type.
     """
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         env_fns: Sequence[EnvFn],

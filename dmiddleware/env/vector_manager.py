@@ -48,8 +48,8 @@ from dmiddleware.errors import (
     EnvProtocolError,
     StructureError,
 )
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.open_files import explained
+from dmiddleware.settings import takes_options
 
 __all__ = ["VectorEnvManager", "VectorEnvFn"]
 
@@ -107,7 +107,7 @@ class VectorEnvManager(BaseEnvManager):
     _ended: IdArray
     _abandoned: BoolArray | None
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         vector_fn: VectorEnvFn,

@@ -196,13 +196,11 @@ class NestedEncoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        by_path = dict(shape_leaves(obs_shape))
+        shapes = dict(shape_leaves(obs_shape))
         others = {
-            path: leaf_shape
-            for path, leaf_shape in by_path.items()
-            if is_image(leaf_shape) or is_one_hot(leaf_shape)
+            path: shape for path, shape in shapes.items() if is_image(shape) or is_one_hot(shape)
         }
-        vectors = {path: leaf_shape for path, leaf_shape in by_path.items() if path not in others}
+        vectors = {path: shape for path, shape in shapes.items() if path not in others}
         self._vectors = [
             (path, len(array_shape(leaf)), is_pixels(leaf)) for path, leaf in vectors.items()
         ]
@@ -220,7 +218,7 @@ class NestedEncoder(nn.Module):
             encoders.insert(0, make_encoder(width, hidden_sizes, **options))
         # A list, because names of a space may hold dots, which names of modules may not.
         self.encoders = nn.ModuleList(encoders)
-        self.out_features = encoders[0].out_features
+        self.out_features: int = encoders[0].out_features
         self.join: MLP | None = None
         if len(encoders) > 1:
             self.out_features = hidden_sizes[-1] if hidden_sizes else 128
@@ -255,7 +253,7 @@ def make_encoder(
     *,
     conv_layers: ConvLayers | None = None,
     **options: Any,
-) -> Any:
+) -> NestedEncoder | ImageEncoder | OneHotEncoder | VectorEncoder | MLP:
     """Build the encoder for an observation shape (see :mod:`dmiddleware.model.spaces`).
 
     Args:

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from dmiddleware.errors import CheckpointMismatch, ConfigError
+from dmiddleware.errors import CheckpointMismatch, ConfigError, PolicyError
 from dmiddleware.rl.optim import FusedAdam, OpaqueStep, RMSprop
 from dmiddleware.schedule import Schedule
 from dmiddleware.torch_private import move_towards, scale
@@ -56,6 +56,9 @@ class HasState(Protocol):
     def load_state_dict(self, state: Any, /) -> object:
         """Restore what :meth:`state_dict` returned."""
         ...
+
+
+M_co = TypeVar("M_co", bound=HasState, covariant=True)
 
 
 def adam(learning_rate: float | Schedule, *, eps: float = 1e-8) -> MakeOptimizer:
@@ -131,12 +134,13 @@ class TargetRule:
     tau: float = 1.0
 
 
-class Component:
+class Component(Generic[M_co]):
     """A module, or another object with a state, of an algorithm.
 
     A policy declares its components once (:meth:`Policy.make_components`). From that follows on
     which device they are, how they are saved, what collectors receive, and how ranks average
-    gradients.
+    gradients. An annotation of the class, such as ``critic: Component[QEnsemble]``, makes the
+    component of this name an attribute, whose module has this type.
 
     Args:
         module: what is saved. An ``nn.Module`` is also moved to the policy's device.
@@ -151,8 +155,6 @@ class Component:
 
     Attributes:
         module: as given.
-        target: the target network, in eval mode and without gradients; None: there is none, or the
-            policy does not learn.
         optimizer: the optimizer; None: there is none, or the policy does not learn.
         schedule: of the learning rate; None: it is constant, or the policy does not learn.
         acts: as given.
@@ -165,7 +167,7 @@ class Component:
 
     def __init__(
         self,
-        module: HasState,
+        module: M_co,
         optimizer: MakeOptimizer | torch.optim.Optimizer | None = None,
         *,
         target: TargetRule | None = None,
@@ -173,8 +175,7 @@ class Component:
         acts: bool = False,
         optional: bool = False,
     ) -> None:
-        self.module: Any = module
-        self.target: Any = None
+        self.module = module
         self.target_rule = target
         self.optimizer: torch.optim.Optimizer | None = None
         self.schedule: Schedule | None = None
@@ -185,6 +186,7 @@ class Component:
                 f"adamw(...), rmsprop(...) or torch_optimizer(...), got {optimizer!r:.100}; a "
                 "class is given as torch_optimizer(torch.optim.SGD, learning_rate)"
             )
+        self._target: M_co | None = None
         self._make_optimizer = optimizer
         self._apply: Callable[[Sequence[torch.Tensor | None], torch.Tensor], None] | None = None
         self._max_norm = grad_clip_norm
@@ -213,14 +215,15 @@ class Component:
             agree: replaces a number by the largest of all ranks, in place.
         """
         self._not_finite, self._reduce, self._agree = not_finite, reduce, agree
+        module: Any = self.module
         if self.target_rule is not None:
-            self.target = copy.deepcopy(self.module).requires_grad_(False).eval()
-            self._online = list(self.module.parameters())
-            self._copies = list(self.target.parameters())
-            pairs = zip(self.target.buffers(), self.module.buffers(), strict=True)
-            self._buffers = list(pairs)
+            target: Any = copy.deepcopy(module).requires_grad_(False).eval()
+            self._target = target
+            self._online = list(module.parameters())
+            self._copies = list(target.parameters())
+            self._buffers = list(zip(target.buffers(), module.buffers(), strict=True))
         if self._make_optimizer is not None:
-            trained = [p for p in self.module.parameters() if p.requires_grad]
+            trained = [p for p in module.parameters() if p.requires_grad]
             if isinstance(self._make_optimizer, MakeOptimizer):
                 rate = self._make_optimizer.learning_rate
                 self.schedule = None if rate.type == "constant" else rate
@@ -242,10 +245,11 @@ class Component:
             CheckpointMismatch: if the state belongs to an optimizer of other parameters.
         """
         assert self.optimizer is not None
-        kept = {"params"} if self.schedule is None else {"params", "lr"}
+        restored = {"params"} if self.schedule is None else {"params", "lr"}
+        pairs = zip(state["param_groups"], self.optimizer.param_groups, strict=False)
         groups = [
-            {**saved, **{name: value for name, value in own.items() if name not in kept}}
-            for saved, own in zip(state["param_groups"], self.optimizer.param_groups, strict=False)
+            {**saved, **{name: value for name, value in group.items() if name not in restored}}
+            for saved, group in pairs
         ]
         load_optimizer_state(self.optimizer, {**state, "param_groups": groups})
 
@@ -271,10 +275,10 @@ class Component:
         finite = loss.detach().isfinite()
         norm = loss.new_zeros(())
         if self._max_norm is not None:
-            given = [one for one in gradients if one is not None]
-            norm = nn.utils.get_total_norm(given)
+            used = [gradient for gradient in gradients if gradient is not None]
+            norm = nn.utils.get_total_norm(used)
             finite = finite.logical_and_(norm.isfinite())
-            scale(given, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
+            scale(used, (self._max_norm / (norm + 1e-6)).clamp_max_(1.0))
         found_inf = finite.logical_not_().float()
         if self._agree is not None:
             self._agree(found_inf)
@@ -290,8 +294,28 @@ class Component:
         assert self.target_rule is not None
         with torch.no_grad():
             move_towards(self._copies, self._online, self.target_rule.tau)
-            for own, online in self._buffers:
-                own.copy_(online)
+            for copied, online in self._buffers:
+                copied.copy_(online)
+
+    @property
+    def target(self) -> M_co:
+        """The target network, in eval mode and without gradients.
+
+        Raises:
+            PolicyError: if there is none: the component has no rule for it, or the policy does not
+                learn.
+        """
+        if self._target is None:
+            raise PolicyError(
+                f"a component of {type(self.module).__name__} has no target network; give it a "
+                "rule, such as target=TargetRule(tau=0.005), in a policy that learns"
+            )
+        return self._target
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target network."""
+        return self._target is not None
 
     @property
     def has_finite_weights(self) -> bool:
@@ -344,19 +368,20 @@ def _checked_parameters(
     """
     kind = type(optimizer).__name__
     parameters = inspect.signature(optimizer.step).parameters
-    if any(one.name == "closure" and one.default is one.empty for one in parameters.values()):
+    closure = parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
         raise ConfigError(
             f"{kind} needs a closure that computes the loss again, and an update computes it once; "
             "use an optimizer that steps without one, such as adam(...) or torch.optim.SGD"
         )
-    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if {id(p) for p in own} != {id(p) for p in trained}:
+    updated = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if {id(p) for p in updated} != {id(p) for p in trained}:
         raise ConfigError(
-            f"the {kind} of a component has {len(own)} parameters that require a gradient, but "
+            f"the {kind} of a component has {len(updated)} parameters that require a gradient, but "
             f"they are not the {len(trained)} of the component's module; build it with "
             f"module.parameters(), or give torch_optimizer(torch.optim.{kind}, learning_rate)"
         )
-    return own
+    return updated
 
 
 def take_flag(not_finite: torch.Tensor) -> bool:
@@ -394,7 +419,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         ) from error
 
 
-def broken_weights(components: Mapping[str, Component]) -> str | None:
+def broken_weights(components: Mapping[str, Component[Any]]) -> str | None:
     """Say which components have weights that are not finite, for an error; None: none has."""
     broken = [name for name, component in components.items() if not component.has_finite_weights]
     if not broken:

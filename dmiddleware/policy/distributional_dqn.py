@@ -23,7 +23,7 @@ from dmiddleware.rl import (
     taken_rows,
     weighted_mean,
 )
-from dmiddleware.tree import Batch, Value
+from dmiddleware.tree import Batch, Columns, Value
 
 __all__ = ["C51Policy", "C51Settings", "QRDQNPolicy", "QRDQNSettings", "QuantilePolicy"]
 
@@ -81,16 +81,22 @@ class C51Policy(QLearningPolicy):
                 "returns that its atoms stand for; derive it from CategoricalQNetwork"
             )
 
+    @property
+    def support(self) -> torch.Tensor:
+        """The returns ``[n_atoms]`` that the target network's atoms stand for."""
+        support = self.q.target.support
+        assert isinstance(support, torch.Tensor)  # as check_outputs found
+        return support
+
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
     ) -> Losses:
         """Return the loss; see :meth:`QLearningPolicy.loss`."""
-        support = self.components["q"].target.support
-        following = following.exp()
+        support, following = self.support, following.exp()
         reward, terminated = batch["reward"], batch["terminated"]
         discount = batch.get("discount", self.cfg.discount)
         target = categorical_target(
@@ -141,17 +147,16 @@ class C51Policy(QLearningPolicy):
         """
         if self._has_own_model or "type" in self.cfg.model:
             return
-        support = self.components["q"].target.support
-        low, high = float(support[0]), float(support[-1])
-        margin = (high - low) / (2 * (len(support) - 1))
+        low, high = float(self.support[0]), float(self.support[-1])
+        margin = (high - low) / (2 * (len(self.support) - 1))
         # What follows is in the support at best, so these returns are outside in any case.
         is_low = bool((returns + rest * high < low - margin).any())
         is_high = bool((returns + rest * low > high + margin).any())
-        given = self.cfg.model
-        if not (is_low and "v_min" not in given) and not (is_high and "v_max" not in given):
+        options = self.cfg.model
+        if not (is_low and "v_min" not in options) and not (is_high and "v_max" not in options):
             return
-        lowest = given.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
-        highest = given.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
+        lowest = options.get("v_min", self._bound(min(float(rewards.min()), 0.0)))
+        highest = options.get("v_max", self._bound(max(float(rewards.max()), 0.0)))
         raise ConfigError(
             f"{type(self).__name__} needs v_min and v_max for this env: its first rewards sum up "
             f"to discounted returns from {float(returns.min()):.3g} to {float(returns.max()):.3g}, "
@@ -175,8 +180,7 @@ class C51Policy(QLearningPolicy):
         if share <= _CLIPPED_SHARE_TO_WARN:
             return
         self._has_warned_of_clipping = True
-        support = self.components["q"].target.support
-        low, high = float(support[0]), float(support[-1])
+        low, high = float(self.support[0]), float(self.support[-1])
         _log.warning(
             "%s clips %.0f%% of the target's probability, because these returns are outside of "
             "[v_min, v_max] = [%g, %g]; it cannot learn them. Pass model={'v_min': ..., 'v_max': "
@@ -195,7 +199,7 @@ class QuantilePolicy(QLearningPolicy):
 
     def loss(
         self,
-        batch: Mapping[str, Any],
+        batch: Columns,
         action: torch.Tensor,
         output: dict[str, torch.Tensor],
         following: torch.Tensor,
@@ -204,11 +208,11 @@ class QuantilePolicy(QLearningPolicy):
         target = self.td_target(batch, following)
         quantiles = taken_rows(output["quantiles"], action)
         losses = quantile_huber_loss(quantiles, target, tau=output.get("tau"))
-        value, wanted = quantiles.detach().mean(-1), target.mean(-1)
-        error = (wanted - value).abs()
+        value, target_value = quantiles.detach().mean(-1), target.mean(-1)
+        error = (target_value - value).abs()
         logged = {
             "q_value": value.mean(),
-            "target_q_value": wanted.mean(),
+            "target_q_value": target_value.mean(),
             "td_error": error.mean(),
         }
         return weighted_mean(losses, batch.get("weight")), error, logged

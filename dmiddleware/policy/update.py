@@ -22,7 +22,15 @@ from dmiddleware.errors import (
 from dmiddleware.policy.component import Component, broken_weights, take_flag
 from dmiddleware.schedule import Counters, Schedule
 from dmiddleware.torch_private import compiler_traces_gradients
-from dmiddleware.tree import Batch, Value, items_of, leaves, map_leaves, with_columns
+from dmiddleware.tree import (
+    Batch,
+    Columns,
+    Value,
+    items_of,
+    leaves,
+    map_leaves,
+    with_columns,
+)
 
 __all__ = [
     "CHECK_EVERY",
@@ -40,8 +48,6 @@ CHECK_EVERY: Final = 100
 """Updates between two looks at whether steps on a GPU were skipped."""
 _FLAGS: Final = frozenset(("done", "terminated", "truncated", "is_first", "mask"))
 _SEEN: Final = frozenset(("obs", "next_obs"))
-
-Columns = Mapping[str, Any]
 
 
 class UpdateOutput(MutableMapping[str, Any]):
@@ -106,14 +112,14 @@ class UpdateRunner:
 
     Attributes:
         not_finite: a float32 scalar on the device, 1 after a step whose loss was not finite.
-        values: the present values of the schedules. Those that change are scalars on the device,
-            because a compiled update would not see a number change.
+        present: the settings that are schedules, with their present values. Those that change are
+            scalars on the device, because a compiled update would not see a number change.
     """
 
     def __init__(
         self,
         update: Callable[..., dict[str, Any]],
-        components: Mapping[str, Component],
+        components: Mapping[str, Component[Any]],
         schedules: Mapping[str, Schedule],
         *,
         device: str,
@@ -131,12 +137,15 @@ class UpdateRunner:
         self._compiled: Callable[..., dict[str, Any]] | None = None
         self._n_outputs = 0
         self.not_finite = torch.zeros((), device=device)
-        self.values: dict[str, Any] = {
-            path: schedule.start
-            if schedule.type == "constant"
-            else torch.tensor(schedule.start, device=device)
+        self._changing = {
+            path: torch.tensor(schedule.start, device=device)
             for path, schedule in schedules.items()
+            if not schedule.is_constant
         }
+        self.present: list[tuple[Schedule, float | torch.Tensor]] = [
+            (schedule, self._changing.get(path, schedule.start))
+            for path, schedule in schedules.items()
+        ]
         if reducer is not None and "" not in in_model.values():
             reducer.close()  # its hooks expect that backward reaches the whole model
         for name, component in components.items():
@@ -147,24 +156,25 @@ class UpdateRunner:
                 broadcast_model(component.module)
             reduce = partial(reducer.reduce, component.module)
             component.prepare(not_finite=self.not_finite, reduce=reduce, agree=largest_over_ranks)
-        every = components.values()
-        self._rates = [one for one in every if one.schedule is not None]
-        self._targets = [
-            (one, one.target_rule.every) for one in every if one.target_rule is not None
+        trained = [
+            component for component in components.values() if component.optimizer is not None
         ]
-        self._first = next((one for one in every if one.optimizer is not None), None)
+        self._rates = [component for component in trained if component.schedule is not None]
+        self._targets = [
+            (component, component.target_rule.every)
+            for component in components.values()
+            if component.target_rule is not None
+        ]
+        self._first = trained[0] if trained else None
         # Their logged values; the learning rate is that of the optimizer.
         self._scheduled = {
             path: schedule.start
             for path, schedule in schedules.items()
             if not path.startswith("learning_rate")
         }
-        self._changing = {
-            path: value for path, value in self.values.items() if isinstance(value, torch.Tensor)
-        }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_compiled": None}
+        return vars(self) | {"_compiled": None}
 
     def run(
         self,
@@ -256,7 +266,7 @@ class UpdateRunner:
 
 
 def non_finite_error(
-    output: Mapping[str, Any], batch: Batch, components: Mapping[str, Component], *, user: str
+    output: Mapping[str, Any], batch: Batch, components: Mapping[str, Component[Any]], *, user: str
 ) -> DMiddlewareError:
     """Return the error for a batch whose loss or gradient is not finite.
 
@@ -269,9 +279,9 @@ def non_finite_error(
     broken = broken_weights(components)
     if broken is not None:
         return NonFiniteLoss(broken)
-    what = _what_is_bad(output)
+    problem = _what_is_bad(output)
     if any(len(leaf) == 0 for _, leaf in leaves(batch)):
-        return StructureError(f"{what}, since the batch has no rows; {user} needs at least one")
+        return StructureError(f"{problem}, since the batch has no rows; {user} needs at least one")
     source = "a batch without a column collect_iter"
     if "collect_iter" in batch:
         column = batch["collect_iter"]
@@ -279,14 +289,14 @@ def non_finite_error(
     odd = _first_odd_value(batch)
     if odd is not None:
         source = f"{source}, {odd}"
-    n_trained = sum(one.optimizer is not None for one in components.values())
-    kept = (
+    n_trained = sum(component.optimizer is not None for component in components.values())
+    outcome = (
         "the parameters were not changed"
         if n_trained <= 1
         else "its step and those of the components that step later in this update were skipped"
     )
     return NonFiniteLoss(
-        f"{what} on {source}; {kept}. "
+        f"{problem} on {source}; {outcome}. "
         "Check observations and rewards for NaN, lower the learning rate or clip gradients"
     )
 

@@ -51,6 +51,7 @@ class IntrinsicCritic(RowLearner):
         SpaceError: if the shape is, or an image is too small for the convolutions.
     """
 
+    critic: Component[nn.Sequential]
     columns: ClassVar[tuple[str, ...]] = ("obs", "learned_return")
 
     def __init__(
@@ -102,7 +103,7 @@ class IntrinsicCritic(RowLearner):
             SpaceError: if the observations are not supported.
         """
         user = f"{cls.__name__}.for_env"
-        settings = settings_of(policy, user=user)
+        shared = settings_of(policy, user=user)
         spec = as_learn_mode(policy, user=user).spec
         gae_lambda = spec.gae_lambda
         if gae_lambda is None:
@@ -117,7 +118,7 @@ class IntrinsicCritic(RowLearner):
                 "learned rewards; set it to False"
             )
         shape = obs_shape_of(spaces_of(env)[0])
-        return cls(shape, **{**settings, "gae_lambda": gae_lambda, **options})
+        return cls(shape, **{**shared, "gae_lambda": gae_lambda, **options})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,11 +172,11 @@ class IntrinsicCritic(RowLearner):
 
     def _value(self, obs: Any) -> torch.Tensor:
         """Return ``[N]``."""
-        value: torch.Tensor = self.components["critic"].module(self._obs_norm(obs))
+        value: torch.Tensor = self.critic.module(self._obs_norm(obs))
         return value.squeeze(-1)
 
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from rows ``[B, …]``; return scalars to log."""
         loss = (self._value(batch["obs"]) - batch["learned_return"]).square().mean()
-        self.components["critic"].step(loss)
+        self.critic.step(loss)
         return {"value_loss": loss}

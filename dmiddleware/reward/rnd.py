@@ -64,6 +64,8 @@ class RND(IntrinsicReward):
         True
     """
 
+    target: Component[nn.Module]
+    predictor: Component[nn.Module]
     columns: ClassVar[tuple[str, ...]] = ("next_obs",)
 
     def __init__(
@@ -84,7 +86,7 @@ class RND(IntrinsicReward):
             head = MLP(width, [width] * n_more, out_features=embedding_size, init="orthogonal")
             return nn.Sequential(encoder, head)
 
-        def make_components() -> dict[str, Component]:
+        def make_components() -> dict[str, Component[Any]]:
             return {
                 "target": Component(network(0).requires_grad_(False)),
                 "predictor": Component(network(2), adam(learning_rate)),
@@ -116,15 +118,15 @@ class RND(IntrinsicReward):
             ValueError: if an option is invalid.
             SpaceError: if the observations are not supported.
         """
-        settings = settings_of(policy, user=f"{cls.__name__}.for_env")
-        return cls(obs_shape_of(spaces_of(env)[0]), **{**settings, **options})
+        shared = settings_of(policy, user=f"{cls.__name__}.for_env")
+        return cls(obs_shape_of(spaces_of(env)[0]), **{**shared, **options})
 
     def _errors(self, batch: Batch) -> torch.Tensor:
         """Return ``[N]``, the mean squared error of each row's embedding."""
         obs = self._normalized(batch["next_obs"])
         with torch.no_grad():
-            target = self.components["target"].module(obs)
-        errors: torch.Tensor = self.components["predictor"].module(obs) - target
+            target: torch.Tensor = self.target.module(obs)
+        errors: torch.Tensor = self.predictor.module(obs) - target
         return errors.square().mean(-1)
 
     def reward_of(self, batch: Batch) -> torch.Tensor:
@@ -134,5 +136,5 @@ class RND(IntrinsicReward):
     def update_minibatch(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Learn from rows ``[B, …]``; return scalars to log."""
         loss = self._errors(batch).mean()
-        self.components["predictor"].step(loss)
+        self.predictor.step(loss)
         return {"loss": loss}

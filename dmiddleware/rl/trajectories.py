@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dmiddleware.rl.returns import discounted_return, gae, nstep_return, take_rows
-from dmiddleware.tree import Batch, index_rows, map_leaves, with_columns
+from dmiddleware.tree import Batch, Columns, index_rows, map_leaves, with_columns
 
 __all__ = ["episode_cuts", "with_advantages", "with_nstep_returns", "with_returns_to_go"]
 
@@ -130,7 +130,7 @@ def with_returns_to_go(rows: Batch) -> Batch:
     return with_columns(rows, return_to_go=ret.float(), timestep=place - first)
 
 
-def episode_cuts(rows: Batch | Mapping[str, Any]) -> torch.Tensor:
+def episode_cuts(rows: Columns) -> torch.Tensor:
     """Return which rows are not followed by the next step of their episode.
 
     Args:

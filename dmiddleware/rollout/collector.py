@@ -10,11 +10,11 @@ import torch
 
 from dmiddleware.env import BaseEnvManager
 from dmiddleware.env.timestep import IdArray
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import CollectMode, HasModes, as_collect_mode
 from dmiddleware.rollout.episode_watch import EpisodeWatch
 from dmiddleware.rollout.row_store import NO_ENV, Columns, RowStore
 from dmiddleware.rollout.stepper import Stepper, VectorStep
+from dmiddleware.settings import takes_options
 from dmiddleware.tree import Batch, as_tree, index_rows
 
 __all__ = ["RolloutCollector", "even_shares"]
@@ -68,7 +68,7 @@ class RolloutCollector(Stepper):
         ConfigError: if ``policy`` is not a policy or ``env_manager`` not an env manager.
     """
 
-    @checks_options
+    @takes_options
     def __init__(self, policy: HasModes | CollectMode, env_manager: BaseEnvManager) -> None:
         mode = as_collect_mode(policy, user=_USER)
         super().__init__(mode, env_manager, user=_USER)

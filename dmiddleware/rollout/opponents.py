@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from dmiddleware.env import OpponentEnv
 from dmiddleware.errors import CheckpointMismatch, ConfigError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import CollectMode, EvalMode, HasModes, as_collect_mode
-from dmiddleware.settings import Count, checked
+from dmiddleware.settings import Count, checked, takes_options
 from dmiddleware.tree import from_numpy, index_rows, map_leaves, to_numpy
 
 __all__ = ["OpponentPool", "check_sees_games"]
@@ -40,7 +39,7 @@ class OpponentPool:
             action masks to act.
     """
 
-    @checks_options
+    @takes_options
     def __init__(
         self,
         make_policy: Callable[[], HasModes],
@@ -62,7 +61,7 @@ class OpponentPool:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the games, which are those of this process."""
-        return {**vars(self), "_games": weakref.WeakSet()}
+        return vars(self) | {"_games": weakref.WeakSet()}
 
     def add(self, policy: HasModes | CollectMode) -> None:
         """Add the present version of a policy.

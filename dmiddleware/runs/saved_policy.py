@@ -11,15 +11,15 @@ from torch import nn
 
 from dmiddleware.data import load_checkpoint
 from dmiddleware.errors import CheckpointMismatch, RunFolderError
-from dmiddleware.foreign_names import checks_options
 from dmiddleware.policy import HasModes, Policy, as_eval_mode
 from dmiddleware.policy.policy_description import policy_from
 from dmiddleware.rollout.acting_policy import ActingPolicy
+from dmiddleware.settings import takes_options
 
 __all__ = ["checkpoint_in", "load_into", "load_policy", "saved_policy"]
 
 
-@checks_options
+@takes_options
 def load_policy(
     path: str | Path,
     *,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dmiddleware.pipeline import ChainView, SkipRest, Task
-from dmiddleware.settings import Count, Positive, Settings, takes_settings
+from dmiddleware.settings import Count, Positive, Settings, TakesSettings, takes_options
 from middleware.base import BaseMiddleware
 from middleware.context import OnlineRLContext
 from middleware.exchange.events import BATCH, EVALUATION
@@ -35,7 +35,7 @@ class ContextExchangerSettings(Settings):
     part, or wait themselves. Nodes that are alive and work have no deadline."""
 
 
-class ContextExchanger(BaseMiddleware[OnlineRLContext]):
+class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExchangerSettings]):
     """Send collected data and evaluations to the learner, and the learner's counters back.
 
     Use it first in the chain, before exploration and collecting. In a run of one process it does
@@ -58,7 +58,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
     wait for it stop too.
 
     Args:
-        settings: the options; or their fields by keyword, see :class:`ContextExchangerSettings`.
+        settings: the options, each by keyword; see :class:`ContextExchangerSettings`.
 
     Reads:
         ctx.trajectories, ctx.episodes, ctx.env_step, ctx.env_episode: on the way back, in a
@@ -86,7 +86,7 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext]):
 
     settings: ContextExchangerSettings
 
-    @takes_settings(ContextExchangerSettings)
+    @takes_options(ContextExchangerSettings)
     def __init__(self, settings: ContextExchangerSettings) -> None:
         self.settings = settings
         # All ranks draw equally many rows, and the counters of a context are those of one rank.

@@ -99,7 +99,7 @@ def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str
 
 
 def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
-    """Give a buffer the policy's discount, and compare what both of them have.
+    """Give a buffer what the policy knows, and compare what both of them have.
 
     Raises:
         ConfigError: if the buffer was built with another discount, n-step length or burn-in.
@@ -108,6 +108,7 @@ def bind_to_policy(buffer: ReplayBuffer, mode: LearnMode) -> None:
         n_step=mode.spec.n_step,
         discount=mode.spec.discount,
         burn_in=setting_of(mode, "burn_in"),
+        start_columns=("state",) if "state" in mode.spec.learn_columns else (),
     )
 
 
@@ -127,14 +128,14 @@ def n_step_problems(
     if buffer is None:
         yield (
             f"the policy has n_step={n_step}, but nothing in the chain computes n-step returns; "
-            "push the rows to a TensorBuffer(size, n_step=policy.n_step) and learn with "
-            "OffPolicyLearner, or build the policy with n_step=1 (a middleware that draws from a "
-            "buffer of its own declares it with draws_from)"
+            "push the rows to a TensorBuffer and learn with OffPolicyLearner, or build the policy "
+            "with n_step=1 (a middleware that draws from a buffer of its own declares it with "
+            "draws_from)"
         )
     elif buffer.n_step not in (None, n_step):
         yield (
             f"the policy has n_step={n_step}, but the buffer has n_step={buffer.n_step}; build it "
-            "with TensorBuffer(size, n_step=policy.n_step)"
+            "without n_step, and push rows only after the learner is built"
         )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from dmiddleware.docstrings import with_arguments
 from dmiddleware.env import make_env_manager
-from dmiddleware.settings import Count, Settings, Whole, describe, takes_settings
+from dmiddleware.settings import Count, Settings, Whole, describe, takes_options
 
 PACKAGES = ("middleware", *(f"dmiddleware.{name}" for name in ("data", "env", "policy", "reward")))
 
@@ -46,12 +46,12 @@ class Rows:
         ConfigError: for an option.
     """
 
-    @takes_settings(RowSettings)
+    @takes_options(RowSettings)
     def __init__(self, source: str, settings: RowSettings) -> None:
         self.settings = settings
 
 
-@takes_settings(RowSettings)
+@takes_options(RowSettings)
 def make_rows(source: str, settings: RowSettings) -> Rows:
     """Make rows.
 

@@ -21,6 +21,8 @@ import pytest
 from dmiddleware.errors import ConfigError, LaunchError, TopologyError
 from dmiddleware.launch import NodeStatus, RunPlan, join_run, plan_run
 from dmiddleware.pipeline.current_node import NODE_VARIABLE
+from dmiddleware.router import Router
+from tests.variants import mostly_slow
 from tests.waiting import wait_until
 
 PROCESS = """
@@ -112,7 +114,7 @@ def answers(started: Sequence[subprocess.Popen[str]]) -> list[Any]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("topology", ["star", "mesh"])
+@pytest.mark.parametrize("topology", mostly_slow(["star", "mesh"], keep=1))
 def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> None:
     write_plan(folder, {"learner": 1, "collector": 2}, topology)
     with processes(folder) as started:
@@ -122,7 +124,19 @@ def test_processes_that_others_start_form_a_run(folder: Path, topology: str) -> 
         assert [process.returncode for process in started] == [0, 0, 0]
 
 
-def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path) -> None:
+def test_a_peer_that_joins_and_leaves_between_two_statuses_is_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_noticed = Event()
+    peers = Router.peers
+
+    def noticed(router: Router) -> list[Any]:
+        identities = peers(router)
+        if router.node_id == 0 and identities:
+            was_noticed.set()
+        return identities
+
+    monkeypatch.setattr(Router, "peers", noticed)
     addresses = [f"ipc://{tmp_path}/{number}" for number in range(2)]
     plan = plan_run({"learner": 1, "collector": 1}, addresses=addresses)
     is_running, has_met = Event(), Event()
@@ -141,7 +155,7 @@ def test_a_peer_that_stays_for_less_than_a_second_is_in_a_status(tmp_path: Path)
     with ThreadPoolExecutor() as pool:
         learner = pool.submit(join_run, plan, 0, learn, on_status=look)
         assert is_running.wait(20.0)
-        pool.submit(join_run, plan, 1, lambda: None).result(20.0)
+        pool.submit(join_run, plan, 1, lambda: was_noticed.wait(20.0)).result(40.0)
         learner.result(40.0)
     assert has_met.is_set()
     assert {1: ("collector",)} in seen

@@ -94,7 +94,7 @@ SLOW_CARTPOLE = """
                 eps=Schedule.linear(1.0, 0.04, decay=5_000),
             )
             experiment = Experiment("cartpole", policy)
-            buffer = TensorBuffer(60_000, n_step=policy.n_step, seed=task.seed_for("buffer"))
+            buffer = TensorBuffer(60_000, seed=task.seed_for("buffer"))
             task.use(ContextExchanger()).use(ModelExchanger(policy))
             task.use(EpsGreedyHandler(policy))
             task.use(StepCollector(policy, envs, n_sample=128, random_steps=1000)).use(wait)

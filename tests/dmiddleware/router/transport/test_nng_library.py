@@ -45,6 +45,7 @@ STILL_CLOSING = """
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "program", [FORK, WITH_PYNNG, STILL_CLOSING], ids=["fork", "with pynng", "still closing"]
 )
