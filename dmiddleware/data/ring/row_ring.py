@@ -43,6 +43,9 @@ class RowRing:
     A row is identified by its index: the number of rows pushed before it. Its ``obs`` is what was
     acted on, and its ``next_obs`` what followed.
 
+    Attributes:
+        has_structure: whether the first push has fixed the structure of the rows.
+
     Args:
         size: capacity in rows.
         allocate: returns an array of zeros for ``(name, shape, dtype)``.
