@@ -192,8 +192,8 @@ def with_columns(batch: Batch, /, **columns: Nested) -> Batch:
     before = dict(_batch_items(batch))
     lists = {name: column for name, column in before.items() if type(column) is list}
     tensors = {name: column for name, column in before.items() if name not in lists}
-    kept = {name: column for name, column in lists.items() if name not in columns}
-    return as_tree(tensors | columns, lists=kept)
+    lists_left = {name: column for name, column in lists.items() if name not in columns}
+    return as_tree(tensors | columns, lists=lists_left)
 
 
 def from_numpy(nested: Nested) -> Value:

@@ -123,15 +123,19 @@ class BarrierSide:
 
     def _missing(self) -> list[int]:
         if not self._arrivals.own.peers:
-            left = self._waiting.outlook.left.items()
-            return sorted(one for one, why in left if not why.startswith(SAID_GOODBYE))
+            reasons = self._waiting.outlook.left.items()
+            return sorted(node_id for node_id, why in reasons if not why.startswith(SAID_GOODBYE))
         return self._arrivals.missing()
 
     def _reachable(self) -> list[int]:
         """Return the missing nodes that are alive, or that a connected node knows."""
         missing, connected = self._missing(), self._arrivals.own.peers
         alive = self._waiting.task.participants()
-        return [one for one in missing if one in alive or (connected and one not in connected)]
+        return [
+            node_id
+            for node_id in missing
+            if node_id in alive or (connected and node_id not in connected)
+        ]
 
 
 class Arrival(NamedTuple):
@@ -197,7 +201,7 @@ class Arrivals:
         to_send = self._change(peers=self._with([node_id]))
         # A connection that was interrupted may have lost arrivals.
         missed = () if is_new else self._others.values()
-        to_send += [(one, (node_id,)) for one in missed]
+        to_send += [(arrival, (node_id,)) for arrival in missed]
         return to_send or [(self.own, (node_id,))]
 
     def disconnect(self, node_id: int) -> ToSend:
@@ -212,24 +216,28 @@ class Arrivals:
                 return []
             # From an earlier process of this node, after whose numbers those of this one continue.
             return self._change(number=arrival.number + 1)
-        known = self._others.get(node_id)
-        is_new = known is None or known.token != arrival.token
+        previous = self._others.get(node_id)
+        is_new = previous is None or previous.token != arrival.token
         to_send: ToSend = []
         if is_new and sender == node_id:
             # A new process has missed what was sent before.
             missed = (self.own, *self._others.values())
-            to_send = [(one, (sender,)) for one in missed if one.n_times or one is known]
-        is_back = known is not None and arrival.order == known.order and not known.n_times
-        if known is not None and arrival.order <= known.order and not is_back:
+            to_send = [
+                (missed_arrival, (sender,))
+                for missed_arrival in missed
+                if missed_arrival.n_times or missed_arrival is previous
+            ]
+        is_back = previous is not None and arrival.order == previous.order and not previous.n_times
+        if previous is not None and arrival.order <= previous.order and not is_back:
             # A new process may not know the numbers of the one before.
-            return [(known, (sender,))] if is_new and sender != node_id else to_send
+            return [(previous, (sender,))] if is_new and sender != node_id else to_send
         before = self._counts().keys()
         self._others[node_id] = arrival
         self._reset(before - self._counts().keys())
         reached = {sender, *arrival.peers}
         targets = tuple(peer for peer in self.own.peers if peer not in reached)
         # A new process that has not arrived yet is news only where an earlier one is known.
-        if targets and (arrival.n_times or known is not None):
+        if targets and (arrival.n_times or previous is not None):
             to_send.append((arrival, targets))
         return to_send
 
@@ -250,18 +258,18 @@ class Arrivals:
     def _counts(self) -> dict[int, int]:
         """Return the counts of this node and of all that it is connected to, also indirectly."""
         counts: dict[int, int] = {}
-        found = [self.own.node_id]
-        while found:
-            node_id = found.pop()
+        node_ids = [self.own.node_id]
+        while node_ids:
+            node_id = node_ids.pop()
             if node_id in counts:
                 continue
             arrival = self.own if node_id == self.own.node_id else self._others.get(node_id)
             counts[node_id] = 0 if arrival is None else arrival.n_times
-            found += () if arrival is None else arrival.peers
+            node_ids += () if arrival is None else arrival.peers
         return counts
 
     def _reset(self, node_ids: Iterable[int]) -> None:
         """Discard the counts of nodes that have left; the same arrival counts if it comes again."""
         for node_id in node_ids:
-            if (known := self._others.get(node_id)) is not None:
-                self._others[node_id] = known._replace(n_times=0, peers=())
+            if (arrival := self._others.get(node_id)) is not None:
+                self._others[node_id] = arrival._replace(n_times=0, peers=())

@@ -62,6 +62,6 @@ class BaseMiddleware(ABC, Generic[C]):
 
 def stock_middleware(chain: ChainView) -> Iterator[BaseMiddleware[Any]]:
     """Yield the middleware of a chain that have this base, in order."""
-    for one in chain.middleware:
-        if isinstance(one, BaseMiddleware):
-            yield one
+    for part in chain.middleware:
+        if isinstance(part, BaseMiddleware):
+            yield part

@@ -76,9 +76,9 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
         """Reject a chain that collects data but has no learner."""
         if chain.writes("train_iter") or chain.writes("train_output"):
             return
-        all_declared = all(one.anything for one in chain.declarations)
+        all_declared = all(declaration.anything for declaration in chain.declarations)
         expects_learning = chain.writes("eval_value") or any(
-            one.fills for one in chain.declarations
+            declaration.fills for declaration in chain.declarations
         )
         if all_declared and expects_learning and self is collectors_of(chain)[0]:
             yield (
@@ -122,7 +122,7 @@ class _Collector(BaseMiddleware[OnlineRLContext]):
 
 def collectors_of(chain: ChainView) -> list[_Collector]:
     """Return the stock collectors of a chain, in order."""
-    return [one for one in chain.middleware if isinstance(one, _Collector)]
+    return [part for part in chain.middleware if isinstance(part, _Collector)]
 
 
 class StepCollectorSettings(Settings):

@@ -105,8 +105,8 @@ class Curriculum(BaseMiddleware[OnlineRLContext], TakesSettings[CurriculumSettin
                 f"{rule!r:.100}"
             )
         several = [*env_managers] if isinstance(env_managers, Sequence) else [env_managers]
-        for one in several:
-            check_env_manager(one, user="Curriculum")
+        for manager in several:
+            check_env_manager(manager, user="Curriculum")
         self.settings = settings
         self.metric_prefix = settings.name
         self.components = {"rule": getattr(rule, "__qualname__", type(rule).__qualname__)}
@@ -119,10 +119,10 @@ class Curriculum(BaseMiddleware[OnlineRLContext], TakesSettings[CurriculumSettin
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject envs that nothing steps, and two curricula of one name."""
         name = self.settings.name
-        others = [one for one in chain.middleware if isinstance(one, Curriculum)]
-        if sum(one.settings.name == name for one in others) > 1:
+        others = [part for part in chain.middleware if isinstance(part, Curriculum)]
+        if sum(part.settings.name == name for part in others) > 1:
             yield f"the chain has another curriculum with the name {name!r}; give it name=..."
-        stepped = [owned for one in chain.declarations for owned in one.owns]
+        stepped = [owned for part in chain.declarations for owned in part.owns]
         if any(isinstance(owned, BaseEnvManager) for owned in stepped):
             for manager in self._values.env_managers:
                 if not any(manager is owned for owned in stepped):

@@ -126,7 +126,9 @@ class ExperimentResult:
         Raises:
             OSError: if it cannot be written; an earlier file is intact.
         """
-        names = [one.name for one in dataclasses.fields(ExperimentResult) if one.name != "path"]
+        names = [
+            field.name for field in dataclasses.fields(ExperimentResult) if field.name != "path"
+        ]
         fields = {name: getattr(self, name) for name in names}
         _write_json(RunFolder(self.path).result_path, fields)
 
@@ -260,7 +262,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         self._evaluator = primary_evaluator(chain)
         self._metric = f"{evaluation_prefixes(chain)[0]}/return_mean"
         self._config = {**_named(type(self._policy)), **plain_values(self._policy.cfg)}
-        self._chain = [{middleware_name(one): _written(one)} for one in chain.middleware]
+        self._chain = [{middleware_name(link): _written(link)} for link in chain.middleware]
         self._envs = _envs_of(chain, self._evaluator)
         for part in (self._logger, self._curve, self._bar):
             part.bind(chain)
@@ -418,7 +420,7 @@ class Experiment(BaseMiddleware[RLContext], TakesSettings[ExperimentSettings]):
         if self._evaluator is None or not judges:
             return [], []
         seed = task.seed_for("fresh episodes")
-        states = [load_checkpoint(one(self.run)) for one in (_best_ckpt, _final_ckpt)]
+        states = [load_checkpoint(path_in(self.run)) for path_in in (_best_ckpt, _final_ckpt)]
         best = last = self._fresh_returns(self._evaluator, states[0], seed)
         if not _is_same_policy(*states):
             last = self._fresh_returns(self._evaluator, states[1], seed)

@@ -82,7 +82,7 @@ class PolicyUpdater(BaseMiddleware[C]):
                 f"{size} ranks run this program, but the policy has multi_gpu=False, so each would "
                 "learn alone; build it with multi_gpu=True"
             )
-        if not any(isinstance(one, ContextExchanger) for one in chain.middleware):
+        if not any(isinstance(part, ContextExchanger) for part in chain.middleware):
             yield (
                 f"{size} ranks run this program, and would stop in different steps; use "
                 "ContextExchanger() first in the chain"
@@ -176,7 +176,7 @@ class OffPolicyLearner(PolicyUpdater[RLContext], TakesSettings[OffPolicyLearnerS
         collectors = collectors_of(chain)
         if not collectors or self._mode.spec.explores:
             return
-        if chain.writes("collect_kwargs") or any(one.random_steps for one in collectors):
+        if chain.writes("collect_kwargs") or any(part.random_steps for part in collectors):
             return
         yield (
             "it learns with a policy that always acts greedily, and nothing in the chain makes it "
@@ -408,5 +408,5 @@ def _columns_to_learn(mode: LearnMode) -> tuple[str, ...] | None:
     if optional is None:
         return None
     # What it saw when it acted; the infos are one nested column.
-    seen = (name.partition(".")[0] for name in mode.spec.act_inputs)
-    return (*mode.spec.learn_columns, *optional, *seen, "state")
+    inputs = (name.partition(".")[0] for name in mode.spec.act_inputs)
+    return (*mode.spec.learn_columns, *optional, *inputs, "state")

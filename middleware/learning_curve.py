@@ -91,8 +91,8 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
     def _evaluations_of(self, prefix: str) -> list[tuple[int, float]]:
         rows = [] if self._metrics is None else self._metrics.rows()
         name = f"{prefix}/return_mean"
-        found = [(row.get(self._axis), row[name]) for row in rows if name in row]
-        return [(at, math.nan if value is None else value) for at, value in found if at is not None]
+        pairs = [(row.get(self._axis), row[name]) for row in rows if name in row]
+        return [(at, math.nan if value is None else value) for at, value in pairs if at is not None]
 
     def bind(self, chain: ChainView) -> None:
         """Find the evaluators, whose returns it draws."""
@@ -100,7 +100,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain whose evaluations no logger writes."""
-        has_logger = any(isinstance(one, MetricsLogger) for one in chain.middleware)
+        has_logger = any(isinstance(part, MetricsLogger) for part in chain.middleware)
         if chain.writes("eval_value") and not has_logger:
             yield "it draws the evaluations that a logger writes; add MetricsLogger(run)"
 
@@ -124,7 +124,7 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
     def close(self) -> None:
         """Draw the picture, if there are any returns."""
         evaluations = self.evaluations
-        others = {name: found for name, found in self.other_evaluations.items() if found}
+        others = {name: curve for name, curve in self.other_evaluations.items() if curve}
         if self._training or evaluations or others:
             with self._best_effort:
                 self._draw({self._prefixes[0]: evaluations, **others})
@@ -147,9 +147,9 @@ class LearningCurve(BaseMiddleware[RLContext], TakesSettings[LearningCurveSettin
             at, mean, low, high = self._training.table()
             axes.fill_between(at, low, high, color="tab:blue", alpha=0.15, linewidth=0)
             axes.plot(at, mean, color="tab:blue", linewidth=1, label="training episodes")
-        for number, (prefix, found) in enumerate(evaluations.items(), 1):
-            if found:
-                at, value = np.array(found).T
+        for number, (prefix, points) in enumerate(evaluations.items(), 1):
+            if points:
+                at, value = np.array(points).T
                 name = "" if len(evaluations) == 1 else f" {prefix}"
                 label, color = f"evaluation{name}, mean", f"C{number}"
                 axes.plot(at, value, "o-", color=color, markersize=4, label=label)

@@ -144,12 +144,12 @@ class MetricsLogger(BaseMiddleware[RLContext], TakesSettings[MetricsLoggerSettin
                 self._add(name, value)
         output = ctx.train_output
         if output is not None:
-            for one in output if isinstance(output, list) else [output]:
-                if isinstance(one, UpdateOutput):
+            for item in output if isinstance(output, list) else [output]:
+                if isinstance(item, UpdateOutput):
                     # Reading it waits for the GPU.
-                    self._unread.append(one)
+                    self._unread.append(item)
                 else:
-                    self._add_output(one)
+                    self._add_output(item)
         self._at = self._counts(ctx)
         if ctx.eval_value is not None:
             output = ctx.eval_output if isinstance(ctx.eval_output, Mapping) else {}

@@ -98,14 +98,14 @@ class RunFolder(Closing):
                 f"exp_name must be a folder name, or a path below {root}, got {exp_name!r}; for a "
                 "run in another folder, set root to that folder"
             )
-        given = given_folder()
-        wanted = Path(root) / name if given is None else given
-        resume = resume or given is not None
+        given_path = given_folder()
+        target = Path(root) / name if given_path is None else given_path
+        resume = resume or given_path is not None
         node = current_node()
         if node is not None:
-            run = cls(_find_or_make(wanted, node.next_shared_name(), resume=resume))
+            run = cls(_find_or_make(target, node.next_shared_name(), resume=resume))
         elif rank_and_world_size()[0] == 0:
-            run = cls(_find_or_make(wanted, next_shared_name(), resume=resume))
+            run = cls(_find_or_make(target, next_shared_name(), resume=resume))
             gather_from_ranks(str(run.path))
         else:
             run = cls(gather_from_ranks(None)[0])
@@ -309,10 +309,10 @@ def _take(path: Path, run_token: str) -> bool:
 
 def _put(path: Path, run_token: str) -> None:
     """Replace an empty folder by one with the token, unless another process is faster."""
-    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    made.mkdir()
-    (made / TOKEN_FILE).write_text(run_token, encoding="utf-8")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft.mkdir()
+    (draft / TOKEN_FILE).write_text(run_token, encoding="utf-8")
     try:
-        made.rename(path)
+        draft.rename(path)
     except OSError:
-        shutil.rmtree(made)
+        shutil.rmtree(draft)

@@ -181,7 +181,14 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             for name, part in component.snapshot_parts.items():
                 path = f"{middleware_name(component)}.{name}"
                 # Modes are new objects each time, but compare equal.
-                key = next((k for k, other in parts.items() if part is other or part == other), "")
+                key = next(
+                    (
+                        k
+                        for k, part_saved in parts.items()
+                        if part is part_saved or part == part_saved
+                    ),
+                    "",
+                )
                 if not key:
                     names[path] += 1
                     key = path if names[path] == 1 else f"{path}#{names[path]}"
@@ -288,35 +295,35 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
         self._lock = self._run.lock(task)
         if path is not None:
             self._last = _part_of_rank(path)
-            found = _read(self._last)
+            state = _read(self._last)
         else:
-            found = self._newest()
-        if found is None:
+            state = self._newest()
+        if state is None:
             if resumed_folder() is not None:
                 raise RunFolderError(f"{self._folder} has no snapshot to continue from")
             return False
-        _check_ranks(found.get("ranks", 1))
+        _check_ranks(state.get("ranks", 1))
         task.check()
         self.bind(task.chain)
-        saved = found["parts"]
-        self._check_parts(saved.keys(), found.get("silent", ()))
+        saved = state["parts"]
+        self._check_parts(saved.keys(), state.get("silent", ()))
         # The setup of a middleware may publish what it finds, such as weights, so they come first.
         # The state of env managers can be restored only after setup, which launches them.
         envs = {name for name, part in self._parts.items() if isinstance(part, BaseEnvManager)}
         for name in (self._parts.keys() & saved.keys()) - envs:
             self._restore(name, saved[name])
-        task.ctx.load_state_dict(found["task"]["context"])
+        task.ctx.load_state_dict(state["task"]["context"])
         try:
-            task.load_state_dict(found["task"])
+            task.load_state_dict(state["task"])
         except CheckpointMismatch as error:
-            if (roles := found.get("roles")) is not None and set(roles) != set(task.roles):
+            if (roles := state.get("roles")) is not None and set(roles) != set(task.roles):
                 error.add_note(_other_roles(roles, task))
             raise
         for name in envs & saved.keys():
             self._restore(name, saved[name])
-        _set_random_state(found["random"])
+        _set_random_state(state["random"])
         if task.finish and not was_stopped and resumed_folder() is None:
-            self._refuse_finished(found.get("run", ""))
+            self._refuse_finished(state.get("run", ""))
         self._interval.start(task.ctx)
         _log.info("resumed at step %d, update %d", task.ctx.total_step, task.ctx.train_iter)
         return True
@@ -370,12 +377,12 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
             CheckpointMismatch: if they differ for another reason.
         """
         missing = sorted(self._parts.keys() - saved - set(silent))
-        left = sorted(set(saved) - self._parts.keys() - set(self._silent))
-        if missing or left:
+        unused = sorted(set(saved) - self._parts.keys() - set(self._silent))
+        if missing or unused:
             raise CheckpointMismatch(
                 f"the snapshot has the parts {', '.join(sorted(saved)) or 'none'}, but this chain "
                 f"has {', '.join(sorted(self._parts)) or 'none'}: "
-                f"{_difference(missing, left)}; build the same chain as the one that was saved"
+                f"{_difference(missing, unused)}; build the same chain as the one that was saved"
             )
 
     def _remove_others(self, saved: Path) -> None:
@@ -397,13 +404,13 @@ class SnapshotSaver(BaseMiddleware[RLContext], TakesSettings[SnapshotSaverSettin
     def _next_blocks(self) -> BlockFolder:
         """Return the folder for the next snapshot's blocks: not that of the last snapshot."""
         last = self._last or next(iter(self.paths), None)
-        taken = {name.partition("/")[0] for name in blocks_of(last)} if last else ()
+        in_use = {name.partition("/")[0] for name in blocks_of(last)} if last else ()
         names = [_part_of_rank(Path(name)).name for name in _BLOCKS[: self.settings.keep]]
-        name = next((one for one in names if one not in taken), names[0])
+        name = next((folder for folder in names if folder not in in_use), names[0])
         return self._blocks.setdefault(name, BlockFolder(self._folder / name))
 
     def _remove_unused_blocks(self) -> None:
-        for name in (_part_of_rank(Path(one)).name for one in _BLOCKS):
+        for name in (_part_of_rank(Path(pattern)).name for pattern in _BLOCKS):
             with self._tidying:
                 blocks = self._blocks.setdefault(name, BlockFolder(self._folder / name))
                 blocks.keep_only(self.paths)
@@ -508,16 +515,16 @@ def _check_ranks(saved: int | None) -> None:
 
 def _difference(missing: Sequence[str], left: Sequence[str]) -> str:
     return " and ".join(
-        f"{what} {', '.join(names)}"
-        for what, names in (("the snapshot lacks", missing), ("the chain lacks", left))
+        f"{difference} {', '.join(names)}"
+        for difference, names in (("the snapshot lacks", missing), ("the chain lacks", left))
         if names
     )
 
 
 def _unsaveable(parts: Mapping[str, Any], chain: ChainView) -> Iterable[str]:
     """Yield the problems of the states of parts, of the context and of the active middleware."""
-    named = {f"the part {name!r}": part for name, part in parts.items()}
-    for name, part in {**named, "the context": chain.context}.items():
+    parts_by_name = {f"the part {name!r}": part for name, part in parts.items()}
+    for name, part in {**parts_by_name, "the context": chain.context}.items():
         # An env manager has a state only after its launch.
         if isinstance(part, Stateful) and not isinstance(part, BaseEnvManager):
             with _state_of(part) as state:

@@ -109,8 +109,8 @@ class TerminationChecker(BaseMiddleware[Context], TakesSettings[TerminationCheck
 
 def limits_of(chain: ChainView) -> dict[str, float]:
     """Return the limits of a chain's termination checkers, by what they limit."""
-    found: dict[str, float] = {}
-    for one in chain.middleware:
-        if isinstance(one, TerminationChecker):
-            found |= one.limits
-    return found
+    limits: dict[str, float] = {}
+    for part in chain.middleware:
+        if isinstance(part, TerminationChecker):
+            limits |= part.limits
+    return limits

@@ -126,7 +126,7 @@ class Tracker(BaseMiddleware[RLContext]):
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a chain without a logger, which would have nothing to send."""
-        if not any(isinstance(one, Experiment | MetricsLogger) for one in chain.middleware):
+        if not any(isinstance(part, Experiment | MetricsLogger) for part in chain.middleware):
             yield (
                 f"{type(self).__name__} sends what a logger writes; "
                 "add an Experiment or a MetricsLogger"
@@ -166,9 +166,9 @@ class Tracker(BaseMiddleware[RLContext]):
         file = self.folder.path / f"{self.client_name}_id"
         if file.exists():
             # What a full disk has left may be empty or damaged.
-            known = file_name(file.read_text(encoding="utf-8", errors="replace")).strip("-")
-            if known:
-                return known
+            text = file_name(file.read_text(encoding="utf-8", errors="replace")).strip("-")
+            if text:
+                return text
         new = secrets.token_hex(4)
         file.write_text(new, encoding="utf-8")
         return new

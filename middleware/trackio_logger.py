@@ -91,7 +91,7 @@ def _project_name(name: str) -> str:
     The service looks at its letters, digits, ``-`` and ``_`` only, of which it makes file names.
     """
     name = shown_name(name, _LONGEST_NAME)
-    kept = "".join(letter for letter in name if letter.isalnum() or letter in "-_")
-    if _RESERVED_END.search(kept):
+    letters = "".join(letter for letter in name if letter.isalnum() or letter in "-_")
+    if _RESERVED_END.search(letters):
         name = name.replace("_", "-")
-    return f"project-{name}" if kept.startswith(_RESERVED_BEGINNING) else name
+    return f"project-{name}" if letters.startswith(_RESERVED_BEGINNING) else name

@@ -113,8 +113,8 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files in a folder whose writers are gone."""
     with os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
-    for temporary in found:
+        temporaries = [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
+    for temporary in temporaries:
         with suppress(OSError), temporary.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while the writer is alive
             temporary.unlink()

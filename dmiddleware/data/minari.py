@@ -90,13 +90,13 @@ def save_minari(
         raise ConfigError(
             "save_minari needs env, or observation_space and action_space; pass the env's id"
         )
-    made = gym.make(env) if isinstance(env, str) else env
+    recorded = gym.make(env) if isinstance(env, str) else env
     spaces = {
-        "observations": observation_space or getattr(made, "observation_space", None),
-        "actions": action_space or getattr(made, "action_space", None),
+        "observations": observation_space or getattr(recorded, "observation_space", None),
+        "actions": action_space or getattr(recorded, "action_space", None),
     }
-    flat = cat([_flat(one) for one in ([rows] if isinstance(rows, Batch) else rows)])
-    episodes = [_episode_of(one, spaces) for one in _split_episodes(flat)]
+    flat = cat([_flat(piece) for piece in ([rows] if isinstance(rows, Batch) else rows)])
+    episodes = [_episode_of(piece, spaces) for piece in _split_episodes(flat)]
     buffer_cls = importlib.import_module("minari.data_collector").EpisodeBuffer
     try:
         with warnings.catch_warnings():
@@ -105,7 +105,7 @@ def save_minari(
             written = minari.create_dataset_from_buffers(
                 dataset_id,
                 [buffer_cls(**episode) for episode in episodes],
-                env=made,
+                env=recorded,
                 observation_space=spaces["observations"],
                 action_space=spaces["actions"],
                 algorithm_name=algorithm,
@@ -115,8 +115,8 @@ def save_minari(
     except (ValueError, TypeError) as error:
         raise ConfigError(f"Minari cannot write the dataset {dataset_id!r}: {error}") from error
     finally:
-        if isinstance(env, str) and made is not None:
-            made.close()
+        if isinstance(env, str) and recorded is not None:
+            recorded.close()
     return Path(written.spec.data_path)
 
 
@@ -144,8 +144,8 @@ def _open(dataset: str | Path) -> Any:
         pass  # reported below
     except ValueError as error:
         raise DatasetError(f"{dataset} is not a usable Minari dataset: {error}") from error
-    known = minari.list_local_datasets()
-    near = ", ".join(nearest(str(dataset), known)) or ", ".join(sorted(known)[:5]) or "none"
+    local_ids = minari.list_local_datasets()
+    near = ", ".join(nearest(str(dataset), local_ids)) or ", ".join(sorted(local_ids)[:5]) or "none"
     raise DatasetError(
         f"the Minari dataset {str(dataset)!r} is not on this machine; the nearest here: {near}. "
         f"Download it with `minari download {dataset}`, or pass the folder of the dataset"

@@ -121,13 +121,13 @@ class OfflineDataset:
             raise ValueError(f"the dataset {self.path} is closed; open it again")
         if isinstance(index, slice):
             index = np.arange(*index.indices(len(self)))
-        wanted = as_index(index)
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(self)):
+        indices = as_index(index)
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(
-                f"the dataset has rows 0 … {len(self) - 1}, got {wanted.min()} … {wanted.max()}"
+                f"the dataset has rows 0 … {len(self) - 1}, got {indices.min()} … {indices.max()}"
             )
-        taken = {name: column.take(wanted, axis=0) for name, column in self._columns.items()}
-        return nest({name: torch.from_numpy(array) for name, array in taken.items()})
+        columns = {name: column.take(indices, axis=0) for name, column in self._columns.items()}
+        return nest({name: torch.from_numpy(array) for name, array in columns.items()})
 
     def batches(
         self,
@@ -160,8 +160,8 @@ class OfflineDataset:
         Raises:
             DatasetError: if the file has changed since it was written.
         """
-        found = checksum({name: torch.tensor(column) for name, column in self._columns.items()})
-        if f"{found:08x}" != self._crc32:
+        crc32 = checksum({name: torch.tensor(column) for name, column in self._columns.items()})
+        if f"{crc32:08x}" != self._crc32:
             raise DatasetError(
                 f"{self.path} is damaged: the checksum does not match the content; write it again"
             )

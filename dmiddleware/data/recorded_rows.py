@@ -94,7 +94,7 @@ def _hdf5_rows(path: Path) -> Batch:
         inner = f", but the groups {', '.join(groups)}" if groups else ""
         raise DatasetError(f"{path} has no columns of numbers{inner}; wanted are {_WANTED}")
     if len({len(column) for column in columns.values()}) > 1:
-        shapes = {name: tuple(one.shape) for name, one in columns.items()}
+        shapes = {name: tuple(dataset.shape) for name, dataset in columns.items()}
         raise DatasetError(f"{path} must have a column of the same length for each name: {shapes}")
     return as_tree(columns)
 
@@ -159,13 +159,13 @@ def _from_d4rl(columns: Mapping[str, Any], path: Path) -> Batch:
     episode_id[1:] = done[:-1].cumsum(0)
     obs = columns["observations"]
     if "next_observations" in columns:
-        kept = torch.ones_like(done)
+        usable = torch.ones_like(done)
         next_obs = columns["next_observations"]
     else:
-        kept = terminated | ~truncated
-        kept[-1] = terminated[-1]
+        usable = terminated | ~truncated
+        usable[-1] = terminated[-1]
         truncated = truncated & terminated
-        truncated[:-1] |= ~done[:-1] & ~kept[1:]
+        truncated[:-1] |= ~done[:-1] & ~usable[1:]
         next_obs = torch.cat([obs[1:], obs[-1:]])
         next_obs[terminated] = obs[terminated]  # not of the next episode
     rows = {
@@ -178,9 +178,9 @@ def _from_d4rl(columns: Mapping[str, Any], path: Path) -> Batch:
         "truncated": truncated & ~terminated,
         "episode_id": episode_id,
     }
-    if not kept.any():
+    if not usable.any():
         raise DatasetError(f"{path} has no row with a next observation")
-    return as_tree(map_leaves(lambda column: _as_float32(column[kept]), rows))
+    return as_tree(map_leaves(lambda column: _as_float32(column[usable]), rows))
 
 
 def _as_float32(column: torch.Tensor) -> torch.Tensor:

@@ -68,17 +68,17 @@ class Schema:
         Raises:
             StructureError: if a leaf does not have these dimensions.
         """
-        found = []
+        leaves_found = []
         for path, leaf in leaves(batch):
             if leaf.ndim < n_lead:
                 raise StructureError(
                     f"leaf {path!r} has shape {list(leaf.shape)}, but the leaves of this batch "
                     f"start with {n_lead} dimension(s) (time and env if `done` has two)"
                 )
-            found.append(Leaf(path, tuple(leaf.shape[n_lead:]), to_array(leaf).dtype))
-        if not found:
+            leaves_found.append(Leaf(path, tuple(leaf.shape[n_lead:]), to_array(leaf).dtype))
+        if not leaves_found:
             raise StructureError("a batch must have at least one leaf, but this one is empty")
-        return cls(found)
+        return cls(leaves_found)
 
     def below(self, root: str) -> list[Leaf]:
         """Return the leaf called ``root``, or the leaves of the nested column of that name."""
@@ -106,33 +106,33 @@ class Schema:
             self._plan = [(x.path, (*lead, *x.shape), x.dtype) for x in self.leaves.values()]
             self._plan_lead = lead
         # The usual case, flat batches of CPU tensors: faster than to look for each difference.
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         try:
             for path, shape, dtype in self._plan:
-                found[path] = array = storage.get(path).numpy()
+                arrays[path] = array = storage.get(path).numpy()
                 if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
                     return self._checked_arrays(batch, lead)
         except (KeyError, AttributeError, RuntimeError, TypeError):
             return self._checked_arrays(batch, lead)
         if len(lead) == 1:
-            return found
+            return arrays
         if lead[0] == 1:  # one step of all envs: indexing is the faster reshape
-            return {path: array[0] for path, array in found.items()}
-        return {path: array.reshape(-1, *array.shape[2:]) for path, array in found.items()}
+            return {path: array[0] for path, array in arrays.items()}
+        return {path: array.reshape(-1, *array.shape[2:]) for path, array in arrays.items()}
 
     def _checked_arrays(self, batch: Batch, lead: tuple[int, ...]) -> dict[str, Array]:
         """Do the same for every batch, and name the first difference."""
         by_path = dict(leaves(batch))
         if by_path.keys() != self.leaves.keys():
             raise StructureError(_key_difference(set(by_path), set(self.leaves)))
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for path, leaf in by_path.items():
             expected = self.leaves[path]
             array = to_array(leaf)
             if array.dtype != expected.dtype or array.shape != lead + expected.shape:
                 raise StructureError(_difference(expected, array, lead))
-            found[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
-        return found
+            arrays[path] = array if len(lead) == 1 else array.reshape((-1, *expected.shape))
+        return arrays
 
 
 def same_rows(a: Array, b: Array) -> npt.NDArray[np.bool_]:

@@ -181,11 +181,11 @@ class _Packer:
             raise _cannot_hold(tensor, path, f"a tensor of layout {tensor.layout}")
         if tensor.dtype not in DTYPE_NAMES:
             raise _cannot_hold(tensor, path, f"a tensor of dtype {tensor.dtype}")
-        wanted = name = ".".join(map(str, path)).encode(errors="replace").decode() or "state"
+        stem = name = ".".join(map(str, path)).encode(errors="replace").decode() or "state"
         number = 1
         while name in self.tensors or name in self._reserved:  # the keys 0 and "0" read the same
             number += 1
-            name = f"{wanted}~{number}"
+            name = f"{stem}~{number}"
         self.tensors[name] = tensor
         return name
 

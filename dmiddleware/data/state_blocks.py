@@ -81,9 +81,9 @@ class BlockFolder:
             OSError: if it cannot be written.
             TypeError: if it holds a value that a checkpoint cannot hold.
         """
-        known = None if block.key is None else self._names.get(block.key)
-        if known is not None and (self.path / known).is_file():
-            return known
+        file_name = None if block.key is None else self._names.get(block.key)
+        if file_name is not None and (self.path / file_name).is_file():
+            return file_name
         tensors = pack_tensors(block.content())
         name = f"{digest(tensors)}.safetensors"
         path = self.path / name
@@ -116,8 +116,8 @@ class BlockFolder:
         Raises:
             OSError: if one cannot be removed.
         """
-        found = [Path(name) for path in checkpoints for name in blocks_of(path)]
-        names = {name.name for name in found if name.parent.name == self.path.name}
+        files = [Path(name) for path in checkpoints for name in blocks_of(path)]
+        names = {name.name for name in files if name.parent.name == self.path.name}
         self._sound &= names
         self._unflushed = [name for name in self._unflushed if name in names]
         self._names = {key: name for key, name in self._names.items() if name in names}

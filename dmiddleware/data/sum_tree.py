@@ -109,33 +109,33 @@ class SumTree:
         """
         torch.cumsum(self._top, 0, out=self._ends_of_top)
         mass = part * (self._ends[-1] / parts)
-        found = self._inner_ends.searchsorted(mass, side="right")
-        rest = mass - self._ends.take(found)
+        slots = self._inner_ends.searchsorted(mass, side="right")
+        rest = mass - self._ends.take(slots)
         for depth in range(len(self._blocks) - 1, -1, -1):
-            ends = self._blocks[depth].take(found, axis=0).dot(self._add_to_each)
+            ends = self._blocks[depth].take(slots, axis=0).dot(self._add_to_each)
             child = (ends > rest[:, None]).argmax(1)
             if depth:
                 before = ends[np.arange(len(child)), child - 1]
                 rest -= np.where(child > 0, before, 0.0)
-            found *= self.fan_out
-            found += child
-        value = self._levels[0].take(found)
+            slots *= self.fan_out
+            slots += child
+        value = self._levels[0].take(slots)
         lowest = np.minimum.reduce(value)
         if not lowest > 0.0:
             # Differently rounded sums led to a neighbor of the value.
             wrong = np.flatnonzero(value <= 0.0)
-            found[wrong] = self._find_by_adding_all(mass[wrong])
-            value[wrong] = self._levels[0].take(found[wrong])
+            slots[wrong] = self._find_by_adding_all(mass[wrong])
+            value[wrong] = self._levels[0].take(slots[wrong])
             lowest = np.minimum.reduce(value)
-        return found, value, float(lowest)
+        return slots, value, float(lowest)
 
     def _find_by_adding_all(self, mass: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         ends = self._levels[0].cumsum()
         if not ends[-1] > 0.0:
             raise ValueError("all values of the sum tree are zero, so none can be drawn")
-        found = ends.searchsorted(mass, side="right")
+        slots = ends.searchsorted(mass, side="right")
         # Both the first end above the mass and the first that equals the last belong to positive
         # values.
         last = np.int64(ends.searchsorted(ends[-1]))
-        result: npt.NDArray[np.int64] = np.minimum(found, last)
+        result: npt.NDArray[np.int64] = np.minimum(slots, last)
         return result

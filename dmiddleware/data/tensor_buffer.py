@@ -398,11 +398,11 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
         with self._lock:
             eligible = self._eligible(n)
             index, weight = self.sampler.draw(n, eligible, self.generator)
-            taken = self._gather(index)
-            taken["index"] = index
+            arrays = self._gather(index)
+            arrays["index"] = index
             if weight is not None:
-                taken["weight"] = weight
-            batch = _as_batch(taken)
+                arrays["weight"] = weight
+            batch = _as_batch(arrays)
             return batch if self._transform is None else self._transform(batch, self)
 
     def sample_ahead(
@@ -442,12 +442,12 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
             eligible = self._eligible(n)
             drawn = [sampler.draw(n, eligible, self.generator) for _ in range(n_batches)]
             index = np.stack([rows for rows, _ in drawn])
-            taken = self._gather(index)
-            taken["index"] = index
+            arrays = self._gather(index)
+            arrays["index"] = index
             weights = [weight for _, weight in drawn if weight is not None]
             if weights:
-                taken["weight"] = np.stack(weights)
-            parts = {path: torch.from_numpy(array).unbind() for path, array in taken.items()}
+                arrays["weight"] = np.stack(weights)
+            parts = {path: torch.from_numpy(array).unbind() for path, array in arrays.items()}
         build = nest if any("." in path or "%2" in path for path in parts) else as_tree
         return [
             build({path: leaves[number] for path, leaves in parts.items()})
@@ -469,11 +469,11 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
             KeyError: if a leaf does not exist.
         """
         with self._lock:
-            wanted = self._held_rows(index)
+            rows = self._held_rows(index)
             for path in leaves or ():
                 if path not in self._rows.paths:
                     raise KeyError(f"unknown leaf {path!r}; the leaves are {self._rows.paths}")
-            return _as_batch(self._rows.take(wanted, leaves))
+            return _as_batch(self._rows.take(rows, leaves))
 
     def steps_left(self, index: Any) -> torch.Tensor:
         """Return how many rows of its episode the buffer holds after each row.
@@ -565,8 +565,8 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
                     f"{len(values)} priorities"
                 )
             if not self._are_all_held(rows):
-                held = self._is_held(rows)
-                rows, values = rows[held], values[held]
+                is_held = self._is_held(rows)
+                rows, values = rows[is_held], values[is_held]
             if self._rows.starts is not None:
                 starts = self._rows.is_start(rows)
                 rows, values = rows[starts], values[starts]
@@ -656,8 +656,8 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
             if not self._rows.has_structure:
                 self._leave_returns(state["rows"].get("leaves", ()))
             self._rows.load_state_dict(state["rows"])
-            held = np.arange(self._rows.first, self._rows.total)
-            self.sampler.load_state_dict(state["sampler"], held)
+            rows = np.arange(self._rows.first, self._rows.total)
+            self.sampler.load_state_dict(state["sampler"], rows)
             self.generator = generator_from_text(state["generator"])
 
     def _leave_returns(self, columns: Container[str]) -> None:
@@ -698,8 +698,8 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
         )
         extra["reward"], extra["discount"] = window.ret, window.discount
         ends = {p for p in self._rows.paths if p.partition(".")[0] in _LAST_ROW_COLUMNS}
-        own = set(self._rows.paths) - ends - {"reward"}
-        return self._rows.take(index, own) | self._rows.take(window.last, ends) | extra
+        at_start = set(self._rows.paths) - ends - {"reward"}
+        return self._rows.take(index, at_start) | self._rows.take(window.last, ends) | extra
 
     def _begins_sequence(self, index: Ints) -> npt.NDArray[np.bool_]:
         begins: npt.NDArray[np.bool_] = self._rows.steps_left(index) >= self._shortest - 1
@@ -713,8 +713,8 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
         assert self.unroll_len is not None
         length = self.burn_in + self.unroll_len
         n_steps = np.arange(length)[:, None]
-        left = self._rows.steps_left(start)[..., None, :]
-        return self._rows.ahead(start[..., None, :], np.minimum(n_steps, left)), n_steps <= left
+        n_left = self._rows.steps_left(start)[..., None, :]
+        return self._rows.ahead(start[..., None, :], np.minimum(n_steps, n_left)), n_steps <= n_left
 
     def _rows_of_episodes(self, index: Any) -> Ints:
         if not self._knows_steps:
@@ -747,8 +747,8 @@ class TensorBuffer(TakesSettings[TensorBufferSettings]):
                 f"{self._rows.total} rows have been pushed, so indices are 0 … "
                 f"{self._rows.total - 1}, but got {index.min()} … {index.max()}"
             )
-        held: npt.NDArray[np.bool_] = index >= self._rows.first
-        return held
+        is_held: npt.NDArray[np.bool_] = index >= self._rows.first
+        return is_held
 
 
 def _as_batch(arrays: Mapping[str, Array]) -> Batch:

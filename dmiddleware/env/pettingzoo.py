@@ -237,7 +237,7 @@ class ParallelEnvAdapter(InnerAttributes, gym.Env[dict[str, Any], Any]):
         """Let all agents that take part act."""
         alive = set(self._env.agents)
         pairs = zip(self._agents, action, strict=True)
-        moves = {agent: own for agent, own in pairs if agent in alive}
+        moves = {agent: agent_action for agent, agent_action in pairs if agent in alive}
         obs, rewards, terminated, truncated, infos = self._env.step(moves)
         cut = {agent for agent, flag in truncated.items() if flag and not terminated[agent]}
         done = all(flag or agent in cut for agent, flag in terminated.items())

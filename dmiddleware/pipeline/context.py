@@ -244,8 +244,8 @@ class Context:
         another context takes them over.
         """
         self.__dict__.update(state["values"])
-        own = {field.name for field in dataclasses.fields(self)}
-        self.keep(*state["also_kept"], *(state["values"].keys() - own))
+        names = {field.name for field in dataclasses.fields(self)}
+        self.keep(*state["also_kept"], *(state["values"].keys() - names))
 
     def __getstate__(self) -> dict[str, Any]:
         # A task has threads and cannot be pickled; the fields can.
@@ -296,13 +296,13 @@ def _check_decorated(cls: type[Context]) -> None:
     for base in cls.__mro__:
         if base is Context:
             return
-        own = vars(base)
-        if own.get("__annotations__") and "__dataclass_fields__" not in own:
+        attributes = vars(base)
+        if attributes.get("__annotations__") and "__dataclass_fields__" not in attributes:
             raise TypeError(
                 f"{base.__name__} declares context fields but is not a dataclass; decorate it with "
                 "@dataclass"
             )
-        if own.get("__slots__"):
+        if attributes.get("__slots__"):
             raise TypeError(
                 f"{base.__name__} has __slots__, which a context cannot renew; decorate it with "
                 "@dataclass, without slots=True"
@@ -334,5 +334,5 @@ class _NoSuchField:
 
 
 def _missing(ctx: Context, name: str) -> ContextError:
-    known = (*ctx.__dict__, *type(ctx).__dataclass_fields__)
-    return ContextError(_NoSuchField(type(ctx).__name__, name, known))
+    fields = (*ctx.__dict__, *type(ctx).__dataclass_fields__)
+    return ContextError(_NoSuchField(type(ctx).__name__, name, fields))

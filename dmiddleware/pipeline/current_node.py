@@ -239,7 +239,7 @@ class CurrentNode:
         Earlier tasks that are closed are forgotten.
         """
         with self._lock:
-            for past in [one for one in self._tasks if one.closed]:
+            for past in [past_task for past_task in self._tasks if past_task.closed]:
                 self._tasks.remove(past)
                 # An error that left its run without a stop has been handled by the program.
                 self._past_ok &= past.stopped_ok or past.stop_reason is None
@@ -256,12 +256,12 @@ class CurrentNode:
             TaskStateError: if a newer one was built, which has the peers now.
         """
         with self._lock:
-            other = self._running or (self._tasks[-1] if self._tasks else task)
-            is_its_turn = self.router is None or other is task
+            current = self._running or (self._tasks[-1] if self._tasks else task)
+            is_its_turn = self.router is None or current is task
             if is_its_turn and self.router is not None:
                 self._running = task
         if not is_its_turn:
-            raise self._two_at_once(other)
+            raise self._two_at_once(current)
         try:
             yield
         finally:

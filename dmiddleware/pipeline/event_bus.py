@@ -271,9 +271,9 @@ class EventBus:
         peers: Collection[int] | None = None
         if to is not None:
             nodes = {to} if isinstance(to, int) else set(to)
-            own = 0 if self._router is None else self._router.node_id
-            peers = nodes - {own}
-            for_here, for_peers = for_here and own in nodes, for_peers and bool(peers)
+            node_id = 0 if self._router is None else self._router.node_id
+            peers = nodes - {node_id}
+            for_here, for_peers = for_here and node_id in nodes, for_peers and bool(peers)
         received = for_here and bool(self._handlers.get(declared.name))
         if declared.required and not received and (not for_peers or (for_here and to is not None)):
             raise NoSubscriber(
@@ -436,17 +436,19 @@ class EventBus:
         name = self._resolve(event).name
         handler = Handler(function, once=once)
         with self._changed:
-            known = self._handlers.get(name, ())
-            self._handlers[name] = (*known, handler)
-        if not known:
+            handlers = self._handlers.get(name, ())
+            self._handlers[name] = (*handlers, handler)
+        if not handlers:
             self._update_subscription(name)
         return handler
 
     def _remove(self, name: str, handler: Handler) -> None:
         """Remove a registration; the caller holds the condition."""
         handler.active = False
-        known = self._handlers.get(name, ())
-        self._handlers[name] = tuple(other for other in known if other is not handler)
+        handlers = self._handlers.get(name, ())
+        self._handlers[name] = tuple(
+            registered for registered in handlers if registered is not handler
+        )
 
     def _update_subscription(self, name: str) -> None:
         """Subscribe to the event at the router, or unsubscribe, depending on its handlers.
@@ -455,9 +457,9 @@ class EventBus:
         """
         if self._router is not None:
             with self._routing:
-                wanted = bool(self._handlers.get(name)) and not self._closing
+                is_heard = bool(self._handlers.get(name)) and not self._closing
                 name = name if name in _MEMBERSHIP else scoped_name(name, self._task)
-                self._router.subscribe(name, active=wanted)
+                self._router.subscribe(name, active=is_heard)
 
     def _scope(self, event: Event) -> Event:
         """Return the event under the name that its task uses, if that is not the first one."""
@@ -470,11 +472,11 @@ class EventBus:
     def _resolve(self, event: str | Event) -> Event:
         """Return the event of a name; an :class:`Event` declares its contract."""
         if isinstance(event, Event):
-            known = self._events.setdefault(event.name, event)
-            if known != event:
+            declared = self._events.setdefault(event.name, event)
+            if declared != event:
                 raise EventError(
-                    f"the event {event.name!r} was declared before as {known}, and now as {event}; "
-                    "declare it once and use that object everywhere"
+                    f"the event {event.name!r} was declared before as {declared}, and now as "
+                    f"{event}; declare it once and use that object everywhere"
                 )
             return event
         return self._events.get(event) or _undeclared(event)

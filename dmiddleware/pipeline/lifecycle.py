@@ -224,16 +224,18 @@ class Lifecycle:
         fresh = [label for label in labels if label not in state]
         unused = [label for label in state if label not in labels]
         missing = [label for label in fresh if label not in silent]
-        left = [label for label in unused if label not in here]
-        if missing or left:
-            raise CheckpointMismatch(_other_chain(missing, left))
+        unclaimed = [label for label in unused if label not in here]
+        if missing or unclaimed:
+            raise CheckpointMismatch(_other_chain(missing, unclaimed))
         if fresh or unused:
             _log.warning(
                 "the state was saved by a process with other roles%s%s",
                 f"; from scratch begin here: {', '.join(fresh)}" if fresh else "",
                 f"; not used here: {', '.join(unused)}" if unused else "",
             )
-        before, now = [[x for x in one if x in state and x in labels] for one in (state, labels)]
+        before, now = [
+            [x for x in order if x in state and x in labels] for order in (state, labels)
+        ]
         if before != now:
             _log.warning(
                 "the middleware are in another order than when the state was saved (then: %s; now: "
@@ -281,8 +283,8 @@ class Lifecycle:
 def _other_chain(missing: Sequence[str], left: Sequence[str]) -> str:
     """Return the message for states that do not fit the objects."""
     parts = [
-        f"{what} {', '.join(labels)}"
-        for what, labels in (("it lacks", missing), ("it also has", left))
+        f"{difference} {', '.join(labels)}"
+        for difference, labels in (("it lacks", missing), ("it also has", left))
         if labels
     ]
     if len(missing) == len(left) == 1:

@@ -297,8 +297,8 @@ def _returns_middleware(candidate: object) -> bool:
 def _is_async(candidate: object) -> bool:
     function = _function_of(candidate)
     return any(
-        inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one)
-        for one in (function, _call_of(function))
+        inspect.iscoroutinefunction(form) or inspect.isasyncgenfunction(form)
+        for form in (function, _call_of(function))
     )
 
 

@@ -231,18 +231,18 @@ def _part(
     members = raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
     for member in members:
         if _comes_from(member, thrown):
-            return member, [other for other in members if other is not member]
+            return member, [member_left for member_left in members if member_left is not member]
     return thrown, (raised,)
 
 
 def _comes_from(error: BaseException, source: BaseException) -> bool:
     """Return whether the error is the source, or was raised from it, directly or not."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     link: BaseException | None = error
-    while link is not None and id(link) not in seen:
+    while link is not None and id(link) not in visited:
         if link is source:
             return True
-        seen.add(id(link))
+        visited.add(id(link))
         link = link.__cause__
     return False
 
@@ -298,10 +298,10 @@ def merge_errors(
             "while it was handled",
             [e for e in errors if isinstance(e, Exception)],
         )
-    for other in errors:
-        if other is not interrupt:
-            interrupt.add_note(f"another error: {other!r}")
-            _logger.error("an error in addition to %r", interrupt, exc_info=other)
+    for error in errors:
+        if error is not interrupt:
+            interrupt.add_note(f"another error: {error!r}")
+            _logger.error("an error in addition to %r", interrupt, exc_info=error)
     return interrupt
 
 

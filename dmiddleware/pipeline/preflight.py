@@ -116,23 +116,25 @@ def idle_part(
         may_grow: whether processes with further roles may join the run.
     """
     roles = sorted(map(str, item.entry.roles))
-    what = (
+    part = (
         f"{item.label} is for the role {' or '.join(map(repr, roles))}, but no process of the run "
         f"has it (the run's roles: {', '.join(sorted(run_roles))})"
     )
     if may_grow:
         return (
-            f"{what}; it does nothing until one joins, as with ditask --attach-to ADDRESS --roles "
+            f"{part}; it does nothing until one joins, as with ditask --attach-to ADDRESS --roles "
             f"{roles[0]}=1"
         )
     return (
-        f"{what}, so it would never run; start a process with it, as in --roles "
+        f"{part}, so it would never run; start a process with it, as in --roles "
         f"{_launched(run_roles, roles[0], lead)}, or remove the middleware"
     )
 
 
 def _launched(run_roles: Collection[str], role: str, lead: str | None) -> str:
-    names = sorted({*map(str, run_roles), str(role)}, key=lambda one: (one != lead, one))
+    names = sorted(
+        {*map(str, run_roles), str(role)}, key=lambda role_name: (role_name != lead, role_name)
+    )
     return ",".join(f"{name}=1" for name in names)
 
 
@@ -204,12 +206,12 @@ class ChainCheck:
             )
         if self.run_roles is not None:
             self._check_run_roles({*map(str, self.run_roles), *map(str, self.roles)})
-        known = {*self._words.roles, *map(str, self.roles)}
+        role_names = {*self._words.roles, *map(str, self.roles)}
         for item in _every(self.items):
             for role in item.entry.roles:
                 # A member of an Enum was defined somewhere: it is not a typo.
-                near = None if isinstance(role, enum.Enum) else misspelled_role(role, known)
-                if role not in known and near is not None:
+                near = None if isinstance(role, enum.Enum) else misspelled_role(role, role_names)
+                if role not in role_names and near is not None:
                     self._problems.append(
                         f"{item.label} is for the role {role!r}, which is unknown; did you mean "
                         f"{near!r}? Define a custom role as a member of a StrEnum."
@@ -235,7 +237,7 @@ class ChainCheck:
     def _check_locks(self, items: Iterable[PlanItem], held: tuple[object, ...]) -> None:
         for item in items:
             lock = item.entry.lock
-            if lock is not None and any(lock is other for other in held):
+            if lock is not None and any(lock is held_lock for held_lock in held):
                 self._problems.append(
                     f"{item.label} would wait forever for a lock that the parallel around it "
                     "holds; lock either the parallel or its members"
@@ -272,18 +274,16 @@ class ChainCheck:
             return True
         # A field that a later middleware writes is there by the next step, or on the way back.
         arrives = is_kept or is_generator_middleware(item.entry.middleware)
-        return arrives and any(name in other.declares.writes for other in self._active)
+        return arrives and any(name in part.declares.writes for part in self._active)
 
     def _unwritten(self, item: PlanItem, name: str) -> str:
         start = f"{item.label} reads ctx.{name}, which"
         others = [
-            other for other in self._active if name in other.declares.writes and other is not item
+            part for part in self._active if name in part.declares.writes and part is not item
         ]
         if others:
             return self._written_elsewhere(item, name, others, start)
-        inactive = [
-            other for other in self._all if name in other.declares.writes and not other.active
-        ]
+        inactive = [part for part in self._all if name in part.declares.writes and not part.active]
         if inactive:
             roles = ", ".join(sorted(map(str, self.roles)))
             return (
@@ -302,7 +302,7 @@ class ChainCheck:
                 f"{start} no middleware before it writes; add {writer} before it"
                 f"{self._undeclared_writer(item, name)}"
             )
-        near = nearest(name, [known for known in self._kinds if known != "task"])
+        near = nearest(name, [kind for kind in self._kinds if kind != "task"])
         hint = f"did you mean {', '.join(near)}? " if near else ""
         return (
             f"{start} is not a field of {type(self.ctx).__name__} and which no middleware writes; "
@@ -312,14 +312,12 @@ class ChainCheck:
 
     def _undeclared_writer(self, item: PlanItem, name: str) -> str:
         """Return a further remedy: a middleware before it that may well write the field."""
-        earlier = [
-            other for other in self._active if self._order[id(other)] < self._order[id(item)]
-        ]
-        for other in earlier:
-            for written in other.declares.writes:
+        earlier = [part for part in self._active if self._order[id(part)] < self._order[id(item)]]
+        for part in earlier:
+            for written in part.declares.writes:
                 if written not in self._kinds and nearest(written, (name,)):
-                    return f" ({other.label} writes ctx.{written}: is that a typo?)"
-        undeclared = [other for other in earlier if not _declares_fields(other.declares)]
+                    return f" ({part.label} writes ctx.{written}: is that a typo?)"
+        undeclared = [part for part in earlier if not _declares_fields(part.declares)]
         if not undeclared:
             return ""
         return (
@@ -331,7 +329,7 @@ class ChainCheck:
         self, item: PlanItem, name: str, others: Sequence[PlanItem], start: str
     ) -> str:
         index = self._order[id(item)]
-        earlier = [other for other in others if self._order[id(other)] < index]
+        earlier = [part for part in others if self._order[id(part)] < index]
         if earlier:
             return (
                 f"{start} only {earlier[0].label} writes, in another branch of the same parallel; "
@@ -346,10 +344,10 @@ class ChainCheck:
         owners: dict[object, PlanItem] = {}
         for item in self._active:
             for owned in item.declares.owns:
-                other = owners.setdefault(_identity(owned), item)
-                if not _is_same_object(other, item):
+                owner = owners.setdefault(_identity(owned), item)
+                if not _is_same_object(owner, item):
                     self._problems.append(
-                        f"{item.label} and {other.label} both use {_describe(owned)}, which only "
+                        f"{item.label} and {owner.label} both use {_describe(owned)}, which only "
                         "one middleware may use; give each its own"
                     )
 
@@ -367,12 +365,14 @@ class ChainCheck:
                 )
 
     def _ask_middleware(self) -> None:
-        asked: list[object] = []
+        subjects: list[object] = []
         for item in self._active:
             subject = middleware_object(item.entry.middleware)
-            if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, asked):
-                asked.append(subject)
-                self._problems += [f"{item.label}: {one}" for one in subject.preflight(self._view)]
+            if isinstance(subject, _TakesPartInCheck) and not _is_in(subject, subjects):
+                subjects.append(subject)
+                self._problems += [
+                    f"{item.label}: {problem}" for problem in subject.preflight(self._view)
+                ]
 
 
 def _declares_fields(declares: Declarations) -> bool:

@@ -286,8 +286,8 @@ class Task(Generic[C]):
 
     def match_labels(self, patterns: str | Iterable[str]) -> bool:
         """Return whether any label matches any of the glob patterns (``"node.*"``)."""
-        wanted = string_tuple(patterns)
-        return any(fnmatchcase(label, pattern) for label in self.labels for pattern in wanted)
+        globs = string_tuple(patterns)
+        return any(fnmatchcase(label, pattern) for label in self.labels for pattern in globs)
 
     def seed_for(self, *scope: str | int) -> int:
         """Derive the seed of one random generator from the run's seed.
@@ -847,15 +847,15 @@ class Task(Generic[C]):
 
     def _run_last_steps(self) -> None:
         """Deliver the data that peers sent before the stop to the middleware that only observe."""
-        left = self._lifecycle.pending_steps()
-        if left == 0:
+        n_left = self._lifecycle.pending_steps()
+        if n_left == 0:
             return
         chain = self._compiler().compile(
             item for item in leaves(self._plan(self._entries)) if item.declares.last_step
         )
         self._in_last_step = True
         try:
-            for _ in range(left):
+            for _ in range(n_left):
                 if self._step_done:
                     self.renew()
                 self._run_step(chain)

@@ -93,11 +93,11 @@ class ActingMemory:
             reward: what the actions earned, ``[R]``; None: ``prev_reward`` is not among the names.
             rows: the rows that acted; the others keep what they had.
         """
-        seen = {"prev_action": action, "prev_reward": reward, "is_first": _FALSE, STATE: state}
+        inputs = {"prev_action": action, "prev_reward": reward, "is_first": _FALSE, STATE: state}
         # New tensors, because the old ones belong to the rows of this step.
         self.columns = {name: clone(column) for name, column in self.columns.items()}
         for name, column in self.columns.items():
-            values = seen[name]
+            values = inputs[name]
             assert values is not None
             assign_rows(column, rows, values)
 

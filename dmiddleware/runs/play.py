@@ -100,8 +100,8 @@ def made_by(function: str, path: Path) -> HasModes:
     saved: Any = settings_of(run_of(path)).get("arguments") or {}
     parameters = inspect.signature(make).parameters
     arguments = {option: value for option, value in saved.items() if option in parameters}
-    made: HasModes = make(**arguments_with(make, arguments, at=f"{run_of(path)}/config.yaml"))
-    return made
+    mode: HasModes = make(**arguments_with(make, arguments, at=f"{run_of(path)}/config.yaml"))
+    return mode
 
 
 def play(

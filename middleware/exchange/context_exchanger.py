@@ -96,11 +96,11 @@ class ContextExchanger(BaseMiddleware[OnlineRLContext], TakesSettings[ContextExc
 
     def preflight(self, chain: ChainView) -> Iterable[str]:
         """Reject a task that has not been given its rank."""
-        given, ranks = chain.context.task.rank, Ranks()
-        if given != ranks.rank:
+        task_rank, ranks = chain.context.task.rank, Ranks()
+        if task_rank != ranks.rank:
             yield (
                 f"this process is rank {ranks.rank} of {ranks.size}, but its task has "
-                f"rank {given}; pass it on: with data_parallel() as rank, Task(rank=rank)"
+                f"rank {task_rank}; pass it on: with data_parallel() as rank, Task(rank=rank)"
             )
 
     def setup(self, task: Task[Any]) -> None:

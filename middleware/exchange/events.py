@@ -240,14 +240,19 @@ def events_table(events: Iterable[ExchangeEvent] = EVENTS) -> str:
         "if nobody listens",
     )
     rows = [heads, ("---",) * len(heads)]
-    for one in events:
-        payload = ", ".join(f"{name}: {_type_name(kind)}" for name, kind in one.payload.items())
+    for message in events:
+        payload = ", ".join(f"{name}: {_type_name(kind)}" for name, kind in message.payload.items())
         rows.append(
             (
-                f"`{one.event.name}`", f"{one.sender} → {one.receiver}", f"`{payload}`", one.when,
-                one.event.delivery, one.acknowledged, one.unheard,
+                f"`{message.event.name}`",
+                f"{message.sender} → {message.receiver}",
+                f"`{payload}`",
+                message.when,
+                message.event.delivery,
+                message.acknowledged,
+                message.unheard,
             )
-        )  # fmt: skip
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -79,16 +79,16 @@ class FollowerData:
         with self._waiting.changed:
             needs_updates = self._learned is not None and not self._has_new_updates()
         if needs_updates and not self._gets_weights:
-            own = self._waiting.router.node_id
-            task.emit(UPDATES_WANTED, own, self._last[1], only_remote=True)
+            node_id = self._waiting.router.node_id
+            task.emit(UPDATES_WANTED, node_id, self._last[1], only_remote=True)
 
     def _on_updated(self, counters: Counters) -> None:
         self._gets_weights = True
         self._on_learned(counters)
 
     def _on_learned(self, counters: Counters) -> None:
-        known, self._learned = self._learned, merge_counters(self._learned, counters)
-        if known is not None and known["epoch"] < self._learned["epoch"]:
+        previous, self._learned = self._learned, merge_counters(self._learned, counters)
+        if previous is not None and previous["epoch"] < self._learned["epoch"]:
             # A new learner does not have the batches that its predecessor had not taken.
             self._window.forget()
 
@@ -118,14 +118,14 @@ class FollowerData:
             return
         assert self._learned is not None
         n_ranks, node = self._learned["ranks"], self._waiting.node
-        own = self._waiting.router.node_id
+        node_id = self._waiting.router.node_id
         # This collector's number among those of its launcher.
         index = None if node is None else node.role_index
-        rank = (own if index is None else index) % n_ranks
+        rank = (node_id if index is None else index) % n_ranks
         with self._waiting.changed:
             token, number = self._window.send()
         batch = Batch(
-            node_id=own,
+            node_id=node_id,
             token=token,
             number=number,
             env_step=env_step,

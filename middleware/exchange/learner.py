@@ -163,7 +163,7 @@ class Announcer:
         """Send the counters to the nodes that have waited for the updates of this step."""
         with self._lock:
             counters = self._counters = self._ranks.counters(self._task)
-            ready = [one for one, known in self._known.items() if known != ctx.train_iter]
+            ready = [peer for peer, version in self._known.items() if version != ctx.train_iter]
             for node_id in ready:
                 del self._known[node_id]
         if ready:

@@ -74,8 +74,8 @@ class Ranks:
             return Agreement(env_step, env_episode)
         node = current_node()
         with contextlib.nullcontext() if node is None else node.waiting():
-            own = [task.held_stop, env_step, env_episode, _incarnation(task)]
-            votes = gather_from_ranks(own)
+            ballot = [task.held_stop, env_step, env_episode, _incarnation(task)]
+            votes = gather_from_ranks(ballot)
         stops = [stop for stop, *_ in votes if stop is not None]
         if stops:
             task.decide_stop({**stops[0], "ok": all(stop["ok"] for stop in stops)})

@@ -67,16 +67,16 @@ class Outlook:
             own: the node that waits for them.
             now: the time in seconds.
         """
-        seen, left = {own}, list(nodes)
-        while left:
-            node_id = left.pop()
-            if node_id in seen:
+        visited, unvisited = {own}, list(nodes)
+        while unvisited:
+            node_id = unvisited.pop()
+            if node_id in visited:
                 continue
-            seen.add(node_id)
+            visited.add(node_id)
             told_at, awaited = self._waits.get(node_id, (-math.inf, []))
             if told_at < now - _WAITS_VALID_S:
                 return True
-            left += awaited
+            unvisited += awaited
         return False
 
 
@@ -173,7 +173,12 @@ class Waiting:
         awaited: Callable[[], list[int]],
     ) -> bool:
         """Wait until the predicate is true; return False if waiting longer is useless."""
-        task, clock, outlook, own = self.task, self.task.clock, self.outlook, self.router.node_id
+        task, clock, outlook, node_id = (
+            self.task,
+            self.task.clock,
+            self.outlook,
+            self.router.node_id,
+        )
 
         def done() -> bool:
             return predicate() or outlook.learner_ended or task.finish
@@ -182,14 +187,14 @@ class Waiting:
         told_at = clock.now() + _WAITS_EVERY_S
         while not clock.wait_for(self.changed, done, patience.next_look_s(clock.now())):
             now, nodes = clock.now(), awaited()
-            hope = outlook.has_hope(nodes, own=own, now=now)
+            hope = outlook.has_hope(nodes, own=node_id, now=now)
             if patience.is_over(now, hope=hope):
                 return False
             if outlook.follows and not nodes and task.later_tasks(Role.LEARNER):
                 outlook.learner_ended = True
             if now - told_at >= _WAITS_EVERY_S:
                 told_at = now
-                task.emit(WAITS, own, nodes, only_remote=True)
+                task.emit(WAITS, node_id, nodes, only_remote=True)
             if patience.should_say(now):
                 self._say(missing(), patience.waited_s(now), nodes if hope else [])
         return predicate()
@@ -231,12 +236,12 @@ class Waiting:
         """Return which nodes are lost, and which are alive and have ended their part."""
         task = self.task
         lost = sorted(self.outlook.left.items())
-        left = [f"node {node_id} ({reason})" for node_id, reason in lost]
-        text = f"; disconnected: {', '.join(left)}" if left else ""
+        departures = [f"node {node_id} ({reason})" for node_id, reason in lost]
+        text = f"; disconnected: {', '.join(departures)}" if departures else ""
         ended = [
             f"node {node_id}" + (f" ({how})" if how else "")
             for node_id, how in sorted(task.ended_peers.items())
         ]
         text += f"; ended their task: {', '.join(ended)}" if ended else ""
-        later = [f"node {one} (task {number})" for one, number in task.later_tasks().items()]
+        later = [f"node {peer} (task {number})" for peer, number in task.later_tasks().items()]
         return text + (f"; gone on to a later task: {', '.join(later)}" if later else "")

@@ -71,7 +71,7 @@ def chain_code(program: str, arguments: Mapping[str, Any], agent: Policy) -> str
         for home, names in (*_HOMES.items(), (_public_home(policy), (policy.__name__,)))
         if (used := [name for name in names if _uses(code, name)])
     ]
-    imports = [_wrapped_import(one) for one in sorted(imports, key=lambda one: one.split()[1])]
+    imports = [_wrapped_import(line) for line in sorted(imports, key=lambda line: line.split()[1])]
     return "\n".join((*imports, "", "", *helper, body, ""))
 
 
@@ -161,8 +161,8 @@ def _end(arguments: Mapping[str, Any]) -> Iterable[str]:
     evaluator = arguments["evaluator"]
     yield _line(2, "task.use(", "InteractionEvaluator", evaluator, "policy", "eval_envs")
     yield "        task.use(experiment).use(snapshots)"
-    known = [one.name for one in describe(TerminationCheckerSettings)]
-    limits = TerminationCheckerSettings(**{k: arguments[k] for k in known if k in arguments})
+    limit_names = [field.name for field in describe(TerminationCheckerSettings)]
+    limits = TerminationCheckerSettings(**{k: arguments[k] for k in limit_names if k in arguments})
     yield _line(2, "task.use(", "TerminationChecker", limits)
     yield "        snapshots.resume(task)  # only a run that continues has a snapshot"
     yield "        task.run()"
@@ -177,13 +177,13 @@ def _line(
     depth: int, before: str, function: str, settings: Settings | None, *args: str, **further: str
 ) -> str:
     """Return a statement, on as many lines as it needs."""
-    given = [*args, *_options(settings), *(f"{name}={text}" for name, text in further.items())]
+    arguments = [*args, *_options(settings), *(f"{name}={text}" for name, text in further.items())]
     indent = "    " * depth
     after = ")" if before.endswith("(") else ""
-    short = f"{indent}{before}{function}({', '.join(given)}){after}"
+    short = f"{indent}{before}{function}({', '.join(arguments)}){after}"
     if len(short) <= _WIDTH:
         return short
-    inner = [f"{indent}    {one}," for one in given]
+    inner = [f"{indent}    {argument}," for argument in arguments]
     return "\n".join((f"{indent}{before}{function}(", *inner, f"{indent}){after}"))
 
 
@@ -196,10 +196,11 @@ def _options(settings: Settings | None) -> list[str]:
     if settings is None:
         return []
     return [
-        (_text(value) if one.name in ("id", "size") else f"{one.name}={_text(value)}")
-        for one in describe(type(settings))
-        if not _is_default(value := getattr(settings, one.name), one.default) and one.name != "seed"
-        if value is not None or one.name not in settings.exclusive
+        (_text(value) if field.name in ("id", "size") else f"{field.name}={_text(value)}")
+        for field in describe(type(settings))
+        if not _is_default(value := getattr(settings, field.name), field.default)
+        and field.name != "seed"
+        if value is not None or field.name not in settings.exclusive
     ]
 
 
@@ -214,7 +215,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Schedule):
         return _schedule_text(value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_text(key)}: {_text(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
     if isinstance(value, list | tuple):
         items = ", ".join(map(_text, value))
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
@@ -230,14 +231,14 @@ def _text(value: Any) -> str:
 
 def _schedule_text(schedule: Schedule) -> str:
     ends = [schedule.start, schedule.end]
-    given = [repr(list(schedule.points))] if schedule.points else [*map(repr, ends)]
+    arguments = [repr(list(schedule.points))] if schedule.points else [*map(repr, ends)]
     if schedule.type == "constant":
         return f"Schedule.constant({schedule.start!r})"
     if not schedule.points and schedule.decay != 1.0:
-        given.append(f"decay={schedule.decay!r}")
+        arguments.append(f"decay={schedule.decay!r}")
     if schedule.by != "env_step":
-        given.append(f"by={_text(schedule.by)}")
-    return f"Schedule.{schedule.type}({', '.join(given)})"
+        arguments.append(f"by={_text(schedule.by)}")
+    return f"Schedule.{schedule.type}({', '.join(arguments)})"
 
 
 def _quoted(text: str) -> str:

@@ -51,13 +51,13 @@ def train_command(
     In several processes, with the options of ditask before the command:
       ditask --parallel-workers 4 train impala CartPole-v1 --seed 1
     """  # noqa: D301 (\b keeps click from rewrapping the paragraph)
-    named = [word for word in words[:2] if not word.startswith("-")]
+    names = [word for word in words[:2] if not word.startswith("-")]
     try:
         if lists:
-            _print_list(named[:1] or algorithms())
-        elif len(named) == 2:
+            _print_list(names[:1] or algorithms())
+        elif len(names) == 2:
             _refuse_launch_options(words, ctx)
-            _train(named[0], named[1], words[2:], show_chain=show_chain)
+            _train(names[0], names[1], words[2:], show_chain=show_chain)
         elif set(words).intersection(_HELP):
             click.echo(ctx.get_help())
         else:
@@ -71,9 +71,9 @@ def train_command(
 
 
 def _refuse_launch_options(words: tuple[str, ...], ctx: click.Context) -> None:
-    known = {"--" + info.name.replace("_", "-") for info, _ in options_and_flags()}
+    launch_options = {"--" + info.name.replace("_", "-") for info, _ in options_and_flags()}
     for word in words:
-        if (option := word.partition("=")[0]) in known:
+        if (option := word.partition("=")[0]) in launch_options:
             raise click.UsageError(
                 f"{option} is for several processes, and comes before the command: "
                 f"ditask {option} ... train {words[0]} {words[1]}",

@@ -120,13 +120,13 @@ def train(
         raise ConfigError(f"train: wrappers must be a list of wrappers, got {wrappers!r:.100}")
     program = program_of(algo)
     values = _options(algo, env.id if isinstance(env, EnvSettings) else env)
-    given = {"seed": seed, **options}
-    known = inspect.signature(program).parameters
-    for name, value in given.items():
-        if name not in known or name == "algo":
+    chosen = {"seed": seed, **options}
+    parameters = inspect.signature(program).parameters
+    for name, value in chosen.items():
+        if name not in parameters or name == "algo":
             raise ConfigError(_unknown(name, program, algo))
         if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
-            default = known[name].default
+            default = parameters[name].default
             back = taken_back(type(default), value) if isinstance(default, Settings) else {}
             value = {**values[name], **back, **value}
         elif name not in _LIMITS and not isinstance(value, Settings):
@@ -228,7 +228,9 @@ def result_of(result: ExperimentResult, arguments: Mapping[str, Any]) -> TrainRe
     program = tuned(arguments["algo"]).program
     policy = make_policy(*(arguments[name] for name in ("algo", "env", "policy", "seed")))
     policy.eval_mode.load_state_dict(result.load_best())
-    fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(ExperimentResult)}
+    fields = {
+        field.name: getattr(result, field.name) for field in dataclasses.fields(ExperimentResult)
+    }
     chain = ""
     with BestEffort("write the chain as code", Exception):
         chain = chain_code(program, arguments, policy)

@@ -83,10 +83,10 @@ def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str
             nothing else has set any.
     """
     index = batch["index"]
-    found = priorities_of_rows(outputs, len(index))
+    result = priorities_of_rows(outputs, len(index))
     for output in outputs:
         output.pop("priority", None)
-    if found is None:
+    if result is None:
         if buffer.lacks_priorities:
             raise ConfigError(
                 "the buffer draws by priority, but the policy returned no priorities, and nothing "
@@ -94,7 +94,7 @@ def update_priorities(buffer: ReplayBuffer, batch: Batch, outputs: list[dict[str
                 "that returns 'priority', or set priorities with buffer.update_priority"
             )
         return
-    rows, priority = found
+    rows, priority = result
     buffer.update_priority(index if rows is None else index[rows], priority)
 
 

@@ -94,8 +94,8 @@ class EpisodeLinks:
             self._tail_id, self._tail = episode_id[-1][is_open], index[-1][is_open]
         else:
             entered = self._match(first, episode_id, done, index, is_linked, successor, continues)
-        kept = index.reshape(-1)
-        self._write(kept[kept >= oldest], successor.reshape(-1)[kept >= oldest])
+        flat = index.reshape(-1)
+        self._write(flat[flat >= oldest], successor.reshape(-1)[flat >= oldest])
         self._drop_overwritten(oldest)
         self._write(*entered)
         return entered
@@ -161,9 +161,9 @@ class EpisodeLinks:
         self._tail_id, self._tail = self._tail_id[order], self._tail[order]
 
     def _drop_overwritten(self, oldest: int) -> None:
-        held = self._tail >= oldest
-        if not held.all():
-            self._tail_id, self._tail = self._tail_id[held], self._tail[held]
+        is_held = self._tail >= oldest
+        if not is_held.all():
+            self._tail_id, self._tail = self._tail_id[is_held], self._tail[is_held]
 
     def _write(self, index: Ints, successor: Ints) -> None:
         self._successor[index % self._size] = successor
@@ -244,8 +244,8 @@ class SideTable:
 
     def get(self, path: str, slots: Ints) -> Array:
         """Copy the rows of slots, all of which have one."""
-        kept: Array = self._arrays[path][self._position[slots]]
-        return kept
+        rows: Array = self._arrays[path][self._position[slots]]
+        return rows
 
     def free(self, slots: Ints) -> None:
         """Remove the rows of slots, some of which may have none."""

@@ -33,8 +33,8 @@ class EpisodeTable:
     @property
     def nbytes(self) -> int:
         """Memory, in bytes."""
-        own = (self._number, self._step, self._rows, self._begin, self._end)
-        return sum(array.nbytes for array in (*own, self._place, self._capacity))
+        per_row = (self._number, self._step, self._rows, self._begin, self._end)
+        return sum(array.nbytes for array in (*per_row, self._place, self._capacity))
 
     def step(self, index: Ints) -> Ints:
         """Return the step of rows in their episode, from 0; any shape."""
@@ -43,8 +43,8 @@ class EpisodeTable:
     def steps_left(self, index: Ints) -> Ints:
         """Return how many rows of its episode follow each row; any shape."""
         slots = index % self._size
-        left: Ints = self._end.take(self._number.take(slots)) - self._step.take(slots) - 1
-        return left
+        n_steps: Ints = self._end.take(self._number.take(slots)) - self._step.take(slots) - 1
+        return n_steps
 
     def ahead(self, index: Ints, n_steps: Ints) -> Ints:
         """Return the rows that are ``n_steps <= steps_left`` later; the shapes are broadcast."""
@@ -147,21 +147,21 @@ class EpisodeTable:
 
     def _allocate(self, capacity: Ints) -> Ints:
         place = np.empty_like(capacity)
-        for one in np.unique(capacity).tolist():  # few: they are powers of two
-            wanted = np.flatnonzero(capacity == one)
-            free = self._free_places.setdefault(one, FreeNumbers())
-            n_more = len(wanted) - len(free)
+        for size in np.unique(capacity).tolist():  # few: they are powers of two
+            chosen = np.flatnonzero(capacity == size)
+            free = self._free_places.setdefault(size, FreeNumbers())
+            n_more = len(chosen) - len(free)
             if n_more > 0:
-                free.put(self._n_used + one * np.arange(n_more))
-                self._n_used += one * n_more
-            place[wanted] = free.take(len(wanted))
+                free.put(self._n_used + size * np.arange(n_more))
+                self._n_used += size * n_more
+            place[chosen] = free.take(len(chosen))
         if self._n_used > len(self._rows):
             self._rows = _longer(self._rows, max(self._n_used, len(self._rows) * 5 // 4))
         return place
 
     def _release(self, capacity: Ints, place: Ints) -> None:
-        for one in np.unique(capacity).tolist():
-            self._free_places.setdefault(one, FreeNumbers()).put(place[capacity == one])
+        for size in np.unique(capacity).tolist():
+            self._free_places.setdefault(size, FreeNumbers()).put(place[capacity == size])
 
     def _take_numbers(self, n: int) -> Ints:
         n_more = n - len(self._free_numbers)
@@ -171,9 +171,9 @@ class EpisodeTable:
             self._free_numbers.put(np.arange(old, new)[::-1])  # the lowest are taken first
             self._begin, self._end = _longer(self._begin, new), _longer(self._end, new)
             self._place, self._capacity = _longer(self._place, new), _longer(self._capacity, new)
-        taken = self._free_numbers.take(n)
-        self._begin[taken] = self._end[taken] = self._capacity[taken] = 0
-        return taken
+        numbers = self._free_numbers.take(n)
+        self._begin[numbers] = self._end[numbers] = self._capacity[numbers] = 0
+        return numbers
 
 
 class SequenceStarts:
@@ -197,11 +197,11 @@ class SequenceStarts:
         """Add rows that are younger than all others."""
         end = self._end + len(index)
         if end > len(self._index):
-            held = self.index
-            grown = np.empty(max(64, 2 * (len(held) + len(index))), np.int64)
-            grown[: len(held)] = held
-            self._index, self._begin, self._end = grown, 0, len(held)
-            end = len(held) + len(index)
+            present = self.index
+            grown = np.empty(max(64, 2 * (len(present) + len(index))), np.int64)
+            grown[: len(present)] = present
+            self._index, self._begin, self._end = grown, 0, len(present)
+            end = len(present) + len(index)
         self._index[self._end : end] = index
         self._end = end
 

@@ -111,11 +111,11 @@ class FrameStacks:
         """
         slots = successor % self._size
         keeps = (successor >= first) & (self._previous[slots] == dropped % self._size)
-        kept = successor[keeps]
-        if len(kept):
-            stacks = {path: self.take(path, kept)[:, :-1] for path in self.paths}
-            self._previous[kept % self._size] = NONE
-            self._older.put(kept % self._size, stacks)
+        with_stack = successor[keeps]
+        if len(with_stack):
+            stacks = {path: self.take(path, with_stack)[:, :-1] for path in self.paths}
+            self._previous[with_stack % self._size] = NONE
+            self._older.put(with_stack % self._size, stacks)
 
     def clear(self) -> None:
         """Remove all rows."""

@@ -120,8 +120,8 @@ class RowRing:
     @property
     def nbytes(self) -> int:
         """Memory of columns and index structures, in bytes; zero before the first push."""
-        held = (*self._columns.values(), *self._structures())
-        return sum(one.nbytes for one in held)
+        structures = (*self._columns.values(), *self._structures())
+        return sum(structure.nbytes for structure in structures)
 
     def push(self, batch: Rows) -> tuple[int, int]:
         """Append a batch ``[N, …]``, or ``[T, E, …]`` if its ``done`` has two dimensions.
@@ -146,15 +146,15 @@ class RowRing:
         n_pushed = lead[0] if len(lead) == 1 else lead[0] * lead[1]
         first, size = self.total, self.size
         n = n_pushed
-        held = rows
+        newest = rows
         if n_pushed > size:
             n = size
-            held = {path: array[n_pushed - n :] for path, array in rows.items()}
+            newest = {path: array[n_pushed - n :] for path, array in rows.items()}
         if first + n_pushed - size > self.first:
             self.drop_before(first + n_pushed - size)
         self.total = total = first + n_pushed
         if n:
-            self._store(held, total - n, n)
+            self._store(newest, total - n, n)
         if self._links is not None and n_pushed:
             self._link(self._links, rows, first, lead)
         return total - n, n
@@ -170,19 +170,19 @@ class RowRing:
             New arrays ``[*index.shape, …]`` by path.
         """
         slots = index if self.total <= self.size else index % self.size
-        wanted = self._columns
+        columns = self._columns
         if paths is not None:
-            wanted = {path: column for path, column in wanted.items() if path in paths}
+            columns = {path: column for path, column in columns.items() if path in paths}
         stacks = self._stacks
-        taken = {
+        arrays = {
             path: column.take(slots, axis=0)
             if stacks is None or path not in stacks.paths
             else stacks.take(path, index)
-            for path, column in wanted.items()
+            for path, column in columns.items()
         }
         if self._side is not None:
-            self._take_next_obs(self._side, taken, index, paths)
-        return taken
+            self._take_next_obs(self._side, arrays, index, paths)
+        return arrays
 
     def successor(self, index: Ints) -> Ints:
         """Return the rows that follow, -1 where there is none (yet); any shape."""
@@ -214,10 +214,10 @@ class RowRing:
 
     def take_at_starts(self, index: Ints) -> dict[str, Array]:
         """Copy the columns that are stored only where sequences start."""
-        kept = self._at_starts
-        if kept is None:
+        table = self._at_starts
+        if table is None:
             return {}
-        return {path: kept.get(path, index % self.size) for path in kept.paths}
+        return {path: table.get(path, index % self.size) for path in table.paths}
 
     def drop_before(self, first: int) -> None:
         """Remove the rows before ``first``."""
@@ -272,11 +272,11 @@ class RowRing:
                 "the rows of this buffer were saved by an earlier version of dmiddleware, in "
                 "another form; begin with an empty buffer, and load the policy's checkpoint instead"
             )
-        for option, own in self._options().items():
-            if state.get(option) != own:
+        for option, value in self._options().items():
+            if state.get(option) != value:
                 raise CheckpointMismatch(
                     f"the state comes from a buffer with {option}={state.get(option)}, but this "
-                    f"one has {own}; build it with the same options"
+                    f"one has {value}; build it with the same options"
                 )
         if state["leaves"]:
             self._load_structure(state)
@@ -329,12 +329,12 @@ class RowRing:
         state: dict[str, Any] = {"successor": links.of(index)}
         if self._episodes is not None:
             state["step"] = self._episodes.step(index)
-        return {**state, **{name: kept.state_dict(slots) for name, kept in self._kept().items()}}
+        return {**state, **{name: table.state_dict(slots) for name, table in self._kept().items()}}
 
     def _kept(self) -> dict[str, SideTable | FrameStacks]:
         """Return the tables of what only some rows have, by name."""
-        own = {"side": self._side, "at_starts": self._at_starts, "stacks": self._stacks}
-        return {name: table for name, table in own.items() if table is not None}
+        tables = {"side": self._side, "at_starts": self._at_starts, "stacks": self._stacks}
+        return {name: table for name, table in tables.items() if table is not None}
 
     def _load_links(self, links: EpisodeLinks, state: Mapping[str, Any]) -> None:
         links.load_tails(state["tails"])
@@ -354,7 +354,7 @@ class RowRing:
 
     def _structures(self) -> list[_Structure]:
         """Return everything except the columns."""
-        own = (
+        structures = (
             self._links,
             self._episodes,
             self._starts,
@@ -362,7 +362,7 @@ class RowRing:
             self._at_starts,
             self._stacks,
         )
-        return [structure for structure in own if structure is not None]
+        return [structure for structure in structures if structure is not None]
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -393,11 +393,11 @@ class RowRing:
             )
 
     def _check(self, schema: Schema) -> None:
-        taken = sorted({_root(path) for path in schema.leaves} & set(self._reserved))
-        if taken:
+        reserved = sorted({_root(path) for path in schema.leaves} & set(self._reserved))
+        if reserved:
             raise StructureError(
-                f"the batch has a column {', '.join(taken)}, but the buffer adds a column of that "
-                "name to its samples; rename or remove it"
+                f"the batch has a column {', '.join(reserved)}, but the buffer adds a column of "
+                "that name to its samples; rename or remove it"
             )
         for name in self._needed:
             if not schema.below(name):
@@ -421,10 +421,10 @@ class RowRing:
             _check_next_obs(schema)
         for path in self._frame_stacks:
             if path not in schema.leaves or len(schema.leaves[path].shape) < 2:
-                found = schema.leaves.get(path, "missing")
+                actual = schema.leaves.get(path, "missing")
                 raise StructureError(
                     f"frame_stacks names the leaf {path!r}, which must be a stack of frames "
-                    f"[K, …] in each row, but is {found}"
+                    f"[K, …] in each row, but is {actual}"
                 )
 
     def _set_up(self, schema: Schema) -> None:
@@ -520,8 +520,8 @@ class RowRing:
             starts = index[self.is_start(index)]
             self._starts.push(starts)
         if self._at_starts is not None:
-            kept = {path: rows[path][starts - first] for path in self._at_starts.paths}
-            self._at_starts.put(starts % self.size, kept)
+            at_starts = {path: rows[path][starts - first] for path in self._at_starts.paths}
+            self._at_starts.put(starts % self.size, at_starts)
 
     def _continues(self, rows: Mapping[str, Array], first: int, tail: Ints, head: Ints) -> Bools:
         """Return whether ``next_obs`` of each tail is ``obs`` of its head, bit for bit.
@@ -585,8 +585,10 @@ class RowRing:
         for path in side.paths:
             same = same_rows(rows[path][here], rows[_obs_path(path)][there])
             keep[linked[~same]] = True
-        kept = index[keep]
-        side.put(kept % self.size, {path: rows[path][kept - first] for path in side.paths})
+        rows_kept = index[keep]
+        side.put(
+            rows_kept % self.size, {path: rows[path][rows_kept - first] for path in side.paths}
+        )
 
     def _release(self, side: SideTable, entered: Pushed) -> None:
         """Remove the side-table rows of open tails whose successor has arrived."""
@@ -605,14 +607,14 @@ class RowRing:
         paths: Collection[str] | None,
     ) -> None:
         assert self._links is not None  # as there is a side table
-        wanted = [path for path in side.paths if paths is None or path in paths]
-        if not wanted:
+        chosen = [path for path in side.paths if paths is None or path in paths]
+        if not chosen:
             return
         # Without a successor any row will do, and the side table has next_obs.
         successor = self._links.of(index)
         successor = np.where(successor == NONE, index, successor)
-        obs = self.take(successor, [_obs_path(path) for path in wanted])
-        for path in wanted:
+        obs = self.take(successor, [_obs_path(path) for path in chosen])
+        for path in chosen:
             taken[path] = obs[_obs_path(path)]
             side.overlay(path, index % self.size, taken[path])
 

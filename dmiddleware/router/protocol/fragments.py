@@ -123,8 +123,8 @@ def fragment_contents(event: EncodedEvent, fragment: Fragment) -> FrameContents:
     if not fragment.length:
         return FrameContents(metadata)
     place = fragment.offset, fragment.length
-    if (made := image.parts.get(place)) is not None:
-        return made
+    if (content := image.parts.get(place)) is not None:
+        return content
     if not image.starts:
         image.starts = list(accumulate(map(len, image.pieces[:-1]), initial=0))
     start, end = fragment.offset, fragment.offset + fragment.length

@@ -525,7 +525,7 @@ def _check_run(peer: _Hello, *, run_id: str, keyed: bool) -> None:
 
 def _printable(text: str, most: int) -> str:
     """Return a text of a stranger, so that it is one line, and changes nothing on a terminal."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text[:most])
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:most])
 
 
 def _transcript(hello: bytes | memoryview, challenge: bytes) -> bytes:
@@ -541,8 +541,8 @@ def _proof(key: bytes | None, side: bytes, said: bytes) -> bytes:
 
 
 def _refusal_proof(key: bytes | None, request: bytes | memoryview, refusal: Refusal) -> bytes:
-    said = hashlib.sha256(request).digest() + _encode((refusal.code, refusal.reason))
-    return _proof(key, b"refusal", said)
+    signed = hashlib.sha256(request).digest() + _encode((refusal.code, refusal.reason))
+    return _proof(key, b"refusal", signed)
 
 
 def _check_proof(key: bytes | None, side: bytes, said: bytes, proof: bytes) -> None:

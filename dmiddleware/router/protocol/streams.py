@@ -193,8 +193,8 @@ class OutgoingStreams:
         unconfirmed = self._unconfirmed
         if unconfirmed is not None and LATEST not in self._transfers:
             # The old version will not be sent again, so a slow reader must not keep it in memory.
-            kept = tuple(old for old in unconfirmed.events if old.event != event.event)
-            self._unconfirmed = msgspec.structs.replace(unconfirmed, events=kept)
+            unreplaced = tuple(old for old in unconfirmed.events if old.event != event.event)
+            self._unconfirmed = msgspec.structs.replace(unconfirmed, events=unreplaced)
 
     def put_lossy(self, event: EncodedEvent) -> None:
         """Queue an event that may be dropped."""

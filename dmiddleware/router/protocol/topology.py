@@ -102,8 +102,8 @@ def plan(
         )
     if not node_ids or len(set(node_ids)) != len(node_ids):
         raise TopologyError(f"each node needs a unique id, got {list(node_ids)}")
-    for other in attach_to:
-        check_address(other)
+    for peer_address in attach_to:
+        check_address(peer_address)
     n_listening = count_listening(topology, len(node_ids), attach_to, n_hubs)
     if protocol == "ipc":
         if run_dir is None and n_listening:
@@ -118,8 +118,8 @@ def plan(
             [socket_address(protocol, host, port) for port in chosen]
             for host in (address, bound, _LOOPBACK.get(bound.strip("[]"), bound))
         )
-    for one in (*advertised, *listen):
-        check_address(one)
+    for listened in (*advertised, *listen):
+        check_address(listened)
     return [
         NodeAddresses(
             index,

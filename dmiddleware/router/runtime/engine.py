@@ -152,11 +152,11 @@ class Engine:
         self, event: Event, subscribers: tuple[str, ...], to: Collection[int]
     ) -> tuple[str, ...]:
         """Return the subscribers among the named peers, and note the other named ones."""
-        named = dict.fromkeys(map(str, to))
-        subscribed = tuple(node_id for node_id in named if node_id in subscribers)
-        if len(subscribed) < len(named):
+        node_ids = dict.fromkeys(map(str, to))
+        subscribed = tuple(node_id for node_id in node_ids if node_id in subscribers)
+        if len(subscribed) < len(node_ids):
             self._note_unsubscribed(
-                event, [node_id for node_id in named if node_id not in subscribed]
+                event, [node_id for node_id in node_ids if node_id not in subscribed]
             )
         return subscribed
 
@@ -231,11 +231,11 @@ class Engine:
 
     def _describe(self, node_id: str) -> str:
         peer = self.node.peers.get(node_id)
-        state, held = "disconnected", "no events"
+        state, contents = "disconnected", "no events"
         if peer is not None:
             state = "connected" if peer.is_connected else state
-            held = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
-        return f"node {node_id} ({state}; its outbox holds {held})"
+            contents = f"{peer.outgoing.n_messages} events, {peer.outgoing.n_bytes} bytes"
+        return f"node {node_id} ({state}; its outbox holds {contents})"
 
     def update(self) -> list[PeerConnection]:
         """Process what a frame or the time has changed; called with the lock held.

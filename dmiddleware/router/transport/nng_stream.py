@@ -79,9 +79,9 @@ class NngStreamTransport:
         """Connect to an address; see :class:`~dmiddleware.router.transport.stream.Transport`."""
         self._check(address, "dial")
         secure = self._security(address, listens=False)
-        made = ffi.new("nng_stream_dialer **")
-        _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(made, _plain(address)))
-        dialer = made[0]
+        pointer = ffi.new("nng_stream_dialer **")
+        _check_code(f"dial {address}", lib.nng_stream_dialer_alloc(pointer, _plain(address)))
+        dialer = pointer[0]
         try:
             if not address.startswith(_IPC):
                 code = lib.nng_stream_dialer_set_bool(dialer, _NO_DELAY, True)
@@ -154,12 +154,12 @@ class Operation:
     def __init__(self, on_done: Callable[[], None] | None = None) -> None:
         # nng keeps only the address of the handle, so it must stay alive here.
         self._handle = ffi.NULL if on_done is None else ffi.new_handle(on_done)
-        made = ffi.new("nng_aio **")
+        pointer = ffi.new("nng_aio **")
         complete = ffi.NULL if on_done is None else _COMPLETE
-        code = lib.nng_aio_alloc(made, complete, self._handle)
+        code = lib.nng_aio_alloc(pointer, complete, self._handle)
         if code:
             raise _failure("allocate an operation", code)
-        self.aio = made[0]
+        self.aio = pointer[0]
         self._iov: Any = None
         self._buffers: list[Any] = []
 
@@ -499,10 +499,10 @@ def _check_code(doing: str, code: int) -> None:
 
 
 def _listening(address: str) -> Any:
-    made = ffi.new("nng_stream_listener **")
+    pointer = ffi.new("nng_stream_listener **")
     doing = f"listen on {address}"
-    _check_code(doing, lib.nng_stream_listener_alloc(made, _plain(address)))
-    listener = made[0]
+    _check_code(doing, lib.nng_stream_listener_alloc(pointer, _plain(address)))
+    listener = pointer[0]
     try:
         if address.startswith(_IPC):
             code = lib.nng_stream_listener_set_int(listener, b"ipc:permissions", 0o600)

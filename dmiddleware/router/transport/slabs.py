@@ -72,8 +72,8 @@ def sweep(directory: Path) -> int:
     """Remove the slabs of dead processes; return how many there were."""
     count = 0
     for path in directory.iterdir():
-        named = _NAME.fullmatch(path.name)
-        if named is not None and not _is_alive(int(named["pid"])):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and not _is_alive(int(match["pid"])):
             path.unlink(missing_ok=True)
             count += 1
     return count
@@ -365,8 +365,8 @@ class SlabReader:
         existing: set[str] = set()
         with contextlib.suppress(OSError):
             existing.update(path.name for path in self._directory.iterdir())
-        kept = {name: memory for name, memory in self._mapped.items() if name in existing}
-        self._mapped = kept if len(kept) < _KEPT_MAPPINGS else {}
+        in_use = {name: memory for name, memory in self._mapped.items() if name in existing}
+        self._mapped = in_use if len(in_use) < _KEPT_MAPPINGS else {}
 
 
 class _Staged:
